@@ -3,7 +3,6 @@
 //! An [`InformerSet`] holds at most one watch per [`InformerKey`]. Its consumers each hold a
 //! [`Subscription`]; the watch closes once the last one is dropped.
 
-mod backoff;
 mod classify;
 mod decode;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
@@ -18,6 +17,7 @@ mod options;
 mod pending;
 mod reader;
 mod reflector;
+mod request_delays;
 mod resume_version;
 mod retention;
 mod selector;

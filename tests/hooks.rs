@@ -14,10 +14,10 @@ use crate::support::{Answer, Bench, Supervised, config_map, one_config_map, size
 /// Default number of concurrent hook calls.
 const WORKERS: usize = 5;
 
-/// Hook that answers with an error during the outage; it takes as long as a healthy one.
-async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
+/// Hook that answers with an error during the failure; it takes as long as a healthy one.
+async fn down_while(failure: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
     sleep(Duration::from_millis(200)).await;
-    match *outage.borrow() {
+    match *failure.borrow() {
         true => Err(HookError::Status { code: 500, body: "down".to_owned() }),
         false => Ok(sized(&request)),
     }
@@ -49,8 +49,8 @@ async fn thousand_parents_recover_gradually_after_their_hook() {
     bench.end().await;
 
     let bench = Bench::start().await;
-    let (broken, outage) = watch::channel(true);
-    bench.hook.answers(move |request| down_while(outage.clone(), request));
+    let (broken, failure) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(failure.clone(), request));
     a_thousand_parents(&bench);
     let begin = Instant::now();
     sleep(Duration::from_secs(600)).await;
@@ -66,7 +66,7 @@ async fn thousand_parents_recover_gradually_after_their_hook() {
     let of_minutes: Vec<_> = (0..10).map(of_minute).collect();
     assert!(of_minutes[0] < 1200 && of_minutes[1..].iter().all(|it| *it <= 70), "{of_minutes:?}");
     assert!(of_minutes.iter().all(|it| *it >= 50), "probes continue: {of_minutes:?}");
-    assert!(warm <= 2 * cold, "{warm:?} after the outage, {cold:?} from the start");
+    assert!(warm <= 2 * cold, "{warm:?} after the failure, {cold:?} from the start");
     assert_eq!(bench.hook.most(), WORKERS, "the limit of concurrent calls holds");
     assert!(!bench.hook.overlapped());
     let after = bench.hook.calls().len() - calls.len();
@@ -88,15 +88,15 @@ fn condition(bench: &Bench, type_: &str) -> (String, String) {
 async fn a_controller_whose_syncs_have_failed_for_a_minute_is_not_ready_until_one_succeeds() {
     let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
     let bench = Bench::start().await;
-    let (broken, outage) = watch::channel(true);
-    bench.hook.answers(move |request| down_while(outage.clone(), request));
+    let (broken, failure) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(failure.clone(), request));
 
     bench.parent("p", 1, "one");
     sleep(Duration::from_secs(55)).await;
     assert_eq!(
         condition(&bench, "Ready"),
         is("True", "Running"),
-        "a short outage is not reported yet"
+        "a short failure is not reported yet"
     );
     assert_eq!(condition(&bench, "HooksHealthy"), is("False", "HookRefused"));
     sleep(Duration::from_secs(10)).await;
@@ -156,8 +156,8 @@ async fn a_controller_of_which_one_parent_fails_is_ready_while_others_succeed() 
 #[tokio::test(start_paused = true)]
 async fn single_parent_recovers_within_seconds_after_its_hook() {
     let bench = Bench::start().await;
-    let (broken, outage) = watch::channel(true);
-    bench.hook.answers(move |request| down_while(outage.clone(), request));
+    let (broken, failure) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(failure.clone(), request));
 
     bench.parent("p", 1, "one");
     sleep(Duration::from_secs(600)).await;

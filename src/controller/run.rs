@@ -33,7 +33,7 @@ use super::{
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
     run::failure_streak::FailureStreak,
-    run::input::{Follower, InputEnd},
+    run::input::{InputEnd, InputRun},
     run::input_status::{InputMode, InputStatus, InputStatuses},
     run::last_error::LastError,
     run::outcome::Attempt,
@@ -154,7 +154,7 @@ impl Run {
 
     fn start_sources(&mut self) {
         for (number, input) in self.spec.inputs.iter().enumerate() {
-            let follower = Follower {
+            let follower = InputRun {
                 input: input.clone(),
                 number,
                 epoch: self.epoch.clone(),

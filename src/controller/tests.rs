@@ -58,11 +58,11 @@ struct Harness {
 type Log = Arc<Mutex<Vec<String>>>;
 
 /// Logs each request with its cached object.
-struct Recorder {
+struct LoggingReconciler {
     log: Log,
 }
 
-impl Reconciler for Recorder {
+impl Reconciler for LoggingReconciler {
     async fn reconcile(
         &self,
         request: Request,
@@ -96,7 +96,7 @@ impl Harness {
     }
 
     fn build(&self, builder: Builder) -> Controller {
-        builder.build(&self.cluster, Recorder { log: Arc::clone(&self.log) }).unwrap()
+        builder.build(&self.cluster, LoggingReconciler { log: Arc::clone(&self.log) }).unwrap()
     }
 
     async fn add(&self, builder: Builder) {
@@ -253,7 +253,7 @@ async fn mistakes_are_errors_of_the_build() {
     let harness = Harness::new();
     let error = |builder: Builder| {
         let log = Log::default();
-        builder.build(&harness.cluster, Recorder { log }).unwrap_err().to_string()
+        builder.build(&harness.cluster, LoggingReconciler { log }).unwrap_err().to_string()
     };
     let (_sender, channel) = ChannelSource::new(1);
 

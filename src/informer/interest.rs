@@ -124,7 +124,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                 // The requirement with the fewest interests so far: a label that all selectors
                 // share separates none of them.
                 let requirement =
-                    selection.positive().min_by_key(|(key, values)| self.crowd(key, values));
+                    selection.positive().min_by_key(|(key, values)| self.routed_count(key, values));
                 let Some((key, values)) = requirement else {
                     self.unindexed.push((interest.clone(), holder));
                     return None;
@@ -222,7 +222,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
     }
 
     /// Number of interests that are routed by these values of a label.
-    fn crowd(&self, key: &str, values: &[&str]) -> usize {
+    fn routed_count(&self, key: &str, values: &[&str]) -> usize {
         let Some(by_value) = self.labelled.get(key) else { return 0 };
         values.iter().filter_map(|value| by_value.get(*value)).map(Vec::len).sum()
     }
@@ -376,6 +376,6 @@ mod tests {
         }
 
         // The first interest came before any other and is routed by the shared label.
-        assert_eq!(index.crowd("app", &["x"]), 1);
+        assert_eq!(index.routed_count("app", &["x"]), 1);
     }
 }

@@ -20,10 +20,10 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     InformerOptions, Object, ObjectError, ObjectKey, Progress,
-    backoff::Backoff,
     classify::{Cause, Classified, Failure, Pace, Phase, Step, classify},
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
+    request_delays::RequestDelays,
     resume_version::ResumeVersion,
     shared_informer::{Change, SharedInformer},
     wire::{Slot, Wire},
@@ -44,7 +44,7 @@ pub(super) struct Reflector {
     options: Arc<InformerOptions>,
     lists: Arc<Semaphore>,
     metrics: TypeMetrics,
-    backoff: Backoff,
+    delays: RequestDelays,
     /// Comparability of the type's resourceVersions.
     order: VersionOrder,
     /// Position from which the watch resumes; `None` requires a list.
@@ -100,7 +100,7 @@ impl Reflector {
             options,
             lists,
             metrics,
-            backoff: Backoff::default(),
+            delays: RequestDelays::default(),
             order,
             resume_version: None,
             listing,
@@ -176,7 +176,7 @@ impl Reflector {
             }
         }
 
-        let delay = self.backoff.delay(verdict, fastrand::f64());
+        let delay = self.delays.delay(verdict, fastrand::f64());
         self.report(&failure, verdict);
         if delay.is_zero() {
             debug!(error = %failure, "request repeated");
@@ -185,22 +185,24 @@ impl Reflector {
             return;
         }
         debug!(error = %failure, ?delay, "request will be repeated");
-        // A nudge carries no news of permissions, and must not cause more requests.
-        let nudged = async {
+        // A served_again carries no news of permissions, and must not cause more requests.
+        let served_again = async {
             match verdict.pace {
                 Pace::Forbidden | Pace::After(_) => std::future::pending().await,
-                Pace::Prompt | Pace::Quick | Pace::Slow => self.informer.nudge.notified().await,
+                Pace::Prompt | Pace::Quick | Pace::Slow => {
+                    self.informer.served_again.notified().await
+                }
             }
         };
         let _timer = self.metrics.backing_off();
         tokio::select! {
             () = sleep(delay) => {}
-            () = nudged => self.backoff.nudged(),
+            () = served_again => self.delays.served_again(),
         }
     }
 
     fn report(&self, failure: &Failure, verdict: Classified) {
-        if !self.backoff.is_notable(verdict) {
+        if !self.delays.is_notable(verdict) {
             return;
         }
         let error = failure.to_string();

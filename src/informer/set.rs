@@ -168,7 +168,7 @@ impl InformerSet {
         for informer in self.shared.lock().live.values() {
             if informer.key.identity == *identity {
                 // Kept for an informer that is waiting for a response now.
-                informer.nudge.notify_one();
+                informer.served_again.notify_one();
             }
         }
     }

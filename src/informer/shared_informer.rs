@@ -41,7 +41,7 @@ pub(super) struct SharedInformer {
     /// Set once the task has ended.
     done: watch::Sender<Option<Ended>>,
     /// Cuts the task's back-off short.
-    pub(super) nudge: Notify,
+    pub(super) served_again: Notify,
     /// True if a list is needed to make objects whole.
     fill_wanted: watch::Sender<bool>,
     /// Time at which the next objects may be reduced.
@@ -112,7 +112,7 @@ impl SharedInformer {
             idle: watch::Sender::new(None),
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
-            nudge: Notify::new(),
+            served_again: Notify::new(),
             fill_wanted: watch::Sender::new(false),
             retained_until: watch::Sender::new(None),
             linger,

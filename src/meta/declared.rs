@@ -18,7 +18,7 @@ use super::{
     composite::CompositeRunnable,
     hook_health::Health,
     recorder::Severity,
-    status::{Judgement, View},
+    status::{Acceptance, View},
 };
 use crate::manager::RunnableStatus;
 
@@ -49,15 +49,15 @@ pub(crate) struct Declared {
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
     /// True if the server stored something else than the status that was written.
     pub(crate) pruned: bool,
-    /// Judgement of the object as it was last looked at.
+    /// Acceptance of the object as it was last looked at.
     pub(crate) judged: Option<Judged>,
 }
 
-/// Judgement of one generation of an object.
+/// Acceptance of one generation of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Judged {
-    /// The judgement.
-    pub(crate) judgement: Judgement,
+    /// The acceptance.
+    pub(crate) acceptance: Acceptance,
     /// Generation of the object.
     pub(crate) generation: i64,
     /// Plural and `apiVersion` of its parent type, if it names one.
@@ -79,7 +79,7 @@ impl Declared {
         let health = shown.map(|run| run.health.borrow().clone());
         View {
             generation: judged.generation,
-            judgement: &judged.judgement,
+            acceptance: &judged.acceptance,
             definition: shown.map(|run| &*run.definition),
             run,
             health: &health.unwrap_or_default(),

@@ -16,7 +16,7 @@ const MESSAGE_CHARS: usize = 1024;
 
 /// Verdict on the object itself.
 #[derive(Clone, Debug)]
-pub(crate) enum Judgement {
+pub(crate) enum Acceptance {
     /// The object is executed, or waits for its types.
     Accepted,
     /// The object is not executed; the previous run continues.
@@ -29,7 +29,7 @@ pub(crate) enum Judgement {
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     pub(crate) generation: i64,
-    pub(crate) judgement: &'a Judgement,
+    pub(crate) acceptance: &'a Acceptance,
     pub(crate) definition: Option<&'a Definition>,
     pub(crate) run: Option<&'a RunnableStatus>,
     pub(crate) health: &'a Health,
@@ -52,9 +52,9 @@ impl View<'_> {
     /// Returns the status to be written.
     pub(crate) fn status(&self) -> CompositeControllerStatus {
         let ready = self.ready();
-        let (state, reason) = match (self.judgement, self.run) {
-            (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
-            (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
+        let (state, reason) = match (self.acceptance, self.run) {
+            (Acceptance::Paused, None) => ("Paused", "Paused".to_owned()),
+            (Acceptance::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
             (_, None) => ("Waiting", "NotStarted".to_owned()),
             (_, Some(run)) if ready.0 == Truth::True => (run.state.word(), run.reason.to_string()),
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
@@ -75,15 +75,15 @@ impl View<'_> {
     }
 
     fn ready(&self) -> Parts {
-        match (self.judgement, self.run) {
-            (Judgement::Rejected(rejected), _) => {
+        match (self.acceptance, self.run) {
+            (Acceptance::Rejected(rejected), _) => {
                 (Truth::False, rejected.reason().to_owned(), rejected.to_string())
             }
-            (Judgement::Paused, _) => {
+            (Acceptance::Paused, _) => {
                 (Truth::False, "Paused".to_owned(), "paused by annotation".to_owned())
             }
-            (Judgement::Accepted, None) => (Truth::False, "NotStarted".to_owned(), String::new()),
-            (Judgement::Accepted, Some(run)) => match &run.pending {
+            (Acceptance::Accepted, None) => (Truth::False, "NotStarted".to_owned(), String::new()),
+            (Acceptance::Accepted, Some(run)) => match &run.pending {
                 Some(pending) => (
                     Truth::False,
                     "SpecPending".to_owned(),
@@ -144,10 +144,10 @@ impl View<'_> {
 
     fn running(&self) -> Parts {
         let Some(run) = self.run else {
-            let reason = match self.judgement {
-                Judgement::Paused => "Paused",
-                Judgement::Rejected(rejected) => rejected.reason(),
-                Judgement::Accepted => "NotStarted",
+            let reason = match self.acceptance {
+                Acceptance::Paused => "Paused",
+                Acceptance::Rejected(rejected) => rejected.reason(),
+                Acceptance::Accepted => "NotStarted",
             };
             return (Truth::False, reason.to_owned(), String::new());
         };
@@ -268,14 +268,14 @@ mod tests {
     }
 
     fn said(
-        judgement: &Judgement,
+        acceptance: &Acceptance,
         run: Option<&RunnableStatus>,
         health: &Health,
     ) -> CompositeControllerStatus {
         let previous = CompositeControllerStatus::default();
         View {
             generation: 7,
-            judgement,
+            acceptance,
             definition: None,
             run,
             health,
@@ -300,7 +300,7 @@ mod tests {
         let health = Health { proven: true, ..Health::default() };
 
         let status =
-            said(&Judgement::Accepted, Some(&run(ControllerState::Running, "Running")), &health);
+            said(&Acceptance::Accepted, Some(&run(ControllerState::Running, "Running")), &health);
 
         assert_eq!(status.state.as_deref(), Some("Running"));
         assert_eq!(status.epoch, Some(3));
@@ -328,8 +328,8 @@ mod tests {
         let example = Some((crate::informer::ObjectKey::namespaced("ns", "p"), failure));
         let broken = Health { proven: true, failing: 1, example };
 
-        let of_hook = said(&Judgement::Accepted, Some(&running), &broken);
-        let of_others = said(&Judgement::Accepted, Some(&running), &Health::default());
+        let of_hook = said(&Acceptance::Accepted, Some(&running), &broken);
+        let of_others = said(&Acceptance::Accepted, Some(&running), &Health::default());
 
         assert_eq!(of_hook.conditions[0].reason, "HookTimeout");
         assert_eq!(
@@ -353,7 +353,7 @@ mod tests {
             type_ref: None,
         }];
 
-        let status = said(&Judgement::Accepted, Some(&waiting), &Health::default());
+        let status = said(&Acceptance::Accepted, Some(&waiting), &Health::default());
 
         assert_eq!(status.reason.as_deref(), Some("TypeAbsent"));
         assert!(status.conditions[1].message.contains("things.example.com"));
@@ -374,11 +374,11 @@ mod tests {
             Rejected::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
 
         let status = said(
-            &Judgement::Rejected(rejected.clone()),
+            &Acceptance::Rejected(rejected.clone()),
             Some(&run(ControllerState::Running, "Running")),
             &Health::default(),
         );
-        let alone = said(&Judgement::Rejected(rejected), None, &Health::default());
+        let alone = said(&Acceptance::Rejected(rejected), None, &Health::default());
 
         assert_eq!(status.state.as_deref(), Some("Running"));
         assert_eq!(status.reason.as_deref(), Some("SpecInvalid"));
@@ -392,7 +392,7 @@ mod tests {
         let mut running = run(ControllerState::Running, "Running");
         running.pending = Some("pods is not installed".to_owned());
 
-        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
+        let status = said(&Acceptance::Accepted, Some(&running), &Health::default());
 
         assert_eq!(status.reason.as_deref(), Some("SpecPending"));
         assert!(status.conditions[0].message.contains("pods is not installed"));
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn paused_controller_has_the_reason_paused() {
-        let status = said(&Judgement::Paused, None, &Health::default());
+        let status = said(&Acceptance::Paused, None, &Health::default());
 
         assert_eq!(status.state.as_deref(), Some("Paused"));
         assert_eq!(status.conditions[0].reason, "Paused");
@@ -409,11 +409,11 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_while_its_status_holds() {
         let later: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
-        let (judgement, health) = (Judgement::Accepted, Health::default());
+        let (acceptance, health) = (Acceptance::Accepted, Health::default());
         let view = |previous: &CompositeControllerStatus, run: &RunnableStatus, now| {
             View {
                 generation: 1,
-                judgement: &judgement,
+                acceptance: &acceptance,
                 definition: None,
                 run: Some(run),
                 health: &health,
@@ -440,7 +440,7 @@ mod tests {
             error: Some("no rule".to_owned()),
         }];
 
-        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
+        let status = said(&Acceptance::Accepted, Some(&running), &Health::default());
 
         assert_eq!(
             status.watches,

@@ -48,10 +48,10 @@ fn converted(testbed: &Testbed) -> CrdBuilder {
     testbed.widgets().version("v1").version("v2")
 }
 
-/// Outage of the webhook, during which only the stored version can be read.
-struct Outage(Vec<RuleId>);
+/// WebhookFailure of the webhook, during which only the stored version can be read.
+struct WebhookFailure(Vec<RuleId>);
 
-impl Outage {
+impl WebhookFailure {
     async fn begins(testbed: &Testbed, crd: &CrdBuilder) -> Self {
         if !testbed.server.is_simulated() {
             change_crd(testbed, crd, |crd| {
@@ -121,7 +121,7 @@ async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Serve
     testbed.scope.wait_served(&crd, "v2").await.unwrap();
     testbed.create(&crd, "kept", 1).await;
     let bystander = Bystander::arrives(&testbed).await;
-    let outage = Outage::begins(&testbed, &crd).await;
+    let failure = WebhookFailure::begins(&testbed, &crd).await;
 
     let stored = testbed.controller("stored", &crd).await;
     let other = RecordingReconciler::new(type_of(&crd, "v2"));
@@ -149,7 +149,7 @@ async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Serve
     assert!((least..=most).contains(&more), "{more} requests in {time} s");
     assert!(other.all().is_empty(), "no object can be read at that version");
 
-    outage.ends(&testbed, &crd).await;
+    failure.ends(&testbed, &crd).await;
     testbed.running("converted", 1).await;
     other.saw("kept", 1).await;
     for name in ["stored", "converted"] {
@@ -174,7 +174,7 @@ async fn a_conversion_webhook_that_fails_later_leaves_a_stale_cache(server: Serv
     }
     watched_again(&testbed, &crd, 0).await;
 
-    let outage = Outage::begins(&testbed, &crd).await;
+    let failure = WebhookFailure::begins(&testbed, &crd).await;
 
     let failed = |it: &RunnableStatus| it.report.stale && it.reason == "ConversionFailed";
     let stale = testbed.until("converted", "is stale", failed).await;
@@ -188,7 +188,7 @@ async fn a_conversion_webhook_that_fails_later_leaves_a_stale_cache(server: Serv
     let type_state = testbed.cluster.types.get(recorder.type_ref()).state;
     assert_eq!(type_state, TypeState::Served, "an error about objects does not change the type");
 
-    outage.ends(&testbed, &crd).await;
+    failure.ends(&testbed, &crd).await;
     recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
     recorder.saw("created", 1).await;
     recorder.until("the deletion", |it| it.name == "deleted" && it.uid.is_none()).await;

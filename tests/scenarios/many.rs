@@ -193,18 +193,18 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
     let events: &[_] = match testbed.server.is_simulated() {
         true => &[
             ("restart", backed_off, 1),
-            ("outage", backed_off, 1),
+            ("failure", backed_off, 1),
             // A request for the server's current version comes first.
             ("older backup", watched_out, 2),
         ],
-        false => &[("outage", Duration::ZERO, 1)],
+        false => &[("failure", Duration::ZERO, 1)],
     };
     for (size, (event, longest, most_lists)) in (2..).zip(events.iter().copied()) {
         let mut position = testbed.position();
         let before: Vec<_> = many.crds.iter().map(|crd| watches(&testbed, crd)).collect();
         let happens = async {
             match event {
-                "outage" => {
+                "failure" => {
                     testbed.stop_server().await;
                     for number in 0..TYPES {
                         let name = format!("many-{number}");

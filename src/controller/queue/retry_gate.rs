@@ -61,8 +61,8 @@ pub(crate) struct RetryGate<K> {
     waiting: BTreeSet<(Instant, K)>,
     // Time of the last success of any request.
     last_success: Option<Instant>,
-    // Last reserved turn, without the burst.
-    last_turn: Option<Instant>,
+    // Last reserved slot, without the burst.
+    last_slot: Option<Instant>,
     // Last reserved probe.
     last_probe: Option<Instant>,
 }
@@ -85,7 +85,7 @@ impl<K> Default for RetryGate<K> {
             failed: BTreeMap::new(),
             waiting: BTreeSet::new(),
             last_success: None,
-            last_turn: None,
+            last_slot: None,
             last_probe: None,
         }
     }
@@ -109,11 +109,11 @@ impl<K: Clone + Ord> RetryGate<K> {
         let mut backoff = wait.backoff.min(LONGEST);
         if !down && before.is_some_and(|failed| failed.down) {
             // Perhaps the dependency is down again. The back-off has grown through the whole
-            // outage, so it is capped until the next failure decides.
+            // failure of the dependency, so it is capped until the next failure decides.
             backoff = backoff.min(pace.gap.saturating_mul(pace.burst));
         }
         let own = now + backoff.mul_f64(1.0 - JITTER * spread);
-        let next = if down { self.in_turn(own, pace, spread, now) } else { own };
+        let next = if down { self.next_slot(own, pace, spread, now) } else { own };
         let not_before = now + at_least;
         let due = next.max(not_before + at_least.mul_f64(JITTER * spread));
         if down {
@@ -127,7 +127,7 @@ impl<K: Clone + Ord> RetryGate<K> {
     /// dependency asked for a minimum wait.
     pub(crate) fn answered(&mut self, key: &K, now: Instant) -> Vec<(K, Duration)> {
         self.last_success = Some(now);
-        (self.last_turn, self.last_probe) = (None, None);
+        (self.last_slot, self.last_probe) = (None, None);
         if !self.remove(key).is_some_and(|failed| failed.down) {
             return Vec::new();
         }
@@ -170,14 +170,14 @@ impl<K: Clone + Ord> RetryGate<K> {
     }
 
     /// Returns the time of the retry of a request whose own back-off ends at `own`.
-    fn in_turn(&mut self, own: Instant, pace: &Pace, spread: f64, now: Instant) -> Instant {
+    fn next_slot(&mut self, own: Instant, pace: &Pace, spread: f64, now: Instant) -> Instant {
         let Pace { gap, burst, probe, longest } = *pace;
-        let taken = self.last_turn.map_or(now, |turn| turn.max(now)) + gap;
-        let turn = taken.checked_sub(gap.saturating_mul(burst)).filter(|turn| *turn > now);
+        let taken = self.last_slot.map_or(now, |slot| slot.max(now)) + gap;
+        let slot = taken.checked_sub(gap.saturating_mul(burst)).filter(|slot| *slot > now);
         let latest = now + longest.mul_f64(1.0 - JITTER * spread);
-        let turn = turn.map_or(now, |turn| (turn + gap.mul_f64(spread)).min(latest));
-        self.last_turn = Some(taken.min(now + longest));
-        let next = own.max(turn);
+        let slot = slot.map_or(now, |slot| (slot + gap.mul_f64(spread)).min(latest));
+        self.last_slot = Some(taken.min(now + longest));
+        let next = own.max(slot);
         let Some(interval) = probe else { return next };
         // Probes queue up one behind the other, at most one for each waiting request.
         let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);

@@ -61,7 +61,7 @@ pub(in crate::controller) enum InputEnd {
 }
 
 /// Follows one input through an epoch.
-pub(in crate::controller) struct Follower {
+pub(in crate::controller) struct InputRun {
     pub(in crate::controller) input: Input,
     pub(in crate::controller) number: usize,
     pub(in crate::controller) epoch: Epoch,
@@ -101,7 +101,7 @@ impl Input {
     }
 }
 
-impl Follower {
+impl InputRun {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
     pub(in crate::controller) async fn run(self) -> InputEnd {
         let (source, name) = (self.input.source(), self.input.name());

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     fn api(code: u16, reason: &str) -> kube::Error {
-        kube::Error::Api(Status::failure("told so", reason).with_code(code).boxed())
+        kube::Error::Api(Status::failure("conflict", reason).with_code(code).boxed())
     }
 
     #[derive(Debug, thiserror::Error)]
@@ -202,7 +202,7 @@ mod tests {
         assert!(matches!(retry(api(409, "Conflict")), Next::Retry(None)));
         assert!(matches!(retry(api(409, "")), Next::Retry(None)));
         assert!(matches!(retry(Outer(api(409, "Conflict"))), Next::Retry(None)));
-        let status = Status::failure("told so", "Conflict").with_code(409);
+        let status = Status::failure("conflict", "Conflict").with_code(409);
         assert!(matches!(retry(status), Next::Retry(None)));
     }
 

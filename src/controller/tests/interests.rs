@@ -205,7 +205,7 @@ async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
 
     let errors = wrong.map(|builder| {
         let log = Arc::clone(&harness.log);
-        builder.build(&harness.cluster, Recorder { log }).unwrap_err().to_string()
+        builder.build(&harness.cluster, LoggingReconciler { log }).unwrap_err().to_string()
     });
 
     assert_eq!(

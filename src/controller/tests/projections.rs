@@ -26,7 +26,7 @@ async fn use_of_a_field_outside_the_projection_is_an_error_of_the_build() {
         builder().watches_type(parts(), owner).keys_only(),
         builder().for_type(widgets()).every_owner(),
     ];
-    let log = || Recorder { log: Log::default() };
+    let log = || LoggingReconciler { log: Log::default() };
 
     let built: Vec<_> = wrong
         .into_iter()

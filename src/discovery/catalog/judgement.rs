@@ -194,7 +194,7 @@ impl Catalog {
             return TypeJudgement::unknown();
         }
         let down = find(&self.services, group, version).is_some_and(Backend::is_down);
-        let doubtful = document.stale || down || self.is_orphan(group, version, Some(document));
+        let is_unproven = document.stale || down || self.is_orphan(group, version, Some(document));
         match judgement.state {
             TypeState::Unknown(_) => judgement,
             TypeState::Absent
@@ -202,7 +202,7 @@ impl Catalog {
             | TypeState::NotWatchable
             | TypeState::Served
             | TypeState::Terminating => {
-                if doubtful {
+                if is_unproven {
                     judgement.unconfirmed()
                 } else {
                     judgement

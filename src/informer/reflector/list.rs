@@ -42,7 +42,7 @@ impl Reflector {
             let asked = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
-            // After an outage, pages grow again while twice the size would still be answered in
+            // After a failure of the server, pages grow again while twice the size would still be answered in
             // time.
             if asked.elapsed() < self.options.request_deadline / 4 {
                 self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
@@ -113,7 +113,7 @@ impl Reflector {
         }
         self.metrics.cached(&self.informer.store);
         self.metrics.listed();
-        self.backoff.answered();
+        self.delays.answered();
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;

@@ -54,7 +54,7 @@ impl Reflector {
         deadline: Deadline,
         proven: bool,
     ) -> Failure {
-        self.backoff.answered();
+        self.delays.answered();
         let opened = Instant::now();
         // A watch that failed has recovered once it passes its first line.
         let failed = matches!(
@@ -102,7 +102,7 @@ impl Reflector {
             }
         };
         if opened.elapsed() >= HEALTHY {
-            self.backoff.reset();
+            self.delays.reset();
         }
         if count == 0 && opened.elapsed() >= SILENT {
             self.suspicion.get_or_insert(Suspicion::Behind);

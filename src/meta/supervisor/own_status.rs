@@ -16,7 +16,7 @@ use crate::{
         declared::{Declared, Judged, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
-        status::Judgement,
+        status::Acceptance,
     },
 };
 
@@ -37,16 +37,16 @@ impl DeclarationReconciler {
         &self,
         name: &str,
         subject: &Subject,
-        judgement: &Judgement,
+        acceptance: &Acceptance,
         declared: &mut Declared,
         context: &Context,
     ) {
         for (reason, message) in self.changes.take_events(name) {
             self.recorder.publish(context, subject, Severity::Normal, reason, &message);
         }
-        let rejected = match judgement {
-            Judgement::Rejected(rejected) => Some(rejected.to_string()),
-            Judgement::Accepted | Judgement::Paused => None,
+        let rejected = match acceptance {
+            Acceptance::Rejected(rejected) => Some(rejected.to_string()),
+            Acceptance::Accepted | Acceptance::Paused => None,
         };
         if declared.rejected != rejected {
             if let Some(rejected) = &rejected {
@@ -57,8 +57,9 @@ impl DeclarationReconciler {
             declared.rejected = rejected;
         }
         let run = self.manager.status_of(runnable_name(name));
-        let waits =
-            run.filter(|_| matches!(judgement, Judgement::Accepted)).and_then(|run| waiting(&run));
+        let waits = run
+            .filter(|_| matches!(acceptance, Acceptance::Accepted))
+            .and_then(|run| waiting(&run));
         if declared.waits != waits {
             if let Some((severity, reason, text)) = &waits {
                 self.recorder.publish(context, subject, *severity, reason, text);

@@ -21,7 +21,7 @@ use crate::{
         declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
-        status::Judgement,
+        status::Acceptance,
     },
     redaction,
 };
@@ -90,27 +90,27 @@ impl DeclarationReconciler {
             declared.before = None;
         }
         let mut again = None;
-        let judgement = if header.annotations.get(PAUSED) == Some("true") {
-            Judgement::Paused
+        let acceptance = if header.annotations.get(PAUSED) == Some("true") {
+            Acceptance::Paused
         } else {
             match Definition::parse(object.json()) {
                 Ok(definition) => {
                     let definition = definition.or_resync(self.options.resync_period);
-                    let (judgement, wait) = self.execute(name, definition, &mut declared).await;
+                    let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
-                    judgement
+                    acceptance
                 }
-                Err(rejected) => Judgement::Rejected(rejected),
+                Err(rejected) => Acceptance::Rejected(rejected),
             }
         };
-        let nothing_declared = match &judgement {
-            Judgement::Accepted => false,
-            Judgement::Paused => true,
+        let nothing_declared = match &acceptance {
+            Acceptance::Accepted => false,
+            Acceptance::Paused => true,
             // A rejected edit leaves the previous run in place, but only if the same object
             // declared it.
-            Judgement::Rejected(_) => another || declared.run.is_none(),
+            Acceptance::Rejected(_) => another || declared.run.is_none(),
         };
-        if !nothing_declared && matches!(judgement, Judgement::Rejected(_)) && self.waits(name) {
+        if !nothing_declared && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
             // The earlier edit that still waits is no longer declared: the previous run continues
             // without it.
             again = self.withdraw_edit(name, &mut declared).await;
@@ -119,7 +119,7 @@ impl DeclarationReconciler {
             (declared.run, declared.before) = (None, None);
         }
         let generation = header.generation;
-        let judged = Judged { judgement, generation, parent: parent_of(object) };
+        let judged = Judged { acceptance, generation, parent: parent_of(object) };
         declared.judged = Some(judged.clone());
         // Stored before the next await, so that a cancelled reconcile forgets no running controller.
         self.changes.put(name, declared.clone());
@@ -130,7 +130,7 @@ impl DeclarationReconciler {
             again = Some(STOP_PATIENCE);
         }
         let subject = subject(name, &header.uid);
-        self.publish(name, &subject, &judged.judgement, &mut declared, context);
+        self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
         self.changes.put(name, declared);
         match (written?, again) {
@@ -147,24 +147,24 @@ impl DeclarationReconciler {
         name: &str,
         definition: Definition,
         declared: &mut Declared,
-    ) -> (Judgement, Option<Duration>) {
+    ) -> (Acceptance, Option<Duration>) {
         let runnable = runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
         if there
             && declared.run.as_ref().is_some_and(|run| run.definition.declares_same(&definition))
         {
-            return (Judgement::Accepted, None);
+            return (Acceptance::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
         let withdrawn = |before: &Run| waits && before.definition.declares_same(&definition);
         if declared.before.as_ref().is_some_and(withdrawn) {
-            return (Judgement::Accepted, self.withdraw_edit(name, declared).await);
+            return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
         let hook = match self.hook(&definition) {
             Ok(hook) => hook,
-            Err(rejected) => return (Judgement::Rejected(rejected), None),
+            Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
@@ -184,7 +184,7 @@ impl DeclarationReconciler {
             Ok(built) => Arc::new(built),
             Err(error) => {
                 let rejected = Rejected::Unbuildable(error.to_string());
-                return (Judgement::Rejected(rejected), None);
+                return (Acceptance::Rejected(rejected), None);
             }
         };
         let (health, kept) = (built.health(), built.clone());
@@ -209,7 +209,7 @@ impl DeclarationReconciler {
             }
             Err(error) => refused(name, &error),
         };
-        (Judgement::Accepted, again)
+        (Acceptance::Accepted, again)
     }
 
     /// Withdraws an edit that waits: offers the previous run again. Returns the time until the next

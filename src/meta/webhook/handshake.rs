@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     /// Explains an error that is wrapped as by a connector.
-    fn explained(error: rustls::Error) -> Option<String> {
+    fn explanation(error: rustls::Error) -> Option<String> {
         let wrapped = io::Error::new(io::ErrorKind::InvalidData, error);
         explain(&io::Error::other(wrapped))
     }
@@ -86,15 +86,15 @@ mod tests {
 
     #[test]
     fn expired_certificate_has_the_same_message_each_time() {
-        let message = explained(expired(1_700_000_000)).unwrap();
+        let message = explanation(expired(1_700_000_000)).unwrap();
 
         assert_eq!(message, "its certificate expired at 2001-09-09T01:46:40Z");
-        assert_eq!(explained(expired(1_700_000_001)).unwrap(), message);
+        assert_eq!(explanation(expired(1_700_000_001)).unwrap(), message);
     }
 
     #[test]
     fn clear_errors_are_not_reworded() {
-        assert_eq!(explained(rustls::Error::DecryptError), None);
+        assert_eq!(explanation(rustls::Error::DecryptError), None);
         assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
     }
 }

@@ -101,7 +101,7 @@ impl Simulation {
     }
 }
 
-/// Simulates an outage of ten minutes. In its second half the tries per minute are bounded; after
+/// Simulates an failure of the dependency of ten minutes. In its second half the tries per minute are bounded; after
 /// it every request succeeds in time.
 #[track_caller]
 fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within: u64) {

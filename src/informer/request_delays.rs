@@ -18,11 +18,11 @@ const FORBIDDEN_TRIES: u32 = 3;
 /// Back-off of one informer. Failures are counted per cause: a type that was missing for an hour
 /// answers "initializing" for milliseconds when it returns. A healthy watch resets all counts.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(super) struct RequestDelays {
     counts: [u32; Cause::ALL.len()],
 }
 
-impl Backoff {
+impl RequestDelays {
     /// Returns the next delay; `random` is in 0.0..1.0.
     pub(super) fn delay(&mut self, verdict: Classified, random: f64) -> Duration {
         let count = &mut self.counts[verdict.cause as usize];
@@ -62,7 +62,7 @@ impl Backoff {
     }
 
     /// Resets the causes that end when the type is served.
-    pub(super) fn nudged(&mut self) {
+    pub(super) fn served_again(&mut self) {
         for cause in [Cause::NotFound, Cause::Initializing] {
             self.counts[cause as usize] = 0;
         }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     fn delays(pace: Pace, random: f64, count: usize) -> Vec<u128> {
-        let mut backoff = Backoff::default();
+        let mut backoff = RequestDelays::default();
         let verdict = verdict(pace, Cause::Server);
         (0..count).map(|_| backoff.delay(verdict, random).as_millis()).collect()
     }
@@ -109,7 +109,7 @@ mod tests {
     fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
         let delay = |step, random| {
             let verdict = Classified { step, pace: Pace::Prompt, cause: Cause::Expired };
-            Backoff::default().delay(verdict, random)
+            RequestDelays::default().delay(verdict, random)
         };
 
         assert_eq!(delay(Step::Again, 1.0), Duration::ZERO);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn each_cause_counts_for_itself() {
-        let mut backoff = Backoff::default();
+        let mut backoff = RequestDelays::default();
         let missing = verdict(Pace::Quick, Cause::NotFound);
         for _ in 0..20 {
             backoff.delay(missing, 1.0);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_answer_forgets_what_it_refutes_and_health_forgets_all() {
-        let mut backoff = Backoff::default();
+        let mut backoff = RequestDelays::default();
         let missing = verdict(Pace::Quick, Cause::NotFound);
         let server = verdict(Pace::Slow, Cause::Server);
         for _ in 0..10 {
