@@ -70,8 +70,8 @@ pub enum BuildError {
 }
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
-/// `predicate`, `labels`, `fields`, `namespace`, `managed_fields`, `index` and `on_synced` apply to
-/// the last input.
+/// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `managed_fields`,
+/// `index` and `on_synced` apply to the last input.
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {
@@ -153,6 +153,10 @@ impl Builder {
 
     /// Adds a type whose objects are controlled by the primary type's objects. A change enqueues
     /// the controlling owner.
+    ///
+    /// Only objects with an owner of the primary kind are delivered and kept whole. Of all others
+    /// the cache keeps metadata entries, so that listing it is an error: call [`Builder::whole`] to
+    /// keep all, or read one with [`Context::fetch`](super::Context::fetch).
     pub fn owns<K: kube::Resource<DynamicType = ()>>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Owned { only_controller: true }, true)
     }
@@ -163,6 +167,9 @@ impl Builder {
     }
 
     /// Adds any other type, with a handler that maps its changes to requests.
+    ///
+    /// Every object is delivered and kept whole, unless [`Builder::matching`] or [`Builder::named`]
+    /// narrows the input.
     pub fn watches<K: kube::Resource<DynamicType = ()>>(self, handler: Handler) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Watched(handler), true)
     }

@@ -191,7 +191,8 @@ impl Context {
     }
 
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
-    /// the input keeps only its metadata entry. `None` if the input has no such object.
+    /// the input keeps only its metadata. `None` if the input has no such object. A read from the
+    /// server needs the right to `get`, and may return a newer object of that name than the cache.
     ///
     /// # Errors
     ///
@@ -210,9 +211,10 @@ impl Context {
         let type_ref = TypeRef::of::<K>();
         let attached = self.shared.statuses.attached(&type_ref);
         let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
+        let is_cached_whole = attached.key.projection == Projection::Full;
         match attached.store.get(key) {
             None => Ok(None),
-            Some(object) if object.is_whole() => Ok(Some(object.decode()?)),
+            Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {
                 let path = attached.served.identity.path(key.namespace.as_deref());
                 let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;

@@ -29,7 +29,6 @@ use crate::{
 
 /// Annotation in which `kubectl apply` stores a copy of the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-const LAST_APPLIED_MAX: usize = 1024;
 
 /// Returns JSON as text. Invalid UTF-8 becomes U+FFFD, as in the server's own decoder.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
@@ -87,9 +86,17 @@ impl Decoder {
         let metadata: Metadata<'_> =
             serde_json::from_str(raw.get()).map_err(|error| failure("metadata", error))?;
 
-        let header = self.header(&metadata)?;
+        let mut header = self.header(&metadata)?;
         if !keep(&header) {
             return Ok(Object::entry(header));
+        }
+        if self.projection != Projection::Keys {
+            details(&metadata, &mut header).map_err(|mut error| {
+                error.key = Some(header.key.clone());
+                error.uid = Some(header.uid.clone());
+                error.resource_version = Some(header.resource_version.clone());
+                error
+            })?;
         }
         let cut = match metadata.managed_fields {
             Some(value) if !self.managed_fields => member(raw.get(), value.get(), "managedFields"),
@@ -151,7 +158,7 @@ impl Decoder {
         if self.projection == Projection::Keys {
             return Ok(header);
         }
-        details(metadata, &mut header, &mut self.owner_kinds).map_err(identified)?;
+        relations(metadata, &mut header, &mut self.owner_kinds).map_err(identified)?;
         Ok(header)
     }
 
@@ -207,24 +214,30 @@ impl<T> Default for Interned<T> {
     }
 }
 
-fn details(
+/// Decodes the part of a header that a metadata entry has too.
+fn relations(
     metadata: &Metadata<'_>,
     header: &mut Header,
     kinds: &mut Interned<Arc<GroupKind>>,
 ) -> Result<(), ObjectError> {
-    header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
     let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
     header.deletion_timestamp = deleted
         .map(|time| time.0.parse::<Timestamp>())
         .transpose()
         .map_err(|error| failure("metadata.deletionTimestamp", error))?;
     header.labels = strings("metadata.labels", metadata.labels)?;
-    header.annotations = strings("metadata.annotations", metadata.annotations)?;
     let owners: Option<Vec<Owner<'_>>> =
         read("metadata.ownerReferences", metadata.owner_references)?;
     let reference = |owner| owner_reference(owner, kinds);
     header.owners = owners.unwrap_or_default().into_iter().map(reference).collect();
     header.owners.shrink_to_fit();
+    Ok(())
+}
+
+/// Decodes the rest of the header of a whole object.
+fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectError> {
+    header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
+    header.annotations = strings("metadata.annotations", metadata.annotations)?;
     header.finalizers = read("metadata.finalizers", metadata.finalizers)?.unwrap_or_default();
     header.finalizers.shrink_to_fit();
     Ok(())
@@ -237,7 +250,7 @@ fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, Obj
         .unwrap_or_default()
         .into_iter()
         .map(|(key, value)| (key, value.unwrap_or_default()))
-        .filter(|(key, value)| key.0 != LAST_APPLIED || value.0.len() <= LAST_APPLIED_MAX)
+        .filter(|(key, _)| key.0 != LAST_APPLIED)
         .collect())
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct InterestIndex<T> {
     owner_kinds: HashMap<GroupKind, Vec<T>>,
     owner_uids: HashMap<Arc<str>, Vec<T>>,
     named: HashMap<ObjectKey, Vec<T>>,
-    // By one positive requirement of the selector: label key, then value.
+    // By one positive requirement of the selector: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
     // Selectors without a positive requirement, which are compared with each object.
     unindexed: Vec<(Interest, T)>,
@@ -123,8 +123,9 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
             Interest::Selected(selection) | Interest::Orphans(selection) => {
                 // The requirement with the fewest interests so far: a label that all selectors
                 // share separates none of them.
-                let requirement =
-                    selection.positive().min_by_key(|(key, values)| self.routed_count(key, values));
+                let requirement = selection.positive().min_by_key(|(key, values)| {
+                    self.routed_count(key, values, selection.namespace.as_deref())
+                });
                 let Some((key, values)) = requirement else {
                     self.unindexed.push((interest.clone(), holder));
                     return None;
@@ -132,7 +133,12 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                 let by_value = self.labelled.entry(key.into()).or_default();
                 for value in values {
                     let routed = (interest.clone(), holder.clone());
-                    by_value.entry(value.into()).or_default().push(routed);
+                    let place = place(value, selection.namespace.as_deref());
+                    match by_value.get_mut(&*place) {
+                        Some(all) => all.push(routed),
+                        // One allocation of one interest: most places have no more.
+                        None => drop(by_value.insert(place, Vec::from([routed]))),
+                    }
                 }
                 return Some(key.into());
             }
@@ -153,12 +159,13 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                     let Some(by_value) = self.labelled.get_mut(key) else { continue };
                     let mut found = false;
                     for value in values {
-                        let Some(routed) = by_value.get_mut(value) else { continue };
+                        let place = place(value, selection.namespace.as_deref());
+                        let Some(routed) = by_value.get_mut(&*place) else { continue };
                         let before = routed.len();
                         take(routed, is_it);
                         found |= routed.len() < before;
                         if routed.is_empty() {
-                            by_value.remove(value);
+                            by_value.remove(&*place);
                         }
                     }
                     if by_value.is_empty() {
@@ -198,9 +205,15 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         compare(self.unindexed.iter());
         if !self.labelled.is_empty() {
             for (key, value) in object.labels.iter() {
-                let by_value = self.labelled.get(key);
-                if let Some(routed) = by_value.and_then(|by_value| by_value.get(value)) {
-                    compare(routed.iter());
+                let Some(by_value) = self.labelled.get(key) else { continue };
+                // Interests of the object's namespace, and those of all namespaces.
+                let namespace = object.key.namespace.as_deref();
+                for namespace in
+                    [namespace, None].into_iter().take(1 + usize::from(namespace.is_some()))
+                {
+                    if let Some(routed) = by_value.get(&*place(value, namespace)) {
+                        compare(routed.iter());
+                    }
                 }
             }
         }
@@ -208,8 +221,14 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
 
     /// Returns whether an object concerns any holder.
     pub(crate) fn concerns(&self, object: &Header) -> bool {
-        if !self.everything.is_empty() {
+        if !self.everything.is_empty() || self.named.contains_key(&object.key) {
             return true;
+        }
+        let owned = object.owners.iter().any(|owner| {
+            self.owner_kinds.contains_key(&*owner.kind) || self.owner_uids.contains_key(&owner.uid)
+        });
+        if owned || self.labelled.is_empty() && self.unindexed.is_empty() {
+            return owned;
         }
         let mut found = false;
         self.visit(object, |_| found = true);
@@ -222,9 +241,10 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
     }
 
     /// Number of interests that are routed by these values of a label.
-    fn routed_count(&self, key: &str, values: &[&str]) -> usize {
+    fn routed_count(&self, key: &str, values: &[&str], namespace: Option<&str>) -> usize {
         let Some(by_value) = self.labelled.get(key) else { return 0 };
-        values.iter().filter_map(|value| by_value.get(*value)).map(Vec::len).sum()
+        let routed = |value: &&str| by_value.get(&*place(value, namespace)).map_or(0, Vec::len);
+        values.iter().map(routed).sum()
     }
 }
 
@@ -239,6 +259,12 @@ impl<T> Default for InterestIndex<T> {
             unindexed: Vec::new(),
         }
     }
+}
+
+/// Returns the place of interests in one value of a label, in one namespace or in all. Neither may
+/// contain a slash.
+fn place(value: &str, namespace: Option<&str>) -> Box<str> {
+    format!("{value}/{}", namespace.unwrap_or_default()).into()
 }
 
 fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: T) {
@@ -376,6 +402,6 @@ mod tests {
         }
 
         // The first interest came before any other and is routed by the shared label.
-        assert_eq!(index.routed_count("app", &["x"]), 1);
+        assert_eq!(index.routed_count("app", &["x"], None), 1);
     }
 }

@@ -46,8 +46,8 @@ pub struct Header {
     pub deletion_timestamp: Option<Timestamp>,
     /// Labels.
     pub labels: StringMap,
-    /// Annotations. The copy of the whole object that `kubectl apply` stores is omitted if it is
-    /// longer than 1 KiB; the JSON still has it.
+    /// Annotations, without the copy of the whole object that `kubectl apply` stores; the JSON has
+    /// it.
     pub annotations: StringMap,
     /// Owners.
     pub owners: Vec<OwnerReference>,
@@ -149,7 +149,7 @@ impl Object {
     }
 
     /// Returns the metadata entry of this object.
-    pub(super) fn reduced(&self) -> Self {
+    pub(crate) fn reduced(&self) -> Self {
         if self.is_whole() { Self::entry(self.header().clone()) } else { self.clone() }
     }
 

@@ -94,13 +94,13 @@ impl Objects {
             let index = self.orphans.get(key)?;
             Some(values.into_iter().filter_map(|value| index.values.get(value)).collect::<Vec<_>>())
         });
-        let smallest =
-            indexed.min_by_key(|buckets| buckets.iter().map(|it| it.0.len()).sum::<usize>());
+        let namespace = selection.namespace.as_ref();
+        let parts = indexed.map(|buckets| {
+            buckets.into_iter().map(|bucket| bucket.within(namespace)).collect::<Vec<_>>()
+        });
+        let smallest = parts.min_by_key(|parts| parts.iter().map(|it| it.len()).sum::<usize>());
         match (smallest, &selection.namespace) {
-            (Some(buckets), _) => {
-                let all = buckets.into_iter().flat_map(|bucket| &bucket.0);
-                all.filter(is_selected).cloned().collect()
-            }
+            (Some(parts), _) => parts.into_iter().flatten().filter(is_selected).cloned().collect(),
             (None, Some(namespace)) => {
                 self.in_namespace(namespace).filter(is_selected).cloned().collect()
             }
@@ -112,10 +112,14 @@ impl Objects {
     pub(super) fn put(&mut self, object: &Object, generation: Generation) -> Option<Object> {
         // Removed first: the map would keep the old key, which is the old object.
         let old = self.by_key.remove_entry(object.key()).map(|(old, _)| old.0);
-        if let Some(old) = &old {
-            self.unindex(old);
+        match &old {
+            Some(old) if has_same_places(old, object) => self.replace(object),
+            Some(old) => {
+                self.unindex(old);
+                self.index(object);
+            }
+            None => self.index(object),
         }
-        self.index(object);
         self.by_key.insert(ByKey(object.clone()), generation);
         old
     }
@@ -174,8 +178,8 @@ impl Objects {
         }
     }
 
-    /// Returns whether there are metadata entries that an interest may concern.
-    pub(super) fn has_entries_of(&self, interest: &Interest, entries: usize) -> bool {
+    /// Returns whether an interest concerns a metadata entry.
+    pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
         match interest {
             Interest::OwnerKind(kind) => {
                 self.owner_kinds.get(kind).is_some_and(|owned| owned.entries > 0)
@@ -184,7 +188,10 @@ impl Objects {
             Interest::Everything
             | Interest::OwnerUid(_)
             | Interest::Selected(_)
-            | Interest::Orphans(_) => entries > 0,
+            | Interest::Orphans(_) => {
+                let mut entries = self.iter().filter(|object| !object.is_whole());
+                entries.any(|object| interest.concerns(object.header()))
+            }
         }
     }
 
@@ -196,8 +203,10 @@ impl Objects {
         }
         let mut index = LabelIndex { users: 1, values: HashMap::new() };
         for object in self.by_key.keys().map(|object| &object.0) {
-            if object.controller().is_none() {
-                index.insert(key, object);
+            if object.controller().is_none()
+                && let Some(value) = object.header().labels.get(key)
+            {
+                index.insert(value, object);
             }
         }
         self.orphans.insert(key.into(), index);
@@ -222,9 +231,28 @@ impl Objects {
                 owned.entries += 1;
             }
         }
+        self.index_labels(object);
+    }
+
+    /// Replaces the object of the same places in the indexes.
+    fn replace(&mut self, object: &Object) {
+        for owner in object.header().owners.iter().filter(|_| object.is_whole()) {
+            if let Some(owned) = self.owner_kinds.get_mut(&owner.kind) {
+                owned.whole.insert(object);
+            }
+            if let Some(bucket) = self.owners.get_mut(&owner.uid) {
+                bucket.insert(object);
+            }
+        }
+        self.index_labels(object);
+    }
+
+    fn index_labels(&mut self, object: &Object) {
         if !self.orphans.is_empty() && object.controller().is_none() {
-            for (key, index) in &mut self.orphans {
-                index.insert(key, object);
+            for (key, value) in object.header().labels.iter() {
+                if let Some(index) = self.orphans.get_mut(key) {
+                    index.insert(value, object);
+                }
             }
         }
     }
@@ -249,8 +277,10 @@ impl Objects {
             }
         }
         if !self.orphans.is_empty() && object.controller().is_none() {
-            for (key, index) in &mut self.orphans {
-                index.remove(key, object);
+            for (key, value) in object.header().labels.iter() {
+                if let Some(index) = self.orphans.get_mut(key) {
+                    index.remove(value, object);
+                }
             }
         }
     }
@@ -264,19 +294,15 @@ impl Objects {
 }
 
 impl LabelIndex {
-    fn insert(&mut self, key: &str, object: &Object) {
-        if let Some(value) = object.header().labels.get(key) {
-            match self.values.get_mut(value) {
-                Some(bucket) => bucket.insert(object),
-                None => drop(self.values.insert(value.into(), Bucket(Vec::from([object.clone()])))),
-            }
+    fn insert(&mut self, value: &str, object: &Object) {
+        match self.values.get_mut(value) {
+            Some(bucket) => bucket.insert(object),
+            None => drop(self.values.insert(value.into(), Bucket(Vec::from([object.clone()])))),
         }
     }
 
-    fn remove(&mut self, key: &str, object: &Object) {
-        if let Some(value) = object.header().labels.get(key)
-            && let Some(bucket) = self.values.get_mut(value)
-        {
+    fn remove(&mut self, value: &str, object: &Object) {
+        if let Some(bucket) = self.values.get_mut(value) {
             bucket.remove(object.key());
             if bucket.0.is_empty() {
                 self.values.remove(value);
@@ -285,7 +311,25 @@ impl LabelIndex {
     }
 }
 
+/// Returns whether the indexes have both versions of an object in the same places.
+fn has_same_places(old: &Object, new: &Object) -> bool {
+    let (before, after) = (old.header(), new.header());
+    old.is_whole() == new.is_whole()
+        && before.owners == after.owners
+        && before.labels == after.labels
+}
+
 impl Bucket {
+    /// Returns the objects of a namespace; all, without one.
+    fn within(&self, namespace: Option<&Arc<str>>) -> &[Object] {
+        let Some(namespace) = namespace else { return &self.0 };
+        let namespace_of = |object: &Object| object.key().namespace.clone();
+        let wanted = Some(namespace.clone());
+        let from = self.0.partition_point(|object| namespace_of(object) < wanted);
+        let until = self.0.partition_point(|object| namespace_of(object) <= wanted);
+        &self.0[from..until]
+    }
+
     /// Adds or replaces an object.
     fn insert(&mut self, object: &Object) {
         // Lists arrive in the order of keys.

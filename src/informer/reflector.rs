@@ -28,8 +28,13 @@ use super::{
     shared_informer::{Change, SharedInformer},
     wire::{Slot, Wire},
 };
-use crate::{guard, kind::VersionOrder, redaction};
+use crate::{duration::doubled, guard, kind::VersionOrder, redaction};
 
+/// Time in which subscribers that need objects whole share one list.
+const FILL_DELAY: Duration = Duration::from_millis(100);
+/// First and last wait before such a list is repeated after a failure; doubles.
+const FIRST_FILL_RETRY: Duration = Duration::from_secs(1);
+const LAST_FILL_RETRY: Duration = Duration::from_secs(30);
 /// Watch timeouts. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
 /// Time after the watch timeout for the server's own end of the watch to arrive.
@@ -49,6 +54,10 @@ pub(super) struct Reflector {
     order: VersionOrder,
     /// Position from which the watch resumes; `None` requires a list.
     resume_version: Option<ResumeVersion>,
+    /// Position of the watch that a list of whole objects has interrupted.
+    before_fill: Option<ResumeVersion>,
+    /// Failures of such lists in a row.
+    failed_fills: u32,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
@@ -103,6 +112,8 @@ impl Reflector {
             delays: RequestDelays::default(),
             order,
             resume_version: None,
+            before_fill: None,
+            failed_fills: 0,
             listing,
             long_lines: (0, String::new()),
             suspicion: None,
@@ -134,7 +145,7 @@ impl Reflector {
         if failure == Failure::Wanted {
             // Not an error: neither delayed nor reported.
             self.metrics.restarted(Cause::Wanted);
-            self.resume_version = None;
+            self.before_fill = self.resume_version.take();
             return;
         }
         let mut verdict = classify(phase, &failure);
@@ -167,6 +178,15 @@ impl Reflector {
             Step::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(verdict.cause);
+        if let Some(before) = self.before_fill.take() {
+            // The list of one subscriber must not delay the changes of all others: the watch
+            // continues, and the list is repeated later.
+            warn!(error = %failure, "list of whole objects fails");
+            self.failed_fills = self.failed_fills.saturating_add(1);
+            self.informer.want_fill();
+            self.resume_version = Some(before);
+            return;
+        }
         if verdict.cause == Cause::NotFound
             && let Some(on_missing) = &self.options.on_missing
         {
@@ -198,6 +218,14 @@ impl Reflector {
         tokio::select! {
             () = sleep(delay) => {}
             () = served_again => self.delays.served_again(),
+        }
+    }
+
+    /// Returns the time for which a request for whole objects waits before its list.
+    fn fill_delay(&self) -> Duration {
+        match self.failed_fills.checked_sub(1) {
+            None => FILL_DELAY,
+            Some(before) => doubled(FIRST_FILL_RETRY, before, LAST_FILL_RETRY),
         }
     }
 

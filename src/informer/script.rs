@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tower::service_fn;
 
 use super::{
-    InformerKey, InformerOptions, InformerSet, Object, Progress, Subscription,
+    InformerKey, InformerOptions, InformerSet, Interest, Interests, Object, Progress, Subscription,
     fixture::{Fixture, widgets},
 };
 use crate::kind::{ServedType, VersionOrder};
@@ -283,6 +283,11 @@ impl Harness {
         let mut harness = Self::new();
         harness.served.version_order = VersionOrder::Opaque;
         harness
+    }
+
+    pub(super) fn subscribe_to(&self, deliver: Vec<Interest>) -> Subscription {
+        let interests = Interests { deliver, whole: Vec::new() };
+        self.set.subscribe_to(&widgets(), self.key.clone(), interests)
     }
 
     pub(super) fn subscribe(&self) -> Subscription {

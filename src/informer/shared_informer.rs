@@ -23,7 +23,7 @@ pub(super) use super::subscriber::SubscriberId;
 
 /// Maximum number of quarantined objects kept for the status; the log names all.
 const QUARANTINE_MAX: usize = 100;
-/// Objects that are reduced at most without a pause.
+/// Objects that are read or reduced at most under one lock.
 const REDUCED: usize = 256;
 
 #[derive(Debug)]
@@ -225,14 +225,22 @@ impl SharedInformer {
 
     /// Returns the stored objects that concern a subscriber now.
     pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
-        let state = self.lock();
-        let mut all = self.store.all();
-        all.retain(|object| {
-            let mut found = false;
-            state.index.visit(object.header(), |other| found |= *other == id);
-            found
-        });
-        all
+        let mut own = InterestIndex::default();
+        if let Some(subscriber) = self.lock().subscribers.get(&id) {
+            for interest in subscriber.deliver.iter().chain(subscriber.moving.values().flatten()) {
+                own.insert(interest, ());
+            }
+        }
+        let (mut concerned, mut cursor) = (Vec::new(), None);
+        loop {
+            let scanned = self.store.after(cursor.as_ref(), &[Interest::Everything], REDUCED);
+            let objects = scanned.objects.into_iter();
+            concerned.extend(objects.filter(|object| own.concerns(object.header())));
+            if scanned.end {
+                return concerned;
+            }
+            cursor = scanned.last;
+        }
     }
 
     /// Waits until a subscriber needs objects whole that are kept as metadata entries.
@@ -240,6 +248,14 @@ impl SharedInformer {
         let mut wanted = self.fill_wanted.subscribe();
         // This informer holds the sender.
         drop(wanted.wait_for(|wanted| *wanted).await);
+    }
+
+    /// Requests the list again that was to make objects whole, after it failed.
+    pub(super) fn want_fill(&self) {
+        let state = self.lock();
+        if state.complete.is_some_and(|answered| state.requested > answered) {
+            self.fill_wanted.send_replace(true);
+        }
     }
 
     /// Begins a list; returns its number, and the requests for whole objects that it answers.

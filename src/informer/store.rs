@@ -151,7 +151,7 @@ impl Store {
             return;
         }
         let mut buckets = HashMap::new();
-        for object in objects.iter().filter(|object| self.keeps(object)) {
+        for object in objects.iter().filter(|object| object.is_whole() && self.keeps(object)) {
             for value in index.values(object) {
                 insert(&mut buckets, value, object);
             }
@@ -221,7 +221,8 @@ impl Store {
         self.whole.concerns(object.header())
     }
 
-    fn view(&self, object: Object) -> Object {
+    /// Returns an object as this subscription keeps it.
+    pub(super) fn view(&self, object: Object) -> Object {
         if object.is_whole() && !self.keeps(&object) { object.reduced() } else { object }
     }
 
@@ -318,9 +319,9 @@ impl Store {
         self.read().objects.after(key, interests, examine)
     }
 
-    /// Returns whether the store may have metadata entries of objects that an interest concerns.
+    /// Returns whether an interest concerns an object that is kept as a metadata entry.
     pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
-        self.read().objects.has_entries_of(interest, self.entries())
+        self.entries() > 0 && self.read().objects.has_entries_of(interest)
     }
 
     pub(super) fn index_label(&self, key: &str) {
@@ -372,6 +373,9 @@ impl Store {
 
 impl State {
     fn index(&mut self, object: &Object) {
+        if !object.is_whole() {
+            return;
+        }
         for custom in self.custom.values_mut() {
             if custom.whole.concerns(object.header()) {
                 for (index, buckets) in &mut custom.indexes {
@@ -384,6 +388,9 @@ impl State {
     }
 
     fn unindex(&mut self, object: &Object) {
+        if !object.is_whole() {
+            return;
+        }
         for custom in self.custom.values_mut() {
             if custom.whole.concerns(object.header()) {
                 for (index, buckets) in &mut custom.indexes {

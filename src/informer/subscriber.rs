@@ -75,8 +75,14 @@ impl Subscriber {
         if self.fill <= filled {
             self.fill = 0;
             self.mailbox.complete();
-            // Ends the scan at once if there is nothing more to find.
-            if self.mailbox.wants_scan() {
+            // Ends the scan at once if there is nothing more to find. A scan that has not begun is
+            // left to the subscriber: many may wait for this list.
+            let may_end = match &self.cursor {
+                Cursor::At(None) => self.deliver.is_empty() || store.is_empty(),
+                Cursor::At(Some(_)) => true,
+                Cursor::Done => false,
+            };
+            if may_end && self.mailbox.wants_scan() {
                 self.scan(store, true);
             }
         }

@@ -14,6 +14,9 @@ use super::{
 /// Change of one object for one subscriber. Changes of the same object between two calls of
 /// [`Subscription::next`] are merged.
 ///
+/// An object that the subscription does not keep whole, such as one that has just stopped to match,
+/// is a metadata entry.
+///
 /// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
 /// then deleted, is also one change, with `new: None`; of more than ten thousand pending ones only
 /// the last are kept.
@@ -148,7 +151,7 @@ impl Subscription {
                     if self.mailbox.wants_scan() {
                         self.informer.scan(self.id);
                     }
-                    return result;
+                    return result.map(|delta| self.view(delta));
                 }
                 // A scan of many objects that do not concern the subscriber.
                 None if scanned => tokio::task::coop::consume_budget().await,
@@ -156,6 +159,12 @@ impl Subscription {
                 None => self.mailbox.woken().await,
             }
         }
+    }
+
+    /// Returns a change as this subscription keeps the object, whatever others keep.
+    fn view(&self, delta: Delta) -> Delta {
+        let view = |object: Option<Object>| object.map(|object| self.store.view(object));
+        Delta { old: view(delta.old), new: view(delta.new), ..delta }
     }
 
     /// Waits until the informer's first list is complete; until then the store is partial. Never

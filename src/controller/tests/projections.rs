@@ -54,6 +54,10 @@ async fn projected_type_is_not_decoded_and_the_error_says_what_to_change() {
     struct Reader;
     impl Reconciler for Reader {
         async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {
+            let key = Request::cluster("a");
+            if let Ok(Some(read)) = context.fetch::<ConfigMap>(&key).await {
+                assert!(read.data.is_some(), "its content is read");
+            }
             context.lister::<ConfigMap>()?;
             Ok(Outcome::Done)
         }
@@ -61,7 +65,7 @@ async fn projected_type_is_not_decoded_and_the_error_says_what_to_change() {
     let harness = Harness::new();
     harness
         .server
-        .apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}));
+        .apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "y"}}));
     let input = builder().for_type(TypeRef::of::<ConfigMap>()).metadata_only();
     let controller = Arc::new(input.build(&harness.cluster, Reader).unwrap());
     harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();

@@ -117,6 +117,8 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;
+        self.before_fill = None;
+        self.failed_fills = 0;
         let resume_version = ResumeVersion::new(version, self.order);
         self.informer.store.set_version(resume_version.number());
         self.resume_version = Some(resume_version);

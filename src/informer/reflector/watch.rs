@@ -24,8 +24,6 @@ const SILENT: Duration = Duration::from_secs(90);
 /// Wait before a watch counts as recovered: a server that cannot resume from the position reports
 /// it in the first line.
 const FIRST_LINE: Duration = Duration::from_millis(50);
-/// Time in which subscribers that need objects whole share one list.
-const FILL_DELAY: Duration = Duration::from_millis(100);
 
 impl Reflector {
     /// Watches from the resume version until the watch ends or fails.
@@ -66,10 +64,10 @@ impl Reflector {
             self.publish(Progress::Synced);
         }
         let mut count = 0;
-        let informer = self.informer.clone();
+        let (informer, delay) = (self.informer.clone(), self.fill_delay());
         let mut wanted = pin!(async {
             informer.fill_wanted().await;
-            sleep(FILL_DELAY).await;
+            sleep(delay).await;
         });
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };
@@ -135,8 +133,15 @@ impl Reflector {
     fn changed(&mut self, json: &str) {
         match self.decode(json) {
             Ok(object) => {
-                let version = &object.header().resource_version;
-                if self.is_past(version) {
+                let header = object.header();
+                let version = &header.resource_version;
+                // A list that failed in its middle may have stored a newer state.
+                let is_overtaken = self.informer.store.stored(&header.key).is_some_and(|cached| {
+                    let cached = cached.header();
+                    cached.uid == header.uid
+                        && self.order.is_older(version, &cached.resource_version)
+                });
+                if is_overtaken || self.is_past(version) {
                     self.metrics.event(EventKind::Ignored);
                     debug!(name = %object.key(), resource_version = %version, "old event ignored");
                     return;
@@ -248,14 +253,18 @@ impl Reflector {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use http::StatusCode;
     use serde_json::json;
 
     use super::*;
-    use crate::informer::{
-        InformerOptions,
-        fixture::Fixture,
-        script::{Harness, Open, change, names, settle, stored, widget},
+    use crate::{
+        informer::{
+            InformerOptions, Interest, ObjectKey,
+            fixture::Fixture,
+            script::{Harness, Open, change, names, progress, settle, stored, widget},
+        },
+        kind::GroupKind,
     };
 
     #[tokio::test(start_paused = true)]
@@ -289,6 +298,41 @@ mod tests {
         watch.event("MODIFIED", &widget("a", 15));
         settle().await;
         assert_eq!(store.version(), 20, "old event");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_of_whole_objects_that_fails_does_not_stop_the_watch_of_others() {
+        let mut harness = Harness::new();
+        let owned = |version: u64| Fixture::new("a").version(version).controller("u").json();
+        let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+        let named = |name: &str| Interest::Named(ObjectKey::cluster(name));
+        let mut first = harness.subscribe_to(vec![named("b")]);
+        harness.script.list().await.page(10, "", &[owned(1), widget("b", 2)]);
+        let watch = harness.script.watch(10).await.open();
+        assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+
+        let mut late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+        let mut watches = vec![watch];
+        for (attempt, position) in [10, 11, 11].into_iter().enumerate() {
+            let list = match attempt {
+                0 => harness.script.stream().await,
+                _ => harness.script.list().await,
+            };
+            list.refuse(500, "InternalError", "etcd is slow");
+            let watch = harness.script.watch(position).await.open();
+            if attempt == 0 {
+                watch.event("MODIFIED", &widget("b", 11));
+            }
+            settle().await;
+            watches.push(watch);
+        }
+        assert_eq!(change(&mut first).await, ("b".into(), 2, 11));
+        assert_eq!(progress(&first), Progress::Synced);
+        assert!(late.next().now_or_never().is_none());
+
+        harness.script.list().await.page(20, "", &[owned(1), widget("b", 11)]);
+        assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+        late.drained().await;
     }
 
     #[tokio::test(start_paused = true)]

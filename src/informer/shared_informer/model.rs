@@ -82,6 +82,8 @@ struct View {
     due: BTreeSet<String>,
     /// Objects with such a change that were delivered since.
     got: BTreeSet<String>,
+    /// Objects with such a change since the last delivery.
+    changed: BTreeSet<String>,
 }
 
 struct Model {
@@ -131,6 +133,8 @@ impl View {
     fn receive(&mut self, delta: Delta) {
         let key = delta.key.to_string();
         assert!(delta.old.is_some() || delta.new.is_some());
+        let concerned = [&delta.old, &delta.new].into_iter().flatten().any(|it| self.concerns(it));
+        assert!(self.changed.remove(&key) || concerned, "{key} does not concern it");
         if let Some(known) = self.known.get(&key) {
             assert_eq!(delta.old.as_ref().map(identity).as_ref(), Some(known), "{key}");
         }
@@ -163,6 +167,7 @@ impl Model {
         for view in &mut self.views {
             if old.is_some_and(|it| view.concerns(it)) || new.is_some_and(|it| view.concerns(it)) {
                 view.due.insert(Self::key(name).to_string());
+                view.changed.insert(Self::key(name).to_string());
                 // A delivery before this change is none of it.
                 view.got.remove(&Self::key(name).to_string());
             }
@@ -236,8 +241,8 @@ impl Model {
                 let interests = Interests { deliver: deliver.clone(), whole: whole.clone() };
                 let joined = self.informer.join(interests).unwrap();
                 let (moving, known) = (BTreeMap::new(), BTreeMap::new());
-                let (due, got) = (BTreeSet::new(), BTreeSet::new());
-                self.views.push(View { joined, deliver, whole, moving, known, due, got });
+                let (due, got, changed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+                self.views.push(View { joined, deliver, whole, moving, known, due, got, changed });
             }
             Step::Leave { subscriber } => {
                 if let Some(at) = some(&self.views, subscriber) {

@@ -131,7 +131,10 @@ impl ObjectState {
         let Self::Stored { uid, version, content } = self else { return false };
         let header = cached.header();
         (uid, version) == (&header.uid, &header.resource_version)
-            && content.as_ref().is_none_or(|content| content.json() == cached.json())
+            && content.as_ref().is_none_or(|content| match cached.is_whole() {
+                true => content.json() == cached.json(),
+                false => content.reduced().header() == header,
+            })
     }
 }
 
