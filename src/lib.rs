@@ -88,7 +88,8 @@
 //!    the composite sync (`src/meta/composite.rs::sync`):
 //!    1. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
 //!    2. it assembles the hook request from cached bytes (`src/meta/protocol.rs::sync_request`);
-//!    3. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`);
+//!    3. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if nothing
+//!       has changed (`src/meta/sync_record.rs::unchanged_since`);
 //!    4. it checks the answer as a whole (`src/meta/children/check.rs`);
 //!    5. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
 //!       (`src/meta/merge.rs`);
@@ -142,6 +143,7 @@
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/composite/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/composite/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |

@@ -30,6 +30,7 @@ mod rewrite;
 mod selection;
 mod status;
 mod supervisor;
+mod sync_record;
 mod webhook;
 mod write_limit;
 

@@ -69,6 +69,8 @@ mod terminating;
 #[cfg(feature = "cli")]
 mod termination;
 mod token;
+#[cfg(feature = "meta")]
+mod unchanged;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;

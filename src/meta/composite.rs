@@ -22,7 +22,10 @@ use futures::FutureExt;
 use kube::core::Status;
 
 pub(crate) use self::runnable::{CompositeRunnable, CountedHook};
-use self::{hook_call::CheckedResponse, sync_error::SyncError};
+use self::{
+    hook_call::{CheckedResponse, Response},
+    sync_error::SyncError,
+};
 use super::{
     ControllerBudget, Definition, Hook, HookError, HookSeries, Parents,
     children::{Desired, Group, Parent, Rules},
@@ -152,6 +155,7 @@ impl Composite {
         let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
         self.parents.writes.track(&parent.key, &parent.uid);
+        let last = self.parents.writes.take_record(&parent.key);
         let observation = self.observe(parent, &selector, context).await?;
         let rules = Rules {
             parent,
@@ -162,11 +166,36 @@ impl Composite {
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let CheckedResponse { desired, status, resync_after } =
-            self.call_hook(object, &rules, context).await?;
-        self.check_owners(parent, object, rules.groups, &desired, context)?;
+        let (resync_after, recheck) = match self.call_hook(object, &rules, last, context).await? {
+            Response::Unchanged(record) => {
+                self.series.unchanged_sync();
+                self.parents.writes.keep_record(&parent.key, record);
+                (record.resync_after, self.report_flapping(parent, context))
+            }
+            Response::Checked(response) => {
+                let resync_after = response.record.resync_after;
+                (resync_after, self.apply(object, &rules, response, context).await?)
+            }
+        };
+        let resync = [resync_after, definition.resync_period, recheck];
+        let resync = resync.into_iter().flatten().min();
+        Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Applies a response: children and status. Returns the time until flapping is to be checked
+    /// again. Keeps the record of the sync if all was as desired.
+    async fn apply(
+        &self,
+        object: &Object,
+        rules: &Rules<'_>,
+        response: CheckedResponse,
+        context: &Context,
+    ) -> Result<Option<Duration>, SyncError> {
+        let parent = rules.parent;
+        let CheckedResponse { desired, status, record } = response;
+        let has_own = self.check_owners(parent, object, rules.groups, &desired, context)?;
         let managed =
-            if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };
+            if parent.terminating { Ok(true) } else { self.execute(rules, desired, context).await };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, but the hook is healthy.
@@ -174,19 +203,21 @@ impl Composite {
                 self.report_flapping(parent, context);
                 return Err(SyncError::Throttled { message, after });
             }
-            Ok(()) | Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
         // Written even if children failed, since the status reports that.
         let written = self.write_status(parent, object, status, context).await;
         let recheck = self.report_flapping(parent, context);
-        managed.and(written)?;
-        let resync = [resync_after, definition.resync_period, recheck];
-        let resync = resync.into_iter().flatten().min();
-        Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+        let as_desired = managed? & written?;
+        // The chain of owners may change while the parent does not.
+        if as_desired && !has_own {
+            self.parents.writes.keep_record(&parent.key, record);
+        }
+        Ok(recheck)
     }
 
     /// Refuses children of the parent's own type if the chain of owners is too long. Each such
-    /// child may be a parent that wants children of its own.
+    /// child may be a parent that wants children of its own. Returns whether there are any.
     fn check_owners(
         &self,
         parent: &Parent,
@@ -194,15 +225,15 @@ impl Composite {
         groups: &[Group],
         desired: &[Desired],
         context: &Context,
-    ) -> Result<(), SyncError> {
+    ) -> Result<bool, SyncError> {
         let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
-        let Some(store) = context.store(&self.definition.parent) else { return Ok(()) };
+        let Some(store) = context.store(&self.definition.parent) else { return Ok(true) };
         if parent.terminating || !desired.iter().any(is_own) {
-            return Ok(());
+            return Ok(false);
         }
         let limit = self.definition.max_owner_depth;
         if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
-            return Ok(());
+            return Ok(true);
         }
         Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }

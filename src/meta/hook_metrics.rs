@@ -149,6 +149,7 @@ struct Families {
     durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
     calls: Family<CallLabels, Counter>,
+    unchanged: Family<SeriesLabels, Counter>,
     tasks: OwnerGauge<SeriesLabels>,
     // Number of users of each series, with the status codes that it counted. During a replacement a
     // controller and its successor share a series.
@@ -168,6 +169,7 @@ impl Default for Families {
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
             calls: Family::default(),
+            unchanged: Family::default(),
             tasks: OwnerGauge::default(),
             users: Mutex::default(),
         }
@@ -196,6 +198,11 @@ impl HookMetrics {
             "pilotlight_hook_calls",
             "Finished sync hook calls, each counted once, by outcome",
             self.families.calls.clone(),
+        );
+        registry.register(
+            "pilotlight_composite_unchanged_syncs",
+            "Syncs that ended with the hook's answer, since nothing had changed",
+            self.families.unchanged.clone(),
         );
         registry.register(
             "pilotlight_hook_tasks",
@@ -267,6 +274,11 @@ impl HookSeries {
         CountedCall { series: self, outcome: CallOutcome::Cancelled }
     }
 
+    /// Counts a sync that ended with the response, since nothing had changed.
+    pub(crate) fn unchanged_sync(&self) {
+        self.families.unchanged.get_or_create(&self.labels).inc();
+    }
+
     fn calls(&self, outcome: CallOutcome) -> CallLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
         CallLabels { controller_name, controller_type, url, outcome: outcome.word() }
@@ -334,6 +346,7 @@ impl Drop for HookSeries {
             for outcome in CallOutcome::ALL {
                 self.families.calls.remove(&self.calls(outcome));
             }
+            self.families.unchanged.remove(&self.labels);
             self.families.durations.remove(&self.durations());
             self.families.in_flight.remove(&self.labels);
             users.remove(&self.labels);
@@ -370,6 +383,7 @@ mod tests {
         );
         old.begin().end(Some(StatusCode::OK));
         old.call().end(CallOutcome::Timeout);
+        old.unchanged_sync();
         let counted = text(&registry);
         assert!(
             counted.contains(
@@ -381,6 +395,7 @@ mod tests {
         );
         assert!(counted.contains("metacontroller_sync_request_duration_histogram_seconds_count"));
         assert!(counted.contains("metacontroller_sync_in_flight_requests{"));
+        assert!(counted.contains("pilotlight_composite_unchanged_syncs_total{"));
 
         drop(old);
         assert_eq!(text(&registry), counted);

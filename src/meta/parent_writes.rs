@@ -1,4 +1,5 @@
-//! Writes for each parent: their limit, and what the server stored of the last status.
+//! Writes for each parent: their limit, what the server stored of the last status, and the record of
+//! a sync that needed none.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     fingerprint::Fingerprint,
+    sync_record::SyncRecord,
     write_limit::{Flapping, WriteLimit},
 };
 use crate::informer::ObjectKey;
@@ -24,6 +26,8 @@ struct TrackedParent {
     uid: Arc<str>,
     limit: WriteLimit,
     status: Option<SettledStatus>,
+    // Of the last sync, if that found the parent as desired.
+    record: Option<SyncRecord>,
 }
 
 /// Fingerprints of a status: as it was sent, and as the server stored it.
@@ -39,8 +43,8 @@ impl ParentWrites {
     pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
-            let entry =
-                TrackedParent { uid: uid.clone(), limit: WriteLimit::default(), status: None };
+            let (uid, limit) = (uid.clone(), WriteLimit::default());
+            let entry = TrackedParent { uid, limit, status: None, record: None };
             parents.insert(key.clone(), entry);
         }
     }
@@ -106,6 +110,19 @@ impl ParentWrites {
         }
     }
 
+    /// Removes and returns the record of the last sync of a parent. A sync that does not complete
+    /// leaves none.
+    pub(crate) fn take_record(&self, key: &ObjectKey) -> Option<SyncRecord> {
+        self.lock().get_mut(key)?.record.take()
+    }
+
+    /// Keeps the record of a sync that found the parent as desired.
+    pub(crate) fn keep_record(&self, key: &ObjectKey, record: SyncRecord) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.record = Some(record);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, TrackedParent>> {
         self.0.lock()
     }
@@ -113,7 +130,7 @@ impl ParentWrites {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::sync_record::ObservedDigest, *};
 
     #[tokio::test(start_paused = true)]
     async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {
@@ -130,6 +147,29 @@ mod tests {
         assert!(!writes.status_settled(&key, three, Some(two)));
         tokio::time::advance(SETTLED).await;
         assert!(!writes.status_settled(&key, one, Some(two)));
+    }
+
+    #[test]
+    fn record_is_taken_once_and_belongs_to_one_parent() {
+        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[]), b"answer");
+        writes.keep_record(&key, record);
+        assert_eq!(writes.take_record(&key), None, "it is not tracked");
+
+        writes.track(&key, &"u".into());
+        writes.keep_record(&key, record);
+        writes.track(&key, &"u".into());
+        assert_eq!(writes.take_record(&key), Some(record));
+        assert_eq!(writes.take_record(&key), None);
+
+        writes.keep_record(&key, record);
+        writes.track(&key, &"v".into());
+        assert_eq!(writes.take_record(&key), None, "another parent of that name");
+
+        writes.keep_record(&key, record);
+        writes.clear();
+        writes.track(&key, &"v".into());
+        assert_eq!(writes.take_record(&key), None, "another epoch");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,13 +1,13 @@
 //! Hook protocol: requests are assembled from cached bytes, responses are validated.
 
-use std::{fmt, time::Duration};
+use std::{cmp::Ordering, fmt, time::Duration};
 
 use bytes::Bytes;
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Value, value::RawValue};
+use serde_json::value::RawValue;
 
 use super::{
     HookVersion,
@@ -59,20 +59,20 @@ pub(crate) fn sync_request(
         }
         push_text(&mut body, name);
         body.extend_from_slice(b":{");
-        let mut members: Vec<(String, &Child)> = children
+        let mut members: Vec<(MemberKey<'_>, &Child)> = children
             .iter()
             .filter(|child| child.group == *index)
             .filter_map(|child| {
                 let scope = groups[*index].served.identity.scope;
-                Some((child_key(version, parent, scope, &child.key)?, child))
+                Some((MemberKey::of(version, parent, scope, &child.key)?, child))
             })
             .collect();
-        members.sort_by(|one, other| one.0.cmp(&other.0));
+        members.sort_by(|(one, _), (other, _)| one.compare(other));
         for (position, (key, child)) in members.iter().enumerate() {
             if position > 0 {
                 body.push(b',');
             }
-            push_text(&mut body, key);
+            push_text(&mut body, format_args!("{key}"));
             body.push(b':');
             body.extend_from_slice(&child.json);
         }
@@ -98,24 +98,49 @@ fn group_key(served: &ServedType) -> String {
     format!("{}.{}", served.kind, served.identity.api_version())
 }
 
-/// Returns the key of a child; `None` for children that version 1 does not include.
-fn child_key(
-    version: HookVersion,
-    parent: &Parent,
-    scope: Scope,
-    key: &ObjectKey,
-) -> Option<String> {
-    match (version, &parent.key.namespace, scope) {
-        (HookVersion::V2, _, _) | (HookVersion::V1, None, _) => Some(key.to_string()),
-        (HookVersion::V1, Some(_), Scope::Cluster) => None,
-        (HookVersion::V1, Some(own), Scope::Namespaced) => {
-            (key.namespace.as_ref() == Some(own)).then(|| key.name.to_string())
+/// Key of a child within its group: `name`, or `namespace/name`.
+struct MemberKey<'a> {
+    namespace: Option<&'a str>,
+    name: &'a str,
+}
+
+impl<'a> MemberKey<'a> {
+    /// Returns the key of a child; `None` for children that version 1 does not include.
+    fn of(version: HookVersion, parent: &Parent, scope: Scope, key: &'a ObjectKey) -> Option<Self> {
+        let (namespace, name) = (key.namespace.as_deref(), &*key.name);
+        match (version, parent.key.namespace.as_deref(), scope) {
+            (HookVersion::V2, _, _) | (HookVersion::V1, None, _) => Some(Self { namespace, name }),
+            (HookVersion::V1, Some(_), Scope::Cluster) => None,
+            (HookVersion::V1, Some(own), Scope::Namespaced) => {
+                (namespace == Some(own)).then_some(Self { namespace: None, name })
+            }
         }
+    }
+
+    /// Compares the texts of two keys.
+    fn compare(&self, other: &Self) -> Ordering {
+        let bytes = |key: &Self| {
+            let namespace = key.namespace.map(|namespace| namespace.bytes().chain([b'/']));
+            namespace.into_iter().flatten().chain(key.name.bytes())
+        };
+        if self.namespace == other.namespace {
+            return self.name.cmp(other.name);
+        }
+        bytes(self).cmp(bytes(other))
     }
 }
 
-fn push_text(body: &mut Vec<u8>, text: &str) {
-    body.extend_from_slice(Value::from(text).to_string().as_bytes());
+impl fmt::Display for MemberKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(namespace) = self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(self.name)
+    }
+}
+
+fn push_text(body: &mut Vec<u8>, text: impl Serialize) {
+    serde_json::to_writer(body, &text).expect("a vector takes all bytes");
 }
 
 /// Response of a composite controller's sync hook. Status and children are slices of its text.
@@ -300,7 +325,7 @@ impl<'de> Deserialize<'de> for Children<'de> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::{
         super::{UpdateMethod, children::fixtures::*},
@@ -366,6 +391,28 @@ mod tests {
                 r#""related":{},"finalizing":false}"#
             )
         );
+    }
+
+    #[test]
+    fn keys_of_children_are_sorted_as_texts_and_escaped() {
+        let key = |namespace, name| MemberKey { namespace, name };
+        let keys = [
+            key(None, "a"),
+            key(None, "a\"b"),
+            key(Some("a"), "b"),
+            key(Some("a"), "c"),
+            key(Some("a-b"), "a"),
+            key(Some("a.b"), "a"),
+            key(Some("a0"), "a"),
+        ];
+        for (one, other) in keys.iter().flat_map(|one| keys.iter().map(move |other| (one, other))) {
+            let as_texts = one.to_string().cmp(&other.to_string());
+
+            assert_eq!(one.compare(other), as_texts, "{one} {other}");
+        }
+        let mut body = Vec::new();
+        push_text(&mut body, format_args!("{}", keys[1]));
+        assert_eq!(body, br#""a\"b""#);
     }
 
     #[track_caller]

@@ -18,11 +18,12 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     informer::{InformerStatus, ObjectKey},
     manager::{Manager, ManagerOptions, RunnableOptions},
-    meta::{self, Hook, HookError, HookFactory, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{self, Hook, HookError, HookFactory, HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
         CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, Verb, simulated::SimulatedServer,
     },
 };
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -170,6 +171,8 @@ pub(crate) struct Bench {
     pub(crate) server: SimulatedServer,
     pub(crate) faults: Faults,
     pub(crate) hook: Arc<FunctionHook>,
+    /// Metrics of the hook.
+    pub(crate) metrics: Arc<Registry>,
     crd: CrdBuilder,
     sent: Arc<Mutex<Vec<(Instant, RequestInfo)>>>,
     deletions: Deletions,
@@ -234,7 +237,9 @@ impl Bench {
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
-        let options = MetaOptions { hooks, ..MetaOptions::default() };
+        let (hook_metrics, mut metrics) = (HookMetrics::default(), Registry::default());
+        hook_metrics.register(&mut metrics);
+        let options = MetaOptions { hooks, metrics: hook_metrics, ..MetaOptions::default() };
         let supervisor = Supervisor::new(&cluster, handle, options).unwrap();
         manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
@@ -245,6 +250,7 @@ impl Bench {
             server,
             faults,
             hook,
+            metrics: Arc::new(metrics),
             crd,
             sent,
             deletions,

@@ -23,21 +23,24 @@ use crate::{
 const FAILURES: usize = 8;
 
 impl Composite {
-    /// Applies the desired children. A failure of one child does not stop the others.
+    /// Applies the desired children. A failure of one child does not stop the others. Returns
+    /// whether all children are as desired, without a write or a dry run, and without one that the
+    /// limit holds back.
     pub(super) async fn execute(
         &self,
         rules: &Rules<'_>,
         desired: Vec<Desired>,
         context: &Context,
-    ) -> Result<(), SyncError> {
+    ) -> Result<bool, SyncError> {
         let mut failed = Failures::default();
         let mut behind = None;
+        let mut as_desired = true;
         for planned in rules.plan(desired) {
             if context.is_cancelled() {
                 return Err(SyncError::Cancelled);
             }
             match self.write_child(rules, planned, context).await {
-                Ok(()) => {}
+                Ok(is_as_desired) => as_desired &= is_as_desired,
                 Err(SyncError::Behind(message)) => behind = Some(message),
                 Err(SyncError::Failed(message)) => failed.push(message),
                 // The other requests would be refused as well, and add to the load.
@@ -54,17 +57,18 @@ impl Composite {
         match (failed.text(), behind) {
             (Some(text), _) => Err(SyncError::Failed(text)),
             (None, Some(message)) => Err(SyncError::Behind(message)),
-            (None, None) => Ok(()),
+            (None, None) => Ok(as_desired),
         }
     }
 
-    /// Writes one child, unless it is in its desired state or its writes are limited.
+    /// Writes one child, unless it is in its desired state or its writes are limited. Returns whether
+    /// it was in its desired state.
     async fn write_child(
         &self,
         rules: &Rules<'_>,
         planned: Planned<'_>,
         context: &Context,
-    ) -> Result<(), SyncError> {
+    ) -> Result<bool, SyncError> {
         let parent = rules.parent;
         let (group, key) = planned.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());
@@ -72,12 +76,12 @@ impl Composite {
             let _permit = self.budget.decode_permit(planned.size()).await;
             rules.step(planned).map_err(SyncError::Failed)?
         };
-        let Some(step) = step else { return Ok(()) };
+        let Some(step) = step else { return Ok(true) };
         let what = format!("{} {key}", served.kind);
         // Deletions are not limited.
         let is_limited = !matches!(step, Step::Delete { .. });
         if is_limited && !self.parents.writes.may_write(&parent.key, &what) {
-            return Ok(());
+            return Ok(false);
         }
         let resource = Resource::new(context.client(), served);
         let (verb, result) = match &step {
@@ -87,7 +91,7 @@ impl Composite {
             Step::Recreate { uid, created, observed, merged } => {
                 let answer = resource.dry_run_update(key, merged.clone()).await;
                 if !differs(observed, &answer, &what, context.attempt())? {
-                    return Ok(());
+                    return Ok(false);
                 }
                 dry_run_create(&resource, served, created).await?;
                 ("replacing", resource.delete(key, uid).await.map(|()| false))
@@ -107,7 +111,7 @@ impl Composite {
                 if changed {
                     self.parents.writes.wrote(&parent.key, what);
                 }
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => error,
         };
@@ -115,7 +119,9 @@ impl Composite {
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
         Err(match step {
             // Deleted already, or replaced by another object of that name.
-            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
+            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => {
+                return Ok(false);
+            }
             _ if is_already_there(&error) => {
                 explain_existing(parent, rules.selector, &resource, key, &doing).await
             }

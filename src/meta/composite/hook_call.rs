@@ -1,7 +1,5 @@
 //! Call of the sync hook for one parent: request within the budget, and check of the response.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 
 use super::{Composite, SyncError};
@@ -13,8 +11,17 @@ use crate::{
         hook,
         hook_metrics::CallOutcome,
         protocol,
+        sync_record::{ObservedDigest, SyncRecord},
     },
 };
+
+/// Response of the hook.
+pub(super) enum Response {
+    /// Nothing has changed since this record.
+    Unchanged(SyncRecord),
+    /// Response that is to be executed.
+    Checked(CheckedResponse),
+}
 
 /// Response of the hook, checked as a whole. Its parts are slices of the response.
 pub(super) struct CheckedResponse {
@@ -22,19 +29,20 @@ pub(super) struct CheckedResponse {
     pub(super) desired: Vec<Desired>,
     /// Status of the parent.
     pub(super) status: Option<Bytes>,
-    /// Time until the next sync.
-    pub(super) resync_after: Option<Duration>,
+    /// Record of this sync.
+    pub(super) record: SyncRecord,
 }
 
 impl Composite {
-    /// Calls the hook, and checks its response.
+    /// Calls the hook, and checks its response unless nothing has changed since the last sync.
     pub(super) async fn call_hook(
         &self,
         object: &Object,
         rules: &Rules<'_>,
+        last: Option<SyncRecord>,
         context: &Context,
-    ) -> Result<CheckedResponse, SyncError> {
-        let Rules { parent, groups, observed, .. } = *rules;
+    ) -> Result<Response, SyncError> {
+        let Rules { parent, groups, missing, observed, .. } = *rules;
         let definition = &*self.definition;
         let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), observed);
         let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
@@ -47,6 +55,7 @@ impl Composite {
             groups,
             observed,
         );
+        let digest = ObservedDigest::of(&request, groups, missing);
         // The reservation is released after the request was sent.
         let request = match room {
             Some(room) => room.hold_all(request),
@@ -57,15 +66,20 @@ impl Composite {
         for waiting in self.parents.hook.responded(&parent.key) {
             context.enqueue(waiting);
         }
+        let record = SyncRecord::new(digest, &answer);
+        if let Some(last) = record.unchanged_since(last) {
+            call.end(CallOutcome::Answered);
+            return Ok(Response::Unchanged(last));
+        }
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, definition.sync.strict, rules)
+            check(&answer, definition.sync.strict, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
-        checked.map_err(|message| {
+        checked.map(Response::Checked).map_err(|message| {
             // A kept response would be confirmed by its ETag again and stay unusable.
             self.hook.forget(&parent.key);
             SyncError::answer(message)
@@ -73,9 +87,15 @@ impl Composite {
     }
 }
 
-fn check(answer: &Bytes, strict: bool, rules: &Rules<'_>) -> Result<CheckedResponse, String> {
+fn check(
+    answer: &Bytes,
+    strict: bool,
+    rules: &Rules<'_>,
+    mut record: SyncRecord,
+) -> Result<CheckedResponse, String> {
     let response = protocol::sync_response(answer, strict)?;
     let desired = rules.check(response.children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
-    Ok(CheckedResponse { desired, status: response.status, resync_after: response.resync_after })
+    record.resync_after = response.resync_after;
+    Ok(CheckedResponse { desired, status: response.status, record })
 }

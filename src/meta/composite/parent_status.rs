@@ -28,26 +28,28 @@ const STATUS: &str = "the status";
 const STATUS_ATTEMPTS: u32 = 4;
 
 impl Composite {
-    /// Replaces the parent's status by the hook's, if they differ.
+    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has the
+    /// hook's status already.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
         object: &Object,
         status: Option<Bytes>,
         context: &Context,
-    ) -> Result<(), SyncError> {
+    ) -> Result<bool, SyncError> {
         let wanted = Wanted::new(status, object.header().generation)?;
         let known = status_of(object.json())?;
+        if known == Some(wanted.fingerprint) {
+            return Ok(true);
+        }
         // The schema may have pruned the status.
-        if known == Some(wanted.fingerprint)
-            || self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known)
-        {
-            return Ok(());
+        if self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known) {
+            return Ok(false);
         }
         // If each answer has another status, each write of it triggers the next sync. The limit ends
         // that loop.
         if !self.parents.writes.may_write(&parent.key, STATUS) {
-            return Ok(());
+            return Ok(false);
         }
         let resource = Resource::new(context.client(), &parent.served);
         let mut body = wanted.within(object.json())?;
@@ -57,13 +59,13 @@ impl Composite {
                 sleep(Duration::from_millis(10 * 5_u64.pow(attempt - 1))).await;
                 let live = match resource.get(&parent.key).await {
                     Ok(live) if live.is(&parent.uid) => live,
-                    Ok(_) => return Ok(()),
-                    Err(error) if is_gone(&error) => return Ok(()),
+                    Ok(_) => return Ok(false),
+                    Err(error) if is_gone(&error) => return Ok(false),
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
                 other = live.other_writer();
                 if status_of(live.json())? == Some(wanted.fingerprint) {
-                    return Ok(());
+                    return Ok(false);
                 }
                 body = wanted.within(live.json())?;
             }
@@ -75,9 +77,9 @@ impl Composite {
                         wanted.fingerprint,
                         stored.status,
                     );
-                    return Ok(());
+                    return Ok(false);
                 }
-                Err(error) if is_gone(&error) => return Ok(()),
+                Err(error) if is_gone(&error) => return Ok(false),
                 Err(error) if is_conflict(&error) => {}
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
