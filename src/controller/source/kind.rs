@@ -126,10 +126,13 @@ impl KindSource {
     fn interests(&self) -> Interests {
         let (deliver, whole) = match &self.delivery {
             Delivery::Everything => (vec![Interest::Everything], Vec::new()),
-            Delivery::OwnedBy(primary) => (vec![self.owned_by(primary)], Vec::new()),
-            Delivery::Moving(primary) => match self.owned_by(primary) {
-                Interest::Everything => (vec![Interest::Everything], Vec::new()),
-                kind => (Vec::new(), vec![kind]),
+            Delivery::OwnedBy(primary) => {
+                let owned = self.kind_of(primary).map_or(Interest::Everything, Interest::OwnerKind);
+                (vec![owned], Vec::new())
+            }
+            Delivery::Moving(primary) => match self.kind_of(primary) {
+                Some(kind) => (Vec::new(), vec![Interest::OwnerKind(kind)]),
+                None => (vec![Interest::Everything], Vec::new()),
             },
             Delivery::Of(interests) => (interests.clone(), Vec::new()),
         };
@@ -137,17 +140,15 @@ impl KindSource {
         Interests { deliver, whole }
     }
 
-    /// Returns the interest in objects with an owner of a type: everything, while its kind is not
-    /// known.
-    fn owned_by(&self, owner: &TypeRef) -> Interest {
-        let kind = match (self.types.served(owner), &owner.name) {
+    /// Returns the kind of an owner's type; `None` if it is named by its plural name and not served.
+    fn kind_of(&self, owner: &TypeRef) -> Option<GroupKind> {
+        match (self.types.served(owner), &owner.name) {
             (Some(served), _) => Some(served.group_kind()),
             (None, TypeName::Kind(kind)) => {
                 Some(GroupKind { group: owner.group.clone(), kind: kind.clone() })
             }
             (None, TypeName::Resource(_)) => None,
-        };
-        kind.map_or(Interest::Everything, Interest::OwnerKind)
+        }
     }
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
