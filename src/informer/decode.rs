@@ -27,8 +27,9 @@ use crate::{
     redaction,
 };
 
-/// Annotation in which `kubectl apply` stores a copy of the whole object.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// End of the keys of annotations in which clients such as kubectl and Metacontroller store a copy of
+/// the whole object.
+const LAST_APPLIED: &str = "/last-applied-configuration";
 
 /// Returns JSON as text. Invalid UTF-8 becomes U+FFFD, as in the server's own decoder.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
@@ -250,7 +251,7 @@ fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, Obj
         .unwrap_or_default()
         .into_iter()
         .map(|(key, value)| (key, value.unwrap_or_default()))
-        .filter(|(key, _)| key.0 != LAST_APPLIED)
+        .filter(|(key, _)| !key.0.ends_with(LAST_APPLIED))
         .collect())
 }
 

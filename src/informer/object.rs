@@ -46,8 +46,8 @@ pub struct Header {
     pub deletion_timestamp: Option<Timestamp>,
     /// Labels.
     pub labels: StringMap,
-    /// Annotations, without the copy of the whole object that `kubectl apply` stores; the JSON has
-    /// it.
+    /// Annotations, without the copies of the whole object that kubectl and Metacontroller store
+    /// (`…/last-applied-configuration`); the JSON has them.
     pub annotations: StringMap,
     /// Owners.
     pub owners: Vec<OwnerReference>,

@@ -105,16 +105,18 @@ fn a_projection_keeps_less() {
 }
 
 #[test]
-fn copy_of_the_object_is_left_out_of_the_annotations() {
-    let json = json!({"metadata": {
-        "name": "a", "annotations": {LAST_APPLIED: "{}", "other": "x"},
-    }});
+fn copies_of_the_object_are_left_out_of_the_annotations() {
+    let copies = ["kubectl.kubernetes.io", "metacontroller.k8s.io"]
+        .map(|client| format!("{client}/last-applied-configuration"));
+    for copy in &copies {
+        let json = json!({"metadata": {"name": "a", "annotations": {copy: "{}", "other": "x"}}});
 
-    let object = decode(&json.to_string()).unwrap();
+        let object = decode(&json.to_string()).unwrap();
 
-    assert!(!object.header().annotations.contains_key(LAST_APPLIED));
-    assert!(object.header().annotations.contains_key("other"));
-    assert!(value(&object)["metadata"]["annotations"][LAST_APPLIED].is_string());
+        assert!(!object.header().annotations.contains_key(copy));
+        assert!(object.header().annotations.contains_key("other"));
+        assert!(value(&object)["metadata"]["annotations"][copy].is_string());
+    }
 }
 
 #[track_caller]
