@@ -57,6 +57,7 @@ mod metrics;
 mod predicate;
 mod queue;
 mod reconciler;
+mod request;
 mod run;
 mod source;
 mod spec;
@@ -75,7 +76,8 @@ pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
-pub use reconciler::{Outcome, ReconcileError, Reconciler, Request};
+pub use reconciler::{Outcome, ReconcileError, Reconciler};
+pub use request::Request;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
 pub use source::channel::ChannelSource;

@@ -18,14 +18,17 @@
 mod backoff;
 mod condition;
 mod conditional;
+mod end;
 mod entry;
 mod epoch;
 mod fence;
 mod handle;
 mod lifecycle;
 mod metrics;
+mod name;
 mod owner;
 mod reason;
+mod report;
 mod run;
 mod runnable;
 mod snapshot;
@@ -45,7 +48,8 @@ pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
 pub use conditional::Conditional;
-pub use epoch::{Epoch, Report, StopReason, WatchReport};
+pub use end::{BoxError, DoneReason, RunResult, StopReason};
+pub use epoch::Epoch;
 pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
@@ -53,14 +57,12 @@ pub(crate) use fence::{Fence, Write, WriteEnd, WriteObserver, ask, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
+pub use name::ControllerName;
 pub use reason::Reason;
-pub use runnable::{
-    BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
-};
+pub use report::{Report, WatchReport, WatchState};
+pub use runnable::{ConditionalRunnable, Runnable, RunnableGroup};
 pub use snapshot::Snapshot;
-pub use status::{
-    ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
-};
+pub use status::{ControllerState, Done, RunnableStatus, Transition, TransitionKind};
 pub use verdict::{Basis, Subresource, Unmet, Verdict};
 
 /// Settings that apply to all runnables of a manager.

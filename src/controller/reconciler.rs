@@ -2,12 +2,8 @@
 
 use std::{fmt, future::Future, time::Duration};
 
-use super::Context;
-use crate::{informer::ObjectKey, manager::BoxError};
-
-/// Request to reconcile an object: its namespace and name, never the event. The object may be
-/// deleted by now.
-pub type Request = ObjectKey;
+use super::{Context, Request};
+use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

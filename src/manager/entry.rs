@@ -10,7 +10,8 @@ use tracing::warn;
 use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
-    lifecycle::{Cause, Lifecycle, RunEnd},
+    end::RunEnd,
+    lifecycle::{Cause, Lifecycle},
 };
 use crate::guard::{self, Held};
 

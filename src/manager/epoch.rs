@@ -11,58 +11,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence, WatchState, lifecycle::RunEnd, tasks::Tasks};
-use crate::{duration::after, kind::TypeRef};
-
-/// Reason for which an epoch is asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StopReason {
-    /// A type that the condition needs is proven gone, or is not the one that the epoch started
-    /// with.
-    TypeGone,
-    /// The same runnable with another specification takes its place.
-    Superseded,
-    /// The runnable was removed, the manager stops, or the run has ended by itself.
-    Cancelled,
-    /// This replica lost the lease; no more writes are allowed.
-    LeaseLost,
-}
-
-/// State of one watch of a run, for status and metrics.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WatchReport {
-    /// Type as it was requested.
-    pub type_ref: TypeRef,
-    /// State of the watch.
-    pub state: WatchState,
-    /// Last error, while the watch is failing.
-    pub error: Option<String>,
-}
-
-/// Report of a run about itself, while it runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// True once the run has started up: its sources are synced.
-    pub running: bool,
-    /// True if a cache is behind: a watch fails, though the type is not proven gone.
-    pub stale: bool,
-    /// Sources that have not synced within the sync timeout, each with the reason.
-    pub late: Vec<String>,
-    /// Requests that the server forbids, each with the missing RBAC rule.
-    pub forbidden: Vec<String>,
-    /// Types that cannot be read because a conversion webhook fails, each with the error.
-    pub unconverted: Vec<String>,
-    /// Optional types that are missing.
-    pub missing: Vec<TypeRef>,
-    /// True if a reconcile failed at least a minute ago and none has succeeded since.
-    pub failing: bool,
-    /// Last error of the run's work.
-    pub last_error: Option<String>,
-    /// Names of work that has not ended although the grace is over.
-    pub unfinished: Vec<String>,
-    /// State of each watch.
-    pub watches: Vec<WatchReport>,
-}
+use super::{ControllerName, Fence, Report, StopReason, end::RunEnd, tasks::Tasks};
+use crate::duration::after;
 
 /// Run of a runnable: its number, its stop signal and its permission to write.
 ///

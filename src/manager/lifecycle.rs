@@ -5,7 +5,7 @@
 
 use tokio::time::Instant;
 
-use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
+use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, end::RunEnd};
 use crate::token_bucket::TokenBucket;
 
 /// Reason for which an epoch is stopping.
@@ -27,29 +27,6 @@ pub enum RestartPolicy {
     OnFailure,
     /// Do not restart.
     Never,
-}
-
-/// End of a run, as its owner observed it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum RunEnd {
-    Completed,
-    Failed(String),
-    Panicked(String),
-    /// The run was dropped after the grace.
-    Aborted,
-}
-
-impl RunEnd {
-    /// Error of a run that had reported another end `before`, and failed only then.
-    pub(super) fn later_error(&self, before: &Self) -> Option<&str> {
-        match (before, self) {
-            (Self::Completed | Self::Aborted, Self::Failed(error))
-            | (Self::Completed | Self::Aborted | Self::Failed(_), Self::Panicked(error)) => {
-                Some(error)
-            }
-            (_, Self::Completed | Self::Aborted | Self::Failed(_) | Self::Panicked(_)) => None,
-        }
-    }
 }
 
 /// Everything that can happen to a runnable.

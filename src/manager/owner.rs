@@ -28,9 +28,10 @@ use self::{
 use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
+    end::RunEnd,
     entry::{RunnableEntry, Spec},
     handle::Command,
-    lifecycle::{Input, Lifecycle, RunEnd},
+    lifecycle::{Input, Lifecycle},
 };
 
 /// Largest number of events before a snapshot is published. Bounds the delay of the first change of a

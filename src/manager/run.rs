@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
-use super::{Epoch, RunResult, lifecycle::RunEnd};
+use super::{Epoch, RunResult, end::RunEnd};
 use crate::{guard, redaction};
 
 /// Added to the epoch's own grace before a run is dropped, so that a run that keeps the grace is

@@ -1,46 +1,9 @@
 //! Runnables: the units of work that a manager starts and stops, through the two methods of the
 //! lifecycle proposal, `ready` and `start`.
 
-use std::{fmt, sync::Arc};
-
 use futures::future::BoxFuture;
 
-use super::{Epoch, Readiness};
-
-/// Error of any kind, as a runnable returns it.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Result of a run: a clean end, or the reason for which it failed.
-pub type RunResult = Result<(), BoxError>;
-
-/// Name of a managed runnable, unique among the live ones of one manager.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ControllerName(Arc<str>);
-
-impl ControllerName {
-    /// Returns the name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl<T: AsRef<str>> From<T> for ControllerName {
-    fn from(name: T) -> Self {
-        Self(name.as_ref().into())
-    }
-}
-
-impl fmt::Display for ControllerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ControllerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
+use super::{Epoch, Readiness, RunResult};
 
 /// Order in which runnables start and stop.
 ///

@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{ControllerName, Reason, Report, RunnableGroup, StopReason, Unmet};
+use super::{ControllerName, DoneReason, Reason, Report, RunnableGroup, Unmet};
 
 /// State of a runnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,95 +41,6 @@ impl ControllerState {
             Self::Stopping => "Stopping",
             Self::BackingOff => "BackingOff",
             Self::Stopped => "Stopped",
-        }
-    }
-}
-
-/// State of one watch of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum WatchState {
-    /// The condition of the watch is not met.
-    Waiting,
-    /// The first list is under way.
-    Syncing,
-    /// The cache is complete and current.
-    Synced,
-    /// The cache is behind.
-    Stale,
-    /// The server refuses the list or the watch.
-    Forbidden,
-    /// The conversion webhook of the type fails.
-    ConversionFailed,
-}
-
-impl WatchState {
-    /// Returns the state as one word.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Waiting => "Waiting",
-            Self::Syncing => "Syncing",
-            Self::Synced => "Synced",
-            Self::Stale => "Stale",
-            Self::Forbidden => "Forbidden",
-            Self::ConversionFailed => "ConversionFailed",
-        }
-    }
-}
-
-/// Reason for which an epoch is done.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum DoneReason {
-    /// A type that the epoch needs is proven gone, or has been replaced by another.
-    TypeGone,
-    /// The same runnable with another specification replaces this epoch.
-    Superseded,
-    /// The runnable was removed, or the manager stops.
-    Cancelled,
-    /// The run completed its work.
-    Completed,
-    /// The run returned an error.
-    Failed(String),
-    /// The run panicked.
-    Panicked(String),
-    /// This replica lost the lease.
-    LeaseLost,
-}
-
-impl DoneReason {
-    /// Returns the reason as one word.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::TypeGone => "TypeGone",
-            Self::Superseded => "Superseded",
-            Self::Cancelled => "Cancelled",
-            Self::Completed => "Completed",
-            Self::Failed(_) => "Failed",
-            Self::Panicked(_) => "Panicked",
-            Self::LeaseLost => "LeaseLost",
-        }
-    }
-
-    /// Returns the error of the run, if it failed.
-    pub fn error(&self) -> Option<&str> {
-        match self {
-            Self::Failed(error) | Self::Panicked(error) => Some(error),
-            Self::TypeGone
-            | Self::Superseded
-            | Self::Cancelled
-            | Self::Completed
-            | Self::LeaseLost => None,
-        }
-    }
-}
-
-impl From<StopReason> for DoneReason {
-    fn from(reason: StopReason) -> Self {
-        match reason {
-            StopReason::TypeGone => Self::TypeGone,
-            StopReason::Superseded => Self::Superseded,
-            StopReason::Cancelled => Self::Cancelled,
-            StopReason::LeaseLost => Self::LeaseLost,
         }
     }
 }

@@ -4,7 +4,7 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::{mpsc, watch};
 use tokio_util::time::DelayQueue;
 
-use super::super::{Readiness, Report, handle::Command, lifecycle::RunEnd, metrics::Owned};
+use super::super::{Readiness, Report, end::RunEnd, handle::Command, metrics::Owned};
 use crate::owner_gauge::Counted;
 
 /// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
