@@ -1,0 +1,101 @@
+//! Case: writes of many children, at default flags.
+
+use tokio::time::Instant;
+
+use crate::{
+    arguments::{Arguments, ServerKind},
+    figure::{self, Figure, float},
+    objects::{Children, Declared, parent},
+    process::Process,
+    scene::{Scene, each},
+    server::Mark,
+};
+
+/// Number of children of a parent.
+const CHILDREN: usize = 3;
+const BYTES: usize = 200;
+const CONTROLLER: &str = "all";
+
+/// Rewrites all children by another revision of the hook.
+pub(crate) async fn rewrites(arguments: &Arguments) {
+    let mut scene = Scene::start(arguments, ServerKind::Real).await;
+    let parents = arguments.size(100, 1_000);
+    declare(&mut scene, parents).await;
+    figure::scene(&format!(
+        "writes: {} children of {parents} parents rewritten, {}",
+        parents * CHILDREN,
+        scene.server.name()
+    ));
+    let mut process = scene.run(parents).await;
+    scene.written(parents * CHILDREN).await;
+    scene.settle(&mut process).await;
+    for revision in ["1", "2", "3"] {
+        let calls = scene.hooks.calls();
+        let mark = scene.server.mark().await;
+        let (begin, cpu) = (Instant::now(), process.cpu());
+        let written = scene.revision(revision, parents * CHILDREN);
+        let url = scene.hooks.url(revision);
+        tokio::join!(written, scene.objects.set_hook(CONTROLLER, &url));
+        Figure::one("another hook → all children written", "s", begin.elapsed().as_secs_f64());
+        scene.settle(&mut process).await;
+        let cpu = process.cpu() - cpu;
+        print(&scene, &process, parents, cpu, mark).await;
+        print_calls(scene.hooks.calls() - calls, parents);
+    }
+    process.stop().await;
+    scene.stop().await;
+}
+
+/// Creates the children of all parents after a start.
+pub(crate) async fn first_sync(arguments: &Arguments) {
+    let mut scene = Scene::start(arguments, ServerKind::Real).await;
+    let parents = arguments.size(500, 10_000);
+    declare(&mut scene, parents).await;
+    figure::scene(&format!(
+        "first sync: {parents} parents × {CHILDREN} children, {}",
+        scene.server.name()
+    ));
+    let mark = scene.server.mark().await;
+    let begin = Instant::now();
+    let mut process = scene.run(parents).await;
+    scene.written(parents * CHILDREN).await;
+    Figure::one("start of the process → all children", "s", begin.elapsed().as_secs_f64());
+    scene.settle(&mut process).await;
+    let cpu = process.cpu();
+    print(&scene, &process, parents, cpu, mark).await;
+    print_calls(scene.hooks.calls(), parents);
+    process.stop().await;
+    scene.stop().await;
+}
+
+async fn declare(scene: &mut Scene, parents: usize) {
+    let names = (0..parents).map(|index| (parent(index), None)).collect();
+    scene.objects.types(1).await;
+    scene.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    let declared = Declared::new(CONTROLLER, 0, &scene.hooks);
+    scene.objects.controllers(vec![declared]).await;
+}
+
+fn print_calls(calls: u64, parents: usize) {
+    Figure::one("hook calls for a parent", "", float(calls) / float(parents));
+}
+
+async fn print(
+    scene: &Scene,
+    process: &Process,
+    parents: usize,
+    cpu: std::time::Duration,
+    mark: Mark,
+) {
+    let requests = scene.server.requests_since(mark).await;
+    let is_write = |named: &str| {
+        ["create ", "update ", "patch ", "delete "].iter().any(|verb| named.starts_with(verb))
+    };
+    let writes: usize =
+        requests.iter().filter(|(named, _)| is_write(named)).map(|(_, count)| count).sum();
+    let all: usize = requests.values().sum();
+    Figure::one("CPU time for 1,000 writes", "ms", each(cpu, writes) * 1e3);
+    Figure::one("requests for a parent", "", float(all) / float(parents));
+    Figure::one("anonymous memory at most", "MiB", process.most_memory());
+    println!("    {requests:?}");
+}
