@@ -38,12 +38,14 @@ mod script;
 
 pub use index::Index;
 pub(crate) use index::IndexPanic;
+#[cfg(feature = "meta")]
 pub(crate) use interest::InterestIndex;
 pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
 pub use selector::{Selector, SelectorError};
+#[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use store::{KeepsEntries, Store};

@@ -179,12 +179,12 @@ impl Builder {
         self.kind(type_ref.into(), Role::Watched(handler), false)
     }
 
-    /// Adds a type whose objects the reconciler names by [`Context::moving_interests`]. Only objects
-    /// with an owner of the primary kind are kept whole.
+    /// Adds a type whose objects the reconciler names while it runs, for each request, by
+    /// [`Context::moving_interests`]: such as the objects of one owner, and the orphans that it could
+    /// adopt. Only objects with an owner of the primary kind are kept whole.
     ///
     /// [`Context::moving_interests`]: super::Context::moving_interests
-    #[cfg(feature = "meta")]
-    pub(crate) fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
+    pub fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
         self.kind(type_ref.into(), Role::Claimed(handler), false)
     }
 

@@ -12,7 +12,7 @@ pub struct Selector(Vec<Expression>);
 
 impl Selector {
     /// Returns the selector of these requirements, all of which must hold.
-    pub(crate) fn new(requirements: Vec<Expression>) -> Self {
+    pub fn new(requirements: Vec<Expression>) -> Self {
         Self(requirements)
     }
 

@@ -207,8 +207,9 @@ impl Store {
         all.into_iter().map(|object| self.view(object)).collect()
     }
 
-    /// Returns the objects without a controller that a selection selects, perhaps as entries.
-    pub(crate) fn orphans(&self, selection: &Selection) -> Vec<Object> {
+    /// Returns the objects without a controller that a selection selects: by index, if an interest
+    /// in them is set, and by a scan otherwise. They may be metadata entries.
+    pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
         self.read().objects.orphans(selection)
     }
 
