@@ -167,7 +167,8 @@ impl Context {
     /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler names
     /// while it runs; `None` for any other input, and where [`Context::store`] returns `None`.
     ///
-    /// They end with the source of the input: set them in each reconcile, before the store is read.
+    /// The interests end with the source of the input: set them in each reconcile, before the store is
+    /// read.
     ///
     /// [`Builder::claims_type`]: super::Builder::claims_type
     pub fn moving_interests(&self, type_ref: &TypeRef) -> Option<MovingInterests> {
