@@ -18,7 +18,7 @@ const BENCH: &str = "bench";
 pub(crate) struct Server {
     pub(crate) client: Client,
     pub(crate) kubeconfig: PathBuf,
-    // Also holds the logs of measured processes.
+    // Directory of the kubeconfig, and of the logs of measured processes.
     directory: PrivateDirectory,
     kind: Kind,
 }

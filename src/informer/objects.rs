@@ -76,8 +76,6 @@ impl Objects {
         let rest = self.by_key.range::<ObjectKey, _>((Bound::Included(&first), Bound::Unbounded));
         rest.map(|(object, _)| &object.0)
             .take_while(move |object| object.key().namespace.as_ref() == Some(namespace))
-            .collect::<Vec<_>>()
-            .into_iter()
     }
 
     /// Returns the whole objects with the owner of a uid.

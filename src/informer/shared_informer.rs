@@ -125,7 +125,7 @@ impl SharedInformer {
     /// objects that it needs whole are kept as metadata entries.
     pub(super) fn join(&self, interests: Interests) -> Option<Joined> {
         let Interests { deliver, mut whole } = interests;
-        // What is delivered first is scanned in the store, and so has to be there.
+        // Objects that are delivered first are scanned in the store, and so have to be whole there.
         let also: Vec<_> = deliver.iter().filter(|it| !whole.contains(it)).cloned().collect();
         whole.extend(also);
         let mut state = self.lock();

@@ -210,7 +210,8 @@ impl Store {
     /// Returns the objects without a controller that a selection selects: by index, if an interest
     /// in them is set, and by a scan otherwise. They may be metadata entries.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
-        self.read().objects.orphans(selection)
+        let orphans = self.read().objects.orphans(selection);
+        orphans.into_iter().map(|object| self.view(object)).collect()
     }
 
     fn keeps_all(&self) -> Result<(), KeepsEntries> {

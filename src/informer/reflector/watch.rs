@@ -136,11 +136,12 @@ impl Reflector {
                 let header = object.header();
                 let version = &header.resource_version;
                 // A list that failed in its middle may have stored a newer state.
-                let is_overtaken = self.informer.store.stored(&header.key).is_some_and(|cached| {
-                    let cached = cached.header();
-                    cached.uid == header.uid
-                        && self.order.is_older(version, &cached.resource_version)
-                });
+                let is_overtaken = self.failed_fills > 0
+                    && self.informer.store.stored(&header.key).is_some_and(|cached| {
+                        let cached = cached.header();
+                        cached.uid == header.uid
+                            && self.order.is_older(version, &cached.resource_version)
+                    });
                 if is_overtaken || self.is_past(version) {
                     self.metrics.event(EventKind::Ignored);
                     debug!(name = %object.key(), resource_version = %version, "old event ignored");
