@@ -144,7 +144,7 @@ impl SharedInformer {
         for interest in &deliver {
             state.index.insert(interest, id);
         }
-        let store = self.store.join(&whole);
+        let store = self.store.join(id, &whole);
         let mut subscriber = Subscriber::new(deliver, whole, fill);
         let mailbox = subscriber.mailbox.clone();
         if let Some(filled) = state.complete {

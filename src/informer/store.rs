@@ -20,6 +20,7 @@ use super::{
     Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection},
     objects::{Generation, Objects, Scanned},
+    subscriber::SubscriberId,
 };
 
 /// Reader of an informer's objects. Cheap to clone. Does not keep the informer alive: once that has
@@ -49,7 +50,7 @@ pub struct KeepsEntries;
 
 /// Identity of a subscription in the store of its informer.
 struct Reader {
-    id: u64,
+    id: SubscriberId,
     // Set under the store's lock.
     left: AtomicBool,
 }
@@ -68,8 +69,7 @@ struct Shared {
 struct State {
     objects: Objects,
     // Indexes of the subscribers that have any.
-    custom: BTreeMap<u64, Custom>,
-    next_reader: u64,
+    custom: BTreeMap<SubscriberId, Custom>,
 }
 
 /// Indexes of one subscriber.
@@ -244,14 +244,11 @@ impl Store {
     }
 
     /// Returns a reader of the same objects for a new subscriber, with its own indexes.
-    pub(super) fn join(&self, whole: &[Interest]) -> Self {
+    pub(super) fn join(&self, id: SubscriberId, whole: &[Interest]) -> Self {
         let mut index = InterestIndex::default();
         for interest in whole {
             index.insert(interest, ());
         }
-        let mut state = self.write();
-        let id = state.next_reader;
-        state.next_reader += 1;
         let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false) }));
         Self { shared: self.shared.clone(), reader, whole: Arc::new(index) }
     }
@@ -375,30 +372,25 @@ impl Store {
 
 impl State {
     fn index(&mut self, object: &Object) {
-        if !object.is_whole() {
-            return;
-        }
-        for custom in self.custom.values_mut() {
-            if custom.whole.concerns(object.header()) {
-                for (index, buckets) in &mut custom.indexes {
-                    for value in index.values(object) {
-                        insert(buckets, value, object);
-                    }
-                }
-            }
-        }
+        self.change_indexes(object, |buckets, value| insert(buckets, value, object));
     }
 
     fn unindex(&mut self, object: &Object) {
-        if !object.is_whole() {
-            return;
-        }
-        for custom in self.custom.values_mut() {
-            if custom.whole.concerns(object.header()) {
-                for (index, buckets) in &mut custom.indexes {
-                    for value in index.values(object) {
-                        remove(buckets, &value, object);
-                    }
+        self.change_indexes(object, |buckets, value| remove(buckets, &value, object));
+    }
+
+    /// Calls `change` for each value of an object in each index that has it.
+    fn change_indexes(
+        &mut self,
+        object: &Object,
+        change: impl Fn(&mut HashMap<String, Bucket>, String),
+    ) {
+        let indexing = |custom: &&mut Custom| custom.whole.concerns(object.header());
+        // An index has whole objects only.
+        for custom in self.custom.values_mut().filter(|_| object.is_whole()).filter(indexing) {
+            for (index, buckets) in &mut custom.indexes {
+                for value in index.values(object) {
+                    change(buckets, value);
                 }
             }
         }
@@ -506,7 +498,7 @@ mod tests {
 
     #[test]
     fn an_index_finds_objects_put_before_and_after_it() {
-        let store = Store::new().join(&[Interest::Everything]);
+        let store = Store::new().join(SubscriberId(0), &[Interest::Everything]);
         put(&store, &fixture("a").label("app", "x").object());
 
         let index = Index::new("app", |object| {
@@ -526,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_panicking_index_function_hurts_only_its_index() {
-        let store = Store::new().join(&[Interest::Everything]);
+        let store = Store::new().join(SubscriberId(0), &[Interest::Everything]);
         store.add_index(Index::new("bad", |_object| panic!("no index for you")));
 
         put(&store, &fixture("a").object());
