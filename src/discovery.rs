@@ -12,7 +12,6 @@ mod catalog;
 mod crd;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
-mod ledger;
 mod metrics;
 mod raw;
 mod registry;
@@ -25,6 +24,7 @@ mod state;
 mod subscriptions;
 mod task;
 mod type_change;
+mod type_statuses;
 mod watch;
 
 pub use registry::{DiscoveryMode, DiscoveryOptions, TypeRegistry};

@@ -11,9 +11,9 @@ use tokio::sync::{Notify, watch};
 use super::{
     Discovery, DiscoveryHealth, Origin, TypeReport, TypeState, TypeStatus,
     catalog::{Catalog, Touched},
-    ledger::Ledger,
     metrics::Metrics,
     subscriptions::{Subscriptions, blank},
+    type_statuses::TypeStatuses,
 };
 use crate::kind::{GroupResource, ServedType, TypeIdentity, TypeName, TypeRef};
 
@@ -75,7 +75,7 @@ pub(super) struct Shared {
 pub(super) struct Known {
     pub(super) catalog: Catalog,
     pub(super) health: DiscoveryHealth,
-    ledger: Ledger,
+    statuses: TypeStatuses,
     subscriptions: Subscriptions,
     created: Timestamp,
 }
@@ -88,7 +88,7 @@ impl TypeRegistry {
             known: RwLock::new(Known {
                 catalog: Catalog::default(),
                 health: DiscoveryHealth::new(now),
-                ledger: Ledger::default(),
+                statuses: TypeStatuses::default(),
                 subscriptions: Subscriptions::default(),
                 created: now,
             }),
@@ -212,7 +212,7 @@ impl Shared {
 impl Known {
     fn publish(&mut self, touched: &Touched, metrics: &Metrics) {
         let now = Timestamp::now();
-        self.ledger.update(touched, &self.catalog, metrics, now);
+        self.statuses.update(touched, &self.catalog, metrics, now);
         self.subscriptions
             .publish(touched, now, |type_ref, bound| self.catalog.status_after(type_ref, bound));
     }
@@ -222,7 +222,7 @@ impl Known {
             return status;
         }
         let judgement = self.catalog.status(type_ref);
-        // No subscription to this name, but the ledger may know the type.
+        // No subscription to this name, but its status may be known.
         let name = judgement
             .served
             .as_ref()
@@ -233,7 +233,7 @@ impl Known {
                 }
                 TypeName::Kind(_) => None,
             });
-        let before = name.and_then(|name| self.ledger.get(&name)).cloned();
+        let before = name.and_then(|name| self.statuses.get(&name)).cloned();
         before.unwrap_or_else(|| blank(self.created)).succeed(judgement, self.created)
     }
 
@@ -250,7 +250,9 @@ impl Known {
             };
             // A request for one version can have another state than the type at its best version.
             let agrees = |name: &GroupResource| {
-                self.ledger.get(name).is_some_and(|best| best.state.phase() == status.state.phase())
+                self.statuses
+                    .get(name)
+                    .is_some_and(|best| best.state.phase() == status.state.phase())
             };
             match known.filter(agrees) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,
@@ -272,7 +274,7 @@ impl Known {
                 }),
             }
         }
-        reports.extend(self.ledger.iter().map(|(name, status)| {
+        reports.extend(self.statuses.iter().map(|(name, status)| {
             let described = self.catalog.describe(name);
             let identity = status.served.as_ref().map(|served| &served.identity);
             TypeReport {

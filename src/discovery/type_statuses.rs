@@ -1,4 +1,4 @@
-//! Ledger: the state of each known type, and since when it holds.
+//! Type statuses: the state of each known type, and since when it holds.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,11 +14,11 @@ use crate::kind::{GroupResource, TypeName, TypeRef};
 
 /// Status of each known type at its best version. A type that is no longer known is dropped.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct TypeStatuses {
     statuses: HashMap<GroupResource, TypeStatus>,
 }
 
-impl Ledger {
+impl TypeStatuses {
     /// Returns the status of a known type at its best version.
     pub(super) fn get(&self, name: &GroupResource) -> Option<&TypeStatus> {
         self.statuses.get(name)
