@@ -1,32 +1,41 @@
-//! Executes the plan for the children of one parent.
+//! Apply: executes the plan for the children of one parent.
+//!
+//! This module does not decide on ownership: the rules of a sync complete each child and its owners.
 
-use serde_json::value::RawValue;
+mod dry_run_create;
+mod dry_run_update;
+mod failures;
+mod refusal;
 
-use super::{
-    Composite, SyncError,
+use std::sync::Arc;
+
+use self::{
     dry_run_create::dry_run_create,
-    dry_run_update::{DryRunUpdate, dry_run_update},
-    sync_error::CONFLICTS_BEFORE_ERROR,
+    dry_run_update::differs,
+    failures::Failures,
+    refusal::{explain_existing, with_other_writer},
 };
-use crate::{
-    controller::Context,
-    informer::ObjectKey,
-    meta::{
-        Selector,
-        children::{Desired, Parent, Planned, Rules, Step, Write},
-        protocol::bounded,
-        resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
-    },
+use super::{
+    ControllerBudget, Parents,
+    children::{Desired, Planned, Rules, Step, Write},
+    resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
+    sync_error::SyncError,
 };
+use crate::controller::Context;
 
-/// Number of failures that a message names, since all of 10,000 children may fail.
-const FAILURES: usize = 8;
+/// Executor of the plans of one controller.
+pub(crate) struct Apply {
+    /// Budget of decoded children.
+    pub(crate) budget: ControllerBudget,
+    /// Parents with the limits of their writes.
+    pub(crate) parents: Arc<Parents>,
+}
 
-impl Composite {
+impl Apply {
     /// Applies the desired children. A failure of one child does not stop the others. Returns
     /// whether all children are as desired, without a write or a dry run, and without one that the
     /// limit holds back.
-    pub(super) async fn execute(
+    pub(crate) async fn execute(
         &self,
         rules: &Rules<'_>,
         desired: Vec<Desired>,
@@ -137,136 +146,5 @@ impl Composite {
                 SyncError::of_write(&doing, &error)
             }
         })
-    }
-}
-
-/// Returns whether the server would store another object than the observed one, from the answer to
-/// a dry run.
-fn differs(
-    observed: &[u8],
-    answer: &Result<Box<RawValue>, kube::Error>,
-    what: &str,
-    attempt: u32,
-) -> Result<bool, SyncError> {
-    match dry_run_update(observed, answer) {
-        DryRunUpdate::Unchanged => Ok(false),
-        DryRunUpdate::Cancelled => Err(SyncError::Cancelled),
-        DryRunUpdate::Throttled(after) => {
-            let message = format!("comparing {what}: the API server throttles requests");
-            Err(SyncError::Throttled { message, after })
-        }
-        // A cache that never catches up must not block a replacement for ever.
-        DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_ERROR => {
-            Err(SyncError::Behind(format!("comparing {what}: the cache is behind")))
-        }
-        DryRunUpdate::Conflict | DryRunUpdate::Changed => Ok(true),
-    }
-}
-
-/// Failures of the children of one parent: the first messages, and the number of others.
-#[derive(Debug, Default)]
-struct Failures {
-    first: Vec<String>,
-    more: usize,
-}
-
-impl Failures {
-    fn push(&mut self, message: String) {
-        if self.first.len() < FAILURES {
-            self.first.push(bounded(message));
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn text(&self) -> Option<String> {
-        let text = self.first.join("; ");
-        match (self.first.is_empty(), self.more) {
-            (true, _) => None,
-            (false, 0) => Some(text),
-            (false, more) => Some(format!("{text}; and {more} more")),
-        }
-    }
-}
-
-/// Adds the field manager that keeps writing the object, if the server names one. Only a conflict
-/// that is about to be reported is worth this request.
-async fn with_other_writer(
-    error: SyncError,
-    resource: &Resource<'_>,
-    key: &ObjectKey,
-    attempt: u32,
-) -> SyncError {
-    if attempt < CONFLICTS_BEFORE_ERROR {
-        return error;
-    }
-    let SyncError::Behind(message) = error else { return error };
-    let live = resource.get(key).await.ok();
-    SyncError::Behind(match live.and_then(|live| live.other_writer()) {
-        Some(writer) => format!("{message}; {writer} keeps writing it"),
-        None => message,
-    })
-}
-
-/// Returns why an object exists that was to be created.
-async fn explain_existing(
-    parent: &Parent,
-    selector: &Selector,
-    resource: &Resource<'_>,
-    key: &ObjectKey,
-    doing: &str,
-) -> SyncError {
-    let live = match resource.get(key).await {
-        Ok(live) => live,
-        Err(error) if is_gone(&error) => {
-            return SyncError::Behind(format!(
-                "{doing}: the object existed and was deleted meanwhile"
-            ));
-        }
-        Err(error) => return SyncError::of_write(doing, &error),
-    };
-    let metadata = &live.metadata;
-    let mut owners = metadata.owner_references.iter().flatten();
-    let controller = owners.find(|owner| owner.controller == Some(true));
-    let labels = metadata.labels.iter().flatten();
-    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let going = live.is_going();
-    match controller {
-        // The cache lags behind.
-        Some(owner) if *owner.uid == *parent.uid => {
-            SyncError::Behind(format!("{doing}: the cache is behind"))
-        }
-        Some(owner) => SyncError::Failed(format!(
-            "{doing}: it exists already and belongs to {} {}",
-            owner.kind, owner.name
-        )),
-        None if going => SyncError::Behind(format!("{doing}: the old object is being deleted")),
-        None if selector.matches(&labels) => {
-            SyncError::Behind(format!("{doing}: it is about to be adopted"))
-        }
-        None => SyncError::Failed(format!(
-            "{doing}: it exists already, has no owner and does not match the parent's \
-             selector {selector}"
-        )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_of_many_children_make_a_message_of_bounded_length() {
-        let mut failed = Failures::default();
-        assert_eq!(failed.text(), None);
-
-        failed.push("creating a: no".to_owned());
-        assert_eq!(failed.text().as_deref(), Some("creating a: no"));
-
-        for _ in 0..9_999 {
-            failed.push("x".repeat(10_000));
-        }
-        let text = failed.text().unwrap();
-        assert!(text.len() < 8 * 600 && text.ends_with("; and 9992 more"), "{}", text.len());
     }
 }
