@@ -93,7 +93,7 @@
 //!    4. it checks the answer as a whole (`src/meta/children/check.rs`);
 //!    5. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
 //!       (`src/meta/merge.rs`);
-//!    6. it executes the plan (`src/meta/composite/apply.rs::execute`), and writes the status of the
+//!    6. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
 //!       parent (`src/meta/composite/parent_status.rs::write_status`).
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
 //!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
@@ -145,7 +145,7 @@
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/composite/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
-//! | children are written | `src/meta/composite/apply.rs::execute`, the requests in `src/meta/resource.rs` |
+//! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
 //! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |

@@ -1,6 +1,7 @@
 //! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
 
 pub mod api;
+mod apply;
 mod budget;
 mod children;
 mod claim;
@@ -30,6 +31,7 @@ mod rewrite;
 mod selection;
 mod status;
 mod supervisor;
+mod sync_error;
 mod sync_record;
 mod webhook;
 mod write_limit;

@@ -4,7 +4,7 @@
 //! that a mistake in it deletes nothing.
 //!
 //! A child is kept as the text that the hook sent, and decoded only for its own step. At most one
-//! child is decoded at a time, and none during a request.
+//! child of a parent is decoded at a time, while earlier ones are being written.
 
 mod check;
 
@@ -138,6 +138,27 @@ pub(crate) enum Step {
     Update(Write),
 }
 
+impl Step {
+    /// Returns the index of the group, and the key of the object.
+    pub(crate) fn target(&self) -> (usize, &ObjectKey) {
+        match self {
+            Self::Delete { group, key, .. } => (*group, key),
+            Self::Recreate { created: write, .. } | Self::Create(write) | Self::Update(write) => {
+                (write.group, &write.key)
+            }
+        }
+    }
+
+    /// Returns the number of bytes that it sends.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Delete { .. } => 0,
+            Self::Recreate { created, merged, .. } => created.body.len() + merged.len(),
+            Self::Create(write) | Self::Update(write) => write.body.len(),
+        }
+    }
+}
+
 impl Planned<'_> {
     /// Returns the number of bytes that its step decodes.
     pub(crate) fn size(&self) -> usize {
@@ -210,6 +231,12 @@ impl Rules<'_> {
         deletes.sort_by_cached_key(|planned| (rank(planned), planned.target().1.clone()));
         writes.sort_by_cached_key(|(order, planned)| (rank(planned), *order));
         deletes.into_iter().chain(writes.into_iter().map(|(_, planned)| planned)).collect()
+    }
+
+    /// Returns the kind and key of a step, for messages and the write limit.
+    pub(crate) fn name(&self, step: &Step) -> String {
+        let (group, key) = step.target();
+        format!("{} {key}", self.groups[group].served.kind)
     }
 
     /// Returns the write for one child; `None` if the child is as desired.

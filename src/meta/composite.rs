@@ -1,16 +1,12 @@
 //! Composite controller: syncs parents and their children with the hook that decides on them.
 
 mod adopt;
-mod apply;
-mod dry_run_create;
-mod dry_run_update;
 mod hook_call;
 mod observation;
 mod owner_chain;
 mod parent_status;
 mod release;
 mod runnable;
-mod sync_error;
 
 use std::{
     panic::{AssertUnwindSafe, resume_unwind},
@@ -21,18 +17,17 @@ use std::{
 use futures::FutureExt;
 use kube::core::Status;
 
+use self::hook_call::{CheckedResponse, Response};
 pub(crate) use self::runnable::{CompositeRunnable, CountedHook};
-use self::{
-    hook_call::{CheckedResponse, Response},
-    sync_error::SyncError,
-};
 use super::{
     ControllerBudget, Definition, Hook, HookError, HookSeries, Parents,
+    apply::Apply,
     children::{Desired, Group, Parent, Rules},
     claim,
     hook_health::Failure,
     recorder::{EventRecorder, Severity, Subject},
     resource::throttled,
+    sync_error::SyncError,
     write_limit::Flapping,
 };
 use crate::{
@@ -48,6 +43,7 @@ struct Composite {
     hook: Arc<dyn Hook>,
     series: HookSeries,
     budget: ControllerBudget,
+    apply: Apply,
     recorder: EventRecorder,
     parents: Arc<Parents>,
     backoff: Backoff,
@@ -194,8 +190,11 @@ impl Composite {
         let parent = rules.parent;
         let CheckedResponse { desired, status, record } = response;
         let has_own = self.check_owners(parent, object, rules.groups, &desired, context)?;
-        let managed =
-            if parent.terminating { Ok(true) } else { self.execute(rules, desired, context).await };
+        let managed = if parent.terminating {
+            Ok(true)
+        } else {
+            self.apply.execute(rules, desired, context).await
+        };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, but the hook is healthy.

@@ -17,8 +17,8 @@ use crate::{
         all_of, subresource_served,
     },
     meta::{
-        ControllerBudget, Definition, Hook, HookSeries, Parents, Selector, hook_health::Health,
-        recorder::EventRecorder,
+        ControllerBudget, Definition, Hook, HookSeries, Parents, Selector, apply::Apply,
+        hook_health::Health, recorder::EventRecorder,
     },
 };
 
@@ -80,6 +80,7 @@ impl CompositeRunnable {
             definition: Arc::clone(&definition),
             hook: Arc::clone(&hook),
             series,
+            apply: Apply { budget: budget.clone(), parents: Arc::clone(&parents) },
             budget,
             recorder,
             parents: Arc::clone(&parents),

@@ -12,14 +12,38 @@ use serde_json::value::RawValue;
 use crate::meta::{
     fingerprint::Fingerprint,
     resource::{asks_to_wait, is_conflict, is_fenced},
+    sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
 };
 
 /// Fields that a dry run changes even if the update would change nothing else.
 const VOLATILE_FIELDS: [&str; 3] = ["resourceVersion", "managedFields", "generation"];
 
+/// Returns whether the server would store another object than the observed one, from the answer to
+/// a dry run.
+pub(super) fn differs(
+    observed: &[u8],
+    answer: &Result<Box<RawValue>, kube::Error>,
+    what: &str,
+    attempt: u32,
+) -> Result<bool, SyncError> {
+    match dry_run_update(observed, answer) {
+        DryRunUpdate::Unchanged => Ok(false),
+        DryRunUpdate::Cancelled => Err(SyncError::Cancelled),
+        DryRunUpdate::Throttled(after) => {
+            let message = format!("comparing {what}: the API server throttles requests");
+            Err(SyncError::Throttled { message, after })
+        }
+        // A cache that never catches up must not block a replacement for ever.
+        DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_ERROR => {
+            Err(SyncError::Behind(format!("comparing {what}: the cache is behind")))
+        }
+        DryRunUpdate::Conflict | DryRunUpdate::Changed => Ok(true),
+    }
+}
+
 /// Outcome of a dry run of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DryRunUpdate {
+enum DryRunUpdate {
     /// The update would change nothing.
     Unchanged,
     /// The update would change the object, or the outcome is unknown: the server refuses an update
@@ -34,10 +58,7 @@ pub(super) enum DryRunUpdate {
 }
 
 /// Reads the answer to the dry run of an update of `observed`.
-pub(super) fn dry_run_update(
-    observed: &[u8],
-    answer: &Result<Box<RawValue>, kube::Error>,
-) -> DryRunUpdate {
+fn dry_run_update(observed: &[u8], answer: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
     let essence = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
     match answer {
         Ok(updated) => match (essence(observed), essence(updated.get().as_bytes())) {

@@ -10,11 +10,11 @@ use crate::meta::{
 
 /// Number of failures in a row after which a conflict or a cache that lags behind counts as an
 /// error.
-pub(super) const CONFLICTS_BEFORE_ERROR: u32 = 5;
+pub(crate) const CONFLICTS_BEFORE_ERROR: u32 = 5;
 
 /// Reason why a sync did not complete.
 #[derive(Debug)]
-pub(super) enum SyncError {
+pub(crate) enum SyncError {
     /// The epoch is over.
     Cancelled,
     /// The hook is busy and requests a later retry.
@@ -34,7 +34,7 @@ pub(super) enum SyncError {
 }
 
 impl SyncError {
-    pub(super) fn of_write(doing: &str, error: &kube::Error) -> Self {
+    pub(crate) fn of_write(doing: &str, error: &kube::Error) -> Self {
         if is_fenced(error) {
             Self::Cancelled
         } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
@@ -50,7 +50,7 @@ impl SyncError {
 
     /// Returns the error after this many failures in a row. A cache that never catches up becomes a
     /// failure that is reported.
-    pub(super) fn after(self, failures: u32) -> Self {
+    pub(crate) fn after(self, failures: u32) -> Self {
         match self {
             Self::Behind(message) if failures >= CONFLICTS_BEFORE_ERROR => Self::Failed(message),
             Self::Cancelled
@@ -64,7 +64,7 @@ impl SyncError {
         }
     }
 
-    pub(super) fn answer(message: String) -> Self {
+    pub(crate) fn answer(message: String) -> Self {
         Self::Hook(Failure { reason: "HookAnswerInvalid", message })
     }
 }

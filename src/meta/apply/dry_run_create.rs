@@ -7,7 +7,6 @@
 //! The server validates and admits before it looks for the name, so it answers "already exists" for
 //! an acceptable object. A server without dry runs creates nothing either, since the name is taken.
 
-use super::SyncError;
 use crate::{
     kind::ServedType,
     meta::{
@@ -15,6 +14,7 @@ use crate::{
         resource::{
             Resource, asks_to_wait, explain, is_already_there, is_fenced, is_no_dry_run, is_taken,
         },
+        sync_error::SyncError,
     },
 };
 

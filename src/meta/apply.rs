@@ -1,0 +1,277 @@
+//! Apply: executes the plan for the children of one parent.
+//!
+//! This module does not decide on ownership: the rules of a sync complete each child and its owners.
+
+mod dry_run_create;
+mod dry_run_update;
+mod failures;
+mod order;
+mod refusal;
+
+use std::{mem::take, sync::Arc, task::Poll};
+
+use futures::{
+    StreamExt,
+    future::{BoxFuture, FutureExt},
+    poll,
+    stream::FuturesUnordered,
+};
+
+use self::{
+    dry_run_create::dry_run_create,
+    dry_run_update::differs,
+    failures::Failures,
+    order::{Order, Stage},
+    refusal::{explain_existing, with_other_writer},
+};
+use super::{
+    ControllerBudget, Parents,
+    budget::Reservation,
+    children::{Desired, Rules, Step, Write},
+    resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
+    sync_error::SyncError,
+};
+use crate::controller::Context;
+
+/// Executor of the plans of one controller.
+pub(crate) struct Apply {
+    /// Budget of decoded children and of large writes.
+    pub(crate) budget: ControllerBudget,
+    /// Parents with the limits of their writes.
+    pub(crate) parents: Arc<Parents>,
+}
+
+/// Results of the writes for one parent.
+#[derive(Debug, Default)]
+struct Results {
+    failed: Failures,
+    behind: Option<String>,
+    // Reason why no further write may begin: a cancellation, or the longest throttle.
+    halted: Option<SyncError>,
+    // True if a child needed a write or a dry run, or its write was held back.
+    differed: bool,
+}
+
+/// Writes of one parent, in order.
+struct Execution<'a> {
+    apply: &'a Apply,
+    rules: &'a Rules<'a>,
+    context: &'a Context,
+    order: Order,
+    under_way: FuturesUnordered<BoxFuture<'a, Result<(), SyncError>>>,
+    results: Results,
+}
+
+impl Apply {
+    /// Applies the desired children in their order. A failure of one child does not stop the others;
+    /// a throttle and a cancellation do, and the writes under way are awaited. Returns whether all
+    /// children are as desired, without a write or a dry run, and without one that the limit holds
+    /// back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future abandons the writes under way, whose outcome is then unknown.
+    pub(crate) async fn execute(
+        &self,
+        rules: &Rules<'_>,
+        desired: Vec<Desired>,
+        context: &Context,
+    ) -> Result<bool, SyncError> {
+        let mut execution = Execution {
+            apply: self,
+            rules,
+            context,
+            order: Order::default(),
+            under_way: FuturesUnordered::new(),
+            results: Results::default(),
+        };
+        execution.run(desired).await;
+        execution.results.end()
+    }
+}
+
+impl<'a> Execution<'a> {
+    async fn run(&mut self, desired: Vec<Desired>) {
+        let (rules, budget) = (self.rules, &self.apply.budget);
+        for planned in rules.plan(desired) {
+            if self.is_halted() {
+                break;
+            }
+            let stage = Stage::of(&planned, rules.groups);
+            let step = {
+                let _permit = budget.decode_permit(planned.size()).await;
+                rules.step(planned)
+            };
+            match step {
+                Ok(None) => {}
+                Ok(Some(step)) => self.write(stage, step).await,
+                Err(message) => self.results.add(Err(SyncError::Failed(message))),
+            }
+        }
+        while self.ended().await {}
+    }
+
+    /// Begins a write when the order admits it.
+    async fn write(&mut self, stage: Stage, step: Step) {
+        self.results.differed = true;
+        let bytes = step.size();
+        while !self.order.admits(stage, bytes) && self.ended().await {}
+        if self.is_halted() {
+            return;
+        }
+        let what = self.rules.name(&step);
+        // Deletions are not limited.
+        let is_limited = !matches!(step, Step::Delete { .. });
+        let (parents, parent) = (&self.apply.parents, &self.rules.parent.key);
+        if is_limited && !parents.writes.may_write(parent, &what) {
+            return;
+        }
+        // No other write of this parent is under way if this one has to wait.
+        let room = self.apply.budget.request(bytes);
+        let Some(room) = self.context.epoch().token().run_until_cancelled(room).await else {
+            return self.results.halt(SyncError::Cancelled);
+        };
+        self.order.begun(stage, bytes);
+        let write = self.apply.write(self.rules, step, what, room, self.context);
+        let mut write = write.boxed();
+        // Polled before any other write can end, so that none begins after a throttle.
+        if let Poll::Ready(result) = poll!(&mut write) {
+            self.order.ended();
+            self.results.add(result);
+        } else {
+            self.under_way.push(write);
+        }
+    }
+
+    /// Waits for the end of a write; `false` without one under way.
+    async fn ended(&mut self) -> bool {
+        let Some(result) = self.under_way.next().await else { return false };
+        self.order.ended();
+        self.results.add(result);
+        true
+    }
+
+    /// Returns whether no further write may begin.
+    fn is_halted(&mut self) -> bool {
+        if self.context.is_cancelled() {
+            self.results.halt(SyncError::Cancelled);
+        }
+        self.results.halted.is_some()
+    }
+}
+
+impl Results {
+    fn add(&mut self, result: Result<(), SyncError>) {
+        match result {
+            Ok(()) => {}
+            Err(SyncError::Behind(message)) => self.behind = Some(message),
+            Err(SyncError::Failed(message)) => self.failed.push(message),
+            // Further requests would be refused as well, and add to the load.
+            Err(
+                other @ (SyncError::Throttled { .. }
+                | SyncError::Cancelled
+                | SyncError::Busy(_)
+                | SyncError::HookDown(_)
+                | SyncError::TooDeep(_)
+                | SyncError::Hook(_)),
+            ) => self.halt(other),
+        }
+    }
+
+    fn halt(&mut self, error: SyncError) {
+        let is_longer = match (&self.halted, &error) {
+            (
+                Some(SyncError::Throttled { after: longest, .. }),
+                SyncError::Throttled { after, .. },
+            ) => after > longest,
+            (halted, _) => !matches!(halted, Some(SyncError::Cancelled)),
+        };
+        if is_longer {
+            self.halted = Some(error);
+        }
+    }
+
+    /// Returns whether all children were as desired.
+    fn end(self) -> Result<bool, SyncError> {
+        if let Some(error) = self.halted {
+            return Err(error);
+        }
+        match (self.failed.text(), self.behind) {
+            (Some(text), _) => Err(SyncError::Failed(text)),
+            (None, Some(message)) => Err(SyncError::Behind(message)),
+            (None, None) => Ok(!self.differed),
+        }
+    }
+}
+
+impl Apply {
+    /// Writes one child.
+    async fn write(
+        &self,
+        rules: &Rules<'_>,
+        mut step: Step,
+        what: String,
+        _room: Option<Reservation>,
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let parent = rules.parent;
+        let (group, key) = step.target();
+        let (served, key) = (&rules.groups[group].served, &key.clone());
+        let resource = Resource::new(context.client(), served);
+        // A body that is sent is not copied.
+        let (verb, result) = match &mut step {
+            Step::Delete { uid, .. } => {
+                ("deleting", resource.delete(key, uid).await.map(|()| false))
+            }
+            Step::Recreate { uid, created, observed, merged } => {
+                let answer = resource.dry_run_update(key, take(merged)).await;
+                if !differs(observed, &answer, &what, context.attempt())? {
+                    return Ok(());
+                }
+                dry_run_create(&resource, served, created).await?;
+                ("replacing", resource.delete(key, uid).await.map(|()| false))
+            }
+            Step::Create(Write { body, .. }) => {
+                ("creating", resource.create(key, take(body)).await.map(|_| true))
+            }
+            Step::Update(Write { body, replaces, .. }) => {
+                // The server may store an equal value: `0.5` and `500m` are one quantity.
+                let changed = |stored: Stored| stored.version() != replaces.as_deref();
+                ("updating", resource.update(key, take(body)).await.map(changed))
+            }
+        };
+        let error = match result {
+            Ok(changed) => {
+                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                if changed {
+                    self.parents.writes.wrote(&parent.key, what);
+                }
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let doing = format!("{verb} {what}");
+        let (gone, conflict) = (is_gone(&error), is_conflict(&error));
+        Err(match step {
+            // Deleted already, or replaced by another object of that name.
+            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
+            _ if is_already_there(&error) => {
+                explain_existing(parent, rules.selector, &resource, key, &doing).await
+            }
+            Step::Update(_) if gone => {
+                SyncError::Behind(format!("{doing}: the object no longer exists"))
+            }
+            Step::Update(_) if conflict => {
+                self.parents.writes.conflicted(&parent.key, &what);
+                let error = SyncError::of_write(&doing, &error);
+                with_other_writer(error, &resource, key, context.attempt()).await
+            }
+            Step::Delete { .. } | Step::Recreate { .. } | Step::Create(_) | Step::Update(_) => {
+                SyncError::of_write(&doing, &error)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! Explanation of a refused write: one read of the live object.
+
+use crate::{
+    informer::ObjectKey,
+    meta::{
+        Selector,
+        children::Parent,
+        resource::{Resource, is_gone},
+        sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
+    },
+};
+
+/// Adds the field manager that keeps writing the object, if the server names one. Only a conflict
+/// that is about to be reported is worth this request.
+pub(super) async fn with_other_writer(
+    error: SyncError,
+    resource: &Resource<'_>,
+    key: &ObjectKey,
+    attempt: u32,
+) -> SyncError {
+    if attempt < CONFLICTS_BEFORE_ERROR {
+        return error;
+    }
+    let SyncError::Behind(message) = error else { return error };
+    let live = resource.get(key).await.ok();
+    SyncError::Behind(match live.and_then(|live| live.other_writer()) {
+        Some(writer) => format!("{message}; {writer} keeps writing it"),
+        None => message,
+    })
+}
+
+/// Returns why an object exists that was to be created.
+pub(super) async fn explain_existing(
+    parent: &Parent,
+    selector: &Selector,
+    resource: &Resource<'_>,
+    key: &ObjectKey,
+    doing: &str,
+) -> SyncError {
+    let live = match resource.get(key).await {
+        Ok(live) => live,
+        Err(error) if is_gone(&error) => {
+            return SyncError::Behind(format!(
+                "{doing}: the object existed and was deleted meanwhile"
+            ));
+        }
+        Err(error) => return SyncError::of_write(doing, &error),
+    };
+    let metadata = &live.metadata;
+    let mut owners = metadata.owner_references.iter().flatten();
+    let controller = owners.find(|owner| owner.controller == Some(true));
+    let labels = metadata.labels.iter().flatten();
+    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let going = live.is_going();
+    match controller {
+        // The cache lags behind.
+        Some(owner) if *owner.uid == *parent.uid => {
+            SyncError::Behind(format!("{doing}: the cache is behind"))
+        }
+        Some(owner) => SyncError::Failed(format!(
+            "{doing}: it exists already and belongs to {} {}",
+            owner.kind, owner.name
+        )),
+        None if going => SyncError::Behind(format!("{doing}: the old object is being deleted")),
+        None if selector.matches(&labels) => {
+            SyncError::Behind(format!("{doing}: it is about to be adopted"))
+        }
+        None => SyncError::Failed(format!(
+            "{doing}: it exists already, has no owner and does not match the parent's \
+             selector {selector}"
+        )),
+    }
+}

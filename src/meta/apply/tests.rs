@@ -1,0 +1,294 @@
+//! Tests of the execution of a plan, over a server that answers when the test asks for it.
+
+use std::{convert::Infallible, time::Duration};
+
+use futures::FutureExt;
+use http::{Method, Request, Response};
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tower::service_fn;
+
+use super::*;
+use crate::{
+    informer::ObjectKey,
+    manager::{Epoch, StopReason},
+    meta::{
+        AnswerBudget, Selector, UpdateMethod,
+        children::{Child, Group, Parent, fixtures::*},
+    },
+};
+
+/// Request that waits for its answer.
+struct Held {
+    name: String,
+    answer: oneshot::Sender<(u16, Value)>,
+}
+
+impl Held {
+    fn succeed(self) {
+        let stored = json!({"kind": "ConfigMap", "metadata": {"uid": "u", "resourceVersion": "9"}});
+        self.answer.send((200, stored)).unwrap();
+    }
+
+    fn refuse(self, code: u16, reason: &str) {
+        let status = json!({
+            "kind": "Status", "status": "Failure", "code": code, "reason": reason,
+            "message": reason, "details": {"name": "x", "retryAfterSeconds": 7},
+        });
+        self.answer.send((code, status)).unwrap();
+    }
+}
+
+/// Requests in the order in which they were sent.
+struct Server(mpsc::UnboundedReceiver<Held>);
+
+impl Server {
+    fn new() -> (Self, Client) {
+        let (sender, requests) = mpsc::unbounded_channel();
+        let service = service_fn(move |request: Request<Body>| {
+            let (answer, answered) = oneshot::channel();
+            let sender = sender.clone();
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap_or_default();
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let name = match head.method {
+                    Method::POST => body["metadata"]["name"].as_str().unwrap_or_default(),
+                    _ => head.uri.path().rsplit('/').next().unwrap_or_default(),
+                };
+                let name = format!("{} {name}", head.method.as_str().to_lowercase());
+                sender.send(Held { name, answer }).ok();
+                let (code, body) = answered.await.unwrap_or((500, Value::Null));
+                let body = Body::from(body.to_string().into_bytes());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        (Self(requests), Client::new(service, "default"))
+    }
+
+    /// Returns the next requests, as many as are sent without another answer.
+    async fn sent(&mut self) -> Vec<Held> {
+        let mut sent = Vec::new();
+        while let Ok(Some(held)) = timeout(Duration::from_millis(1), self.0.recv()).await {
+            sent.push(held);
+        }
+        sent
+    }
+
+    /// Lets each request succeed; returns their names.
+    async fn answer_all(&mut self) -> Vec<Vec<String>> {
+        let mut rounds = Vec::new();
+        loop {
+            let sent = self.sent().await;
+            if sent.is_empty() {
+                return rounds;
+            }
+            rounds.push(sent.iter().map(|held| held.name.clone()).collect());
+            sent.into_iter().for_each(Held::succeed);
+        }
+    }
+}
+
+/// One sync that is about to write.
+struct Scene {
+    apply: Arc<Apply>,
+    server: Server,
+    client: Client,
+    epoch: Epoch,
+    parent: Parent,
+    groups: Vec<Group>,
+    observed: Vec<Child>,
+}
+
+impl Scene {
+    fn new(strategy: UpdateMethod, observed: Vec<Child>) -> Self {
+        let (server, client) = Server::new();
+        let (budget, parents) = (AnswerBudget::default().controller("c"), Arc::default());
+        Self {
+            apply: Arc::new(Apply { budget, parents }),
+            server,
+            client,
+            epoch: Epoch::new("c", 1, Duration::from_secs(5)),
+            parent: parent(Some("ns")),
+            groups: groups(strategy),
+            observed,
+        }
+    }
+
+    /// Starts to write these children, and drives the writes in a task of the test.
+    fn execute(
+        &self,
+        tasks: &mut tokio::task::JoinSet<Result<bool, SyncError>>,
+        desired: Vec<Desired>,
+    ) {
+        let apply = Arc::clone(&self.apply);
+        let context = Context::new(self.epoch.clone(), &self.client);
+        let (parent, groups) = (self.parent.clone(), self.groups.clone());
+        let observed = self.observed.clone();
+        tasks.spawn(async move {
+            let selector = Selector::default();
+            let rules = Rules {
+                parent: &parent,
+                groups: &groups,
+                missing: &[],
+                selector: &selector,
+                generate_selector: false,
+                observed: &observed,
+                restricted: None,
+            };
+            apply.execute(&rules, desired, &context).await
+        });
+    }
+}
+
+fn object(group: usize, name: &str, data: &str) -> Value {
+    let (api_version, kind) = [("v1", "ConfigMap"), ("apps/v1", "Deployment")][group];
+    json!({
+        "apiVersion": api_version, "kind": kind,
+        "metadata": {"namespace": "ns", "name": name}, "data": {"v": data},
+    })
+}
+
+fn desired(group: usize, name: &str, data: &str) -> Desired {
+    let key = ObjectKey { namespace: Some("ns".into()), name: name.into() };
+    Desired { group, key, json: object(group, name, data).to_string().into() }
+}
+
+fn observed(group: usize, name: &str) -> Child {
+    let mut object = object(group, name, "old");
+    object["metadata"]["uid"] = json!(name);
+    object["metadata"]["resourceVersion"] = json!("7");
+    child(group, name, object)
+}
+
+fn names(held: &[Held]) -> Vec<&str> {
+    held.iter().map(|held| &*held.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_eight_children_of_one_group_are_written_at_once() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
+    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+
+    let mut first = scene.server.sent().await;
+    assert_eq!(names(&first), (0..8).map(|n| format!("post c{n:02}")).collect::<Vec<_>>());
+    first.remove(3).succeed();
+    let next = scene.server.sent().await;
+    assert_eq!(names(&next), ["post c08"], "one ended, so that one begins");
+
+    first.into_iter().chain(next).for_each(Held::succeed);
+    let rounds: Vec<usize> = scene.server.answer_all().await.iter().map(Vec::len).collect();
+    assert_eq!(rounds, [8, 3]);
+    assert!(!tasks.join_next().await.unwrap().unwrap().unwrap(), "children were written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
+    let left = vec![observed(1, "old-d"), observed(0, "old-c"), observed(0, "c-update")];
+    let mut scene = Scene::new(UpdateMethod::InPlace, left);
+    let mut tasks = tokio::task::JoinSet::new();
+    let desired = vec![
+        desired(1, "d-2", "new"),
+        desired(0, "c-new", "new"),
+        desired(1, "d-1", "new"),
+        desired(0, "c-update", "new"),
+    ];
+    scene.execute(&mut tasks, desired);
+
+    assert_eq!(
+        scene.server.answer_all().await,
+        [
+            vec!["delete old-c"],
+            vec!["delete old-d"],
+            vec!["post c-new", "put c-update"],
+            vec!["post d-2", "post d-1"],
+        ]
+    );
+    tasks.join_next().await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
+    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+    let mut first = scene.server.sent().await;
+    assert_eq!(first.len(), 8);
+
+    // Both answers arrive before the sync runs again.
+    let throttled = first.remove(1);
+    first.remove(0).succeed();
+    throttled.refuse(429, "TooManyRequests");
+
+    assert!(scene.server.sent().await.len() <= 1, "of the success, if it was read first");
+    assert!(tasks.join_next().now_or_never().is_none(), "six are under way");
+    first.into_iter().for_each(Held::succeed);
+    scene.server.answer_all().await;
+    let Err(SyncError::Throttled { after, .. }) = tasks.join_next().await.unwrap().unwrap() else {
+        panic!("it was throttled")
+    };
+    assert_eq!(after, Duration::from_secs(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_write_starts_after_a_cancellation_and_those_under_way_are_awaited() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
+    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+    let mut first = scene.server.sent().await;
+    assert_eq!(first.len(), 8);
+
+    scene.epoch.stop(StopReason::TypeGone);
+    first.remove(0).succeed();
+
+    assert_eq!(names(&scene.server.sent().await), [""; 0]);
+    assert!(tasks.join_next().now_or_never().is_none(), "seven are under way");
+    first.into_iter().for_each(Held::succeed);
+    assert!(matches!(tasks.join_next().await.unwrap().unwrap(), Err(SyncError::Cancelled)));
+    assert_eq!(scene.epoch.fence().unknown(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_child_stops_no_other_child() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, vec![desired(0, "c", "new"), desired(1, "d", "new")]);
+
+    for (name, code, reason) in [("delete old", 403, "Forbidden"), ("post c", 422, "Invalid")] {
+        let mut sent = scene.server.sent().await;
+        assert_eq!(names(&sent), [name]);
+        sent.remove(0).refuse(code, reason);
+    }
+    assert_eq!(scene.server.answer_all().await, [["post d"]]);
+    let Err(SyncError::Failed(message)) = tasks.join_next().await.unwrap().unwrap() else {
+        panic!("two failed")
+    };
+    assert!(message.contains("deleting ConfigMap ns/old"), "{message}");
+    assert!(message.contains("creating ConfigMap ns/c"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_child_is_written_alone() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let mut tasks = tokio::task::JoinSet::new();
+    let large = "x".repeat(100_000);
+    let desired = vec![
+        desired(0, "a", "new"),
+        desired(0, "b", &large),
+        desired(0, "c", &large),
+        desired(0, "d", "new"),
+        desired(0, "e", "new"),
+    ];
+    scene.execute(&mut tasks, desired);
+
+    assert_eq!(
+        scene.server.answer_all().await,
+        [vec!["post a"], vec!["post b"], vec!["post c"], vec!["post d", "post e"]]
+    );
+    tasks.join_next().await.unwrap().unwrap().unwrap();
+}
