@@ -10,6 +10,7 @@ mod composite_controller;
 mod crds;
 mod declared;
 mod definition;
+mod equal_children;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;

@@ -29,9 +29,14 @@ pub(super) struct ManagerArgs {
     /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
-    /// Number of parents of one controller that are synced at the same time.
+    /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
+    /// at most 50 parents of a controller are synced at once, or this number if it is higher.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
     workers: NonZeroUsize,
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Calls
+    /// beyond it wait in their order, which counts as no failure of a hook.
+    #[arg(long, value_name = "NUMBER", default_value = "0")]
+    max_hook_calls: usize,
     /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
     /// controller that stops matching is stopped. Default: all.
     #[arg(long, value_name = "SELECTOR")]
@@ -126,6 +131,7 @@ impl Instance {
         let handle = owner.handle();
         let options = MetaOptions {
             workers: manager.workers.get(),
+            max_hook_calls: manager.max_hook_calls,
             metrics: hooks,
             answers: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),

@@ -79,6 +79,7 @@ pub struct Builder {
     inputs: Vec<InputOptions>,
     event_filters: Vec<Predicate>,
     workers: usize,
+    most_running: usize,
     reconcile_timeout: Option<Duration>,
     sync_timeout: Duration,
     queue: QueueOptions,
@@ -130,6 +131,7 @@ impl Builder {
             inputs: Vec::new(),
             event_filters: Vec::new(),
             workers: 1,
+            most_running: 0,
             reconcile_timeout: None,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
@@ -311,6 +313,14 @@ impl Builder {
         self
     }
 
+    /// Sets the maximum number of reconciles, those that gave their worker slot back included; by
+    /// default and at least [`Builder::max_concurrent_reconciles`].
+    #[cfg(feature = "meta")]
+    pub(crate) fn most_running(mut self, most: usize) -> Self {
+        self.most_running = most;
+        self
+    }
+
     /// Sets the timeout of a reconcile; none by default.
     pub fn reconcile_timeout(mut self, timeout: Duration) -> Self {
         self.reconcile_timeout = Some(timeout);
@@ -414,6 +424,7 @@ impl Builder {
             primary,
             reconcile: erase(reconciler),
             workers: self.workers,
+            most_running: self.most_running,
             reconcile_timeout: self.reconcile_timeout,
             sync_timeout: self.sync_timeout,
             queue: self.queue,

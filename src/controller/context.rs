@@ -1,6 +1,10 @@
 //! Context of a reconcile: client, caches and state of the epoch.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Weak},
+};
 
 use kube::{
     Client,
@@ -13,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Queue, Request,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
+    run::slots::Slot,
     run::unconfirmed,
 };
 use crate::{
@@ -30,6 +35,8 @@ pub struct Context {
     attempt: u32,
     reconcile_id: u64,
     after_unknown: bool,
+    // Empty for a context from `Context::new`.
+    slot: Weak<Slot>,
 }
 
 /// Parts that all reconciles of an epoch share.
@@ -78,7 +85,8 @@ impl Context {
         queue: Option<Queue<Request>>,
     ) -> Self {
         let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue });
-        Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false }
+        let slot = Weak::new();
+        Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false, slot }
     }
 
     /// Returns the context of one reconcile.
@@ -87,9 +95,11 @@ impl Context {
         request: &Request,
         attempt: u32,
         after_unknown: bool,
+        slot: &Arc<Slot>,
     ) -> Self {
         let (shared, request) = (Arc::clone(&self.shared), Some(request.clone()));
-        Self { shared, request, attempt, reconcile_id: fastrand::u64(..), after_unknown }
+        let (reconcile_id, slot) = (fastrand::u64(..), Arc::downgrade(slot));
+        Self { shared, request, attempt, reconcile_id, after_unknown, slot }
     }
 
     /// Returns the caches of a type, at any version.
@@ -244,6 +254,15 @@ impl Context {
     pub fn enqueue(&self, request: Request) {
         if let Some(queue) = &self.shared.queue {
             queue.add(request);
+        }
+    }
+
+    /// Gives the worker slot of the reconcile back, so that the next request starts while the
+    /// reconcile continues.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn release_slot(&self) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.release();
         }
     }
 

@@ -9,6 +9,7 @@ pub(in crate::controller) mod last_error;
 pub(in crate::controller) mod outcome;
 mod settlement;
 mod shutdown;
+pub(in crate::controller) mod slots;
 pub(in crate::controller) mod unconfirmed;
 
 use std::{
@@ -28,7 +29,6 @@ use tracing::{Instrument, Span, info_span, warn};
 
 use super::{
     Context, Request,
-    metrics::Series,
     queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
@@ -37,6 +37,7 @@ use super::{
     run::input_status::{InputMode, InputStatus, InputStatuses},
     run::last_error::LastError,
     run::outcome::Attempt,
+    run::slots::WorkerSlots,
     spec::Spec,
 };
 use crate::{
@@ -70,6 +71,7 @@ struct Run {
     source_names: HashMap<Id, String>,
     settled: mpsc::Receiver<usize>,
     workers: JoinSet<Attempt>,
+    slots: Arc<WorkerSlots>,
     active: HashMap<Id, Active>,
     context: Context,
     // Requests that the API server has throttled.
@@ -86,9 +88,6 @@ struct Active {
     span: Span,
     receipt: Receipt,
 }
-
-/// Counts as an active worker until dropped, at the end of its task.
-struct Worker(Arc<Series>);
 
 /// Runs one epoch to its end.
 pub(super) async fn run(
@@ -130,6 +129,7 @@ impl Run {
             epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let context = Context::of(epoch.clone(), client, cancel.clone(), own_statuses, own_queue);
+        let slots = WorkerSlots::new(spec.workers, spec.most_running);
         let mut run = Self {
             spec,
             epoch,
@@ -141,6 +141,7 @@ impl Run {
             source_names: HashMap::new(),
             settled,
             workers: JoinSet::new(),
+            slots,
             active: HashMap::new(),
             context,
             throttled: RetryGate::default(),
@@ -229,7 +230,7 @@ impl Run {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
         loop {
-            let capacity = self.workers.len() < self.spec.workers;
+            let capacity = self.slots.has_free(self.workers.len());
             let due = self.streak.due();
             let expiry = self.spec.carried_over.unconfirmed.expiry();
             select! {
@@ -247,6 +248,7 @@ impl Run {
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
                     self.spec.carried_over.unconfirmed.expire();
                 }
+                () = self.slots.freed(), if !capacity => {}
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
         }
@@ -261,9 +263,10 @@ impl Run {
             return;
         }
         let receipt = self.deliveries.receipt(&item.key);
+        let slot = self.slots.take(&self.spec.series);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
-            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown());
+            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
@@ -274,9 +277,8 @@ impl Run {
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         // The user's function is called inside the task, so that its panic is the task's.
-        let worker = Worker::new(&self.spec.series);
         let reconcile = async move {
-            let _worker = worker;
+            let _slot = slot;
             let settled = select! {
                 biased;
                 // The reconcile has not begun, so that a stop need not wait for it.
@@ -339,19 +341,6 @@ impl Run {
                 | Attempt::Behind(_) => Ok(false),
             },
         }
-    }
-}
-
-impl Worker {
-    fn new(series: &Arc<Series>) -> Self {
-        series.active.inc();
-        Self(Arc::clone(series))
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.0.active.dec();
     }
 }
 

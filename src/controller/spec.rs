@@ -25,6 +25,8 @@ pub(super) struct Spec {
     pub(super) primary: Option<TypeRef>,
     pub(super) reconcile: Reconcile,
     pub(super) workers: usize,
+    /// Maximum number of reconciles, those that gave their worker slot back included.
+    pub(super) most_running: usize,
     pub(super) reconcile_timeout: Option<Duration>,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,

@@ -81,7 +81,7 @@ impl Apply {
             apply: self,
             rules,
             context,
-            order: Order::default(),
+            order: Order::after(context.attempt()),
             under_way: FuturesUnordered::new(),
             results: Results::default(),
         };
@@ -93,9 +93,17 @@ impl Apply {
 impl<'a> Execution<'a> {
     async fn run(&mut self, desired: Vec<Desired>) {
         let (rules, budget) = (self.rules, &self.apply.budget);
+        let writes = &self.apply.parents.writes;
+        let known = writes.take_equal(&rules.parent.key);
+        let mut equal = Vec::new();
         for planned in rules.plan(desired) {
             if self.is_halted() {
                 break;
+            }
+            let digest = rules.digest(&planned);
+            if digest.is_some_and(|digest| known.contains(digest)) {
+                equal.extend(digest);
+                continue;
             }
             let stage = Stage::of(&planned, rules.groups);
             let step = {
@@ -103,11 +111,12 @@ impl<'a> Execution<'a> {
                 rules.step(planned)
             };
             match step {
-                Ok(None) => {}
+                Ok(None) => equal.extend(digest),
                 Ok(Some(step)) => self.write(stage, step).await,
                 Err(message) => self.results.add(Err(SyncError::Failed(message))),
             }
         }
+        writes.keep_equal(&rules.parent.key, equal.into());
         while self.ended().await {}
     }
 
@@ -132,11 +141,12 @@ impl<'a> Execution<'a> {
             return self.results.halt(SyncError::Cancelled);
         };
         self.order.begun(stage, bytes);
+        self.context.release_slot();
         let write = self.apply.write(self.rules, step, what, room, self.context);
         let mut write = write.boxed();
         // Polled before any other write can end, so that none begins after a throttle.
         if let Poll::Ready(result) = poll!(&mut write) {
-            self.order.ended();
+            self.order.ended(result.is_ok());
             self.results.add(result);
         } else {
             self.under_way.push(write);
@@ -146,7 +156,7 @@ impl<'a> Execution<'a> {
     /// Waits for the end of a write; `false` without one under way.
     async fn ended(&mut self) -> bool {
         let Some(result) = self.under_way.next().await else { return false };
-        self.order.ended();
+        self.order.ended(result.is_ok());
         self.results.add(result);
         true
     }

@@ -1,5 +1,5 @@
-//! Budgets of hook answers and of requests to hooks: bound the decoded bytes that a process, a
-//! controller and an answer hold.
+//! Budgets of hook calls, their answers and their requests: bound the concurrent calls of a process,
+//! and the decoded bytes that a process, a controller and an answer hold.
 //!
 //! An answer of up to 64 KiB is read without a reservation; each worker holds at most one. Before
 //! more is read, a longer answer reserves its maximum length: answers that reserve piece by piece
@@ -9,7 +9,8 @@
 //! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
 //! never delays one that is being read. Requests have a third budget of the same size: a request of more
 //! than 64 KiB reserves its length before it is built, until it has been sent. No request is refused: a
-//! request that is longer than the share of its controller reserves the whole share.
+//! request that is longer than the share of its controller reserves the whole share. A write of more
+//! than 64 KiB takes its room from the budget of requests too.
 
 use std::{
     collections::BTreeMap,
@@ -80,6 +81,8 @@ pub struct AnswerBudget {
     kept: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     decoding: Arc<Semaphore>,
+    // `None` without a bound.
+    calls: Option<Arc<Semaphore>>,
     // By controller, as long as anything of a share is held.
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
@@ -105,7 +108,17 @@ impl AnswerBudget {
         let pool = |bytes| Arc::new(Semaphore::new(bytes));
         let (answers, kept) = (pool(limits.process), pool(limits.process / KEPT_DIVISOR));
         let requests = pool(limits.process / REQUESTS_DIVISOR);
-        Self { limits, answers, kept, requests, decoding: pool(1), shares: Arc::default() }
+        let (decoding, shares) = (pool(1), Arc::default());
+        Self { limits, answers, kept, requests, decoding, calls: None, shares }
+    }
+
+    /// Bounds the concurrent hook calls of the process; 0 for no bound. Calls beyond it wait in the
+    /// order in which they were made. Applies to controllers that take their share afterwards.
+    #[must_use]
+    pub(crate) fn most_calls(mut self, most: usize) -> Self {
+        let calls = || Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+        self.calls = (most > 0).then(calls);
+        self
     }
 
     /// Returns the effective limits.
@@ -189,6 +202,16 @@ impl ControllerBudget {
         let own = self.requests.clone().acquire_many_owned(count).await.ok()?;
         let of_process = self.process.requests.clone().acquire_many_owned(count).await.ok()?;
         Some(Reservation { permits: [own, of_process] })
+    }
+
+    /// Waits until one more hook call may be made; the permit belongs to the call. `None` without a
+    /// bound.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future takes no permit; the call loses its place.
+    pub(crate) async fn call(&self) -> Option<OwnedSemaphorePermit> {
+        self.process.calls.clone()?.acquire_owned().await.ok()
     }
 
     /// Reserves bytes for an answer that is kept, if there are as many now.
@@ -361,6 +384,25 @@ mod tests {
 
         drop(sent);
         assert!(greedy.request(usize::MAX).now_or_never().is_some());
+    }
+
+    #[test]
+    fn hook_calls_beyond_the_bound_wait_in_their_order() {
+        let bounded = budget(400).most_calls(2);
+        let (greedy, other) = (bounded.controller("greedy"), bounded.controller("other"));
+        let mut held: Vec<_> = (0..2).map(|_| greedy.call().now_or_never().flatten()).collect();
+        assert!(held.iter().all(Option::is_some));
+        let (mut first, mut second) = (Box::pin(other.call()), Box::pin(greedy.call()));
+        assert!(first.as_mut().now_or_never().is_none());
+        assert!(second.as_mut().now_or_never().is_none());
+
+        held.pop();
+        assert!(second.as_mut().now_or_never().is_none(), "the other controller comes first");
+        drop(first);
+        assert!(second.now_or_never().flatten().is_some(), "a dropped call takes no permit");
+
+        let unbounded = budget(400).most_calls(0).controller("a");
+        assert!(unbounded.call().now_or_never().expect("it does not wait").is_none());
     }
 
     #[test]

@@ -13,7 +13,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
-use super::{Selector, UpdateMethod, claim::UID_LABEL, last_applied, merge, rewrite};
+use super::{
+    Selector, UpdateMethod, claim::UID_LABEL, equal_children::ChildDigest, last_applied, merge,
+    rewrite,
+};
 use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
@@ -231,6 +234,16 @@ impl Rules<'_> {
         deletes.sort_by_cached_key(|planned| (rank(planned), planned.target().1.clone()));
         writes.sort_by_cached_key(|(order, planned)| (rank(planned), *order));
         deletes.into_iter().chain(writes.into_iter().map(|(_, planned)| planned)).collect()
+    }
+
+    /// Returns the digest of an observed child and its desired state.
+    pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
+        match planned {
+            Planned::Compare(child, desired) => {
+                Some(ChildDigest::of(child, desired, self.generate_selector))
+            }
+            Planned::Delete(_) | Planned::Create(_) => None,
+        }
     }
 
     /// Returns the kind and key of a step, for messages and the write limit.

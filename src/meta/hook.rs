@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 
 use super::{
-    HookError, HookSeries,
+    ControllerBudget, HookError, HookSeries,
     children::Parent,
     hook_metrics::{CallOutcome, CountedCall},
 };
@@ -74,7 +74,8 @@ impl Hook for Held<Arc<dyn Hook>> {
     }
 }
 
-/// Calls a hook for a parent on behalf of an epoch. The call passes the epoch's fence until the
+/// Calls a hook for a parent on behalf of an epoch, once the bound of the process admits it. The wait
+/// counts as no call, and not towards the timeout of the hook. The call passes the epoch's fence until the
 /// response is complete, and is abandoned when the epoch ends. A call without a response is counted
 /// here, any other one by the caller, which judges the response.
 ///
@@ -84,13 +85,16 @@ impl Hook for Held<Arc<dyn Hook>> {
 pub(crate) async fn call<'a>(
     hook: &dyn Hook,
     series: &'a HookSeries,
+    budget: &ControllerBudget,
     epoch: &Epoch,
     parent: &Parent,
     request: Bytes,
 ) -> Result<(Bytes, CountedCall<'a>), HookError> {
+    let token = epoch.token();
+    let permit = token.run_until_cancelled(budget.call()).await;
+    let _permit = permit.ok_or(HookError::Cancelled)?;
     let passage = epoch.fence().pass()?;
     let counted = series.call();
-    let token = epoch.token();
     let answer = tokio::select! {
         biased;
         () = token.cancelled() => Err(HookError::Cancelled),
@@ -115,7 +119,7 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::{
-        super::{HookMetrics, children::fixtures::parent},
+        super::{AnswerBudget, AnswerLimits, HookMetrics, children::fixtures::parent},
         *,
     };
     use crate::manager::StopReason;
@@ -127,6 +131,10 @@ mod tests {
         fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
             std::future::ready(self.0.clone()).boxed()
         }
+    }
+
+    fn budget() -> ControllerBudget {
+        AnswerBudget::default().controller("c")
     }
 
     fn series() -> HookSeries {
@@ -159,7 +167,7 @@ mod tests {
             let series = metrics.series("c", "CompositeController", "http://x/");
             let (hook, epoch) = (Scripted(answer), Epoch::new("c", 1, Duration::ZERO));
 
-            let called = call(&hook, &series, &epoch, &parent(None), Bytes::new()).await;
+            let called = call(&hook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
             if let Ok((_, counted)) = called {
                 counted.end(if usable { CallOutcome::Answered } else { CallOutcome::Invalid });
             }
@@ -184,7 +192,8 @@ mod tests {
         let series = metrics.series("c", "CompositeController", "http://x/");
         let epoch = Epoch::new("c", 1, Duration::ZERO);
 
-        let dropped = call(&Silent, &series, &epoch, &parent(None), Bytes::new()).now_or_never();
+        let dropped =
+            call(&Silent, &series, &budget(), &epoch, &parent(None), Bytes::new()).now_or_never();
 
         assert!(dropped.is_none());
         let mut text = String::new();
@@ -204,8 +213,8 @@ mod tests {
     async fn call_is_in_flight_until_its_answer_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
-        let series = series();
-        let mut asked = tokio_test(call(&Silent, &series, &epoch, &parent, Bytes::new()));
+        let (series, budget) = (series(), budget());
+        let mut asked = tokio_test(call(&Silent, &series, &budget, &epoch, &parent, Bytes::new()));
 
         assert!(futures::poll!(&mut asked).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
@@ -216,12 +225,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn call_beyond_the_bound_of_the_process_waits_and_ends_with_its_epoch() {
+        let budget = AnswerBudget::new(AnswerLimits::default()).most_calls(1);
+        let (own, other) = (budget.controller("c"), budget.controller("other"));
+        let epoch = Epoch::new("c", 1, Duration::ZERO);
+        let (parent, series) = (parent(None), series());
+        let hook = Scripted(Ok(Bytes::new()));
+        let call = || tokio_test(call(&hook, &series, &own, &epoch, &parent, Bytes::new()));
+        let held = other.call().await;
+        let mut waiting = call();
+        assert!(futures::poll!(&mut waiting).is_pending());
+
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert!(futures::poll!(&mut waiting).is_pending(), "the wait is no failure");
+        assert_eq!(epoch.fence().under_way(), 0, "the wait is no call");
+        drop(held);
+        assert!(waiting.await.is_ok());
+
+        let _held = other.call().await;
+        let waiting = call();
+        epoch.stop(StopReason::TypeGone);
+        assert_eq!(waiting.await.err(), Some(HookError::Cancelled));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn hook_is_not_called_after_the_fence_has_closed() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         epoch.fence().close();
 
         let series = series();
-        let asked = call(&Silent, &series, &epoch, &parent(None), Bytes::new()).await;
+        let asked = call(&Silent, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
 
         assert_eq!(asked.err(), Some(HookError::Cancelled));
     }

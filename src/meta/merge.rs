@@ -14,11 +14,24 @@ use super::last_applied::{self, SYSTEM_FIELDS};
 /// used.
 const MERGE_KEYS: [&str; 7] = ["containerPort", "port", "mountPath", "name", "uid", "ip", "path"];
 
+#[cfg(test)]
+thread_local! {
+    static MERGES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns the number of merges in this thread.
+#[cfg(test)]
+pub(crate) fn count() -> usize {
+    MERGES.with(std::cell::Cell::get)
+}
+
 /// Merges `desired` into `observed`.
 ///
 /// System metadata, owner references and the status stay as observed. The last-applied annotation
 /// is rewritten only if its meaning changed.
 pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
+    #[cfg(test)]
+    MERGES.with(|merges| merges.set(merges.get() + 1));
     let wanted = last_applied::essence(desired);
     let last = last_applied::read(observed);
     let mut merged = merge(Some(observed), last.as_ref(), &wanted);

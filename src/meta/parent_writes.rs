@@ -1,12 +1,13 @@
-//! Writes for each parent: their limit, what the server stored of the last status, and the record of
-//! a sync that needed none.
+//! Writes for each parent: their limit, what the server stored of the last status, the record of a
+//! sync that needed none, and the children that needed none.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
+    equal_children::EqualChildren,
     fingerprint::Fingerprint,
     sync_record::SyncRecord,
     write_limit::{Flapping, WriteLimit},
@@ -28,6 +29,8 @@ struct TrackedParent {
     status: Option<SettledStatus>,
     // Of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
+    // Of the last sync that was executed.
+    equal: EqualChildren,
 }
 
 /// Fingerprints of a status: as it was sent, and as the server stored it.
@@ -44,7 +47,13 @@ impl ParentWrites {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
             let (uid, limit) = (uid.clone(), WriteLimit::default());
-            let entry = TrackedParent { uid, limit, status: None, record: None };
+            let entry = TrackedParent {
+                uid,
+                limit,
+                status: None,
+                record: None,
+                equal: EqualChildren::default(),
+            };
             parents.insert(key.clone(), entry);
         }
     }
@@ -120,6 +129,19 @@ impl ParentWrites {
     pub(crate) fn keep_record(&self, key: &ObjectKey, record: SyncRecord) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.record = Some(record);
+        }
+    }
+
+    /// Removes and returns the children of a parent that were equal to the desired ones. A sync that
+    /// does not complete leaves none.
+    pub(crate) fn take_equal(&self, key: &ObjectKey) -> EqualChildren {
+        self.lock().get_mut(key).map(|entry| take(&mut entry.equal)).unwrap_or_default()
+    }
+
+    /// Keeps the children that a sync found equal to the desired ones.
+    pub(crate) fn keep_equal(&self, key: &ObjectKey, equal: EqualChildren) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.equal = equal;
         }
     }
 

@@ -49,7 +49,8 @@ pub type HookFactory = Arc<dyn Fn(&Definition) -> Arc<dyn Hook> + Send + Sync>;
 /// Options of all declared controllers.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Number of parents of one controller that are synced at the same time; 5.
+    /// Maximum number of concurrent hook calls of one controller; 5. A sync that writes is not
+    /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is more.
     pub workers: usize,
     /// Options of each runnable.
     pub runnable: RunnableOptions,
@@ -60,6 +61,9 @@ pub struct MetaOptions {
     /// Budget of the hook responses that are held at once, in bytes; defaults as in
     /// [`AnswerLimits`](super::AnswerLimits).
     pub answers: AnswerBudget,
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which is
+    /// the default. Calls beyond it wait in the order in which they were made.
+    pub max_hook_calls: usize,
     /// Selects the CompositeControllers that are run and whose status is written; all by default. A
     /// controller that stops matching is stopped.
     pub target: Selector,
@@ -83,6 +87,7 @@ impl Default for MetaOptions {
             metrics: HookMetrics::default(),
             hooks: None,
             answers: AnswerBudget::default(),
+            max_hook_calls: 0,
             target: Selector::default(),
             resync_period: None,
             hook_error_excerpts: false,
@@ -95,6 +100,7 @@ impl fmt::Debug for MetaOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MetaOptions")
             .field("workers", &self.workers)
+            .field("max_hook_calls", &self.max_hook_calls)
             .field("target", &self.target)
             .field("resync_period", &self.resync_period)
             .finish_non_exhaustive()
@@ -117,11 +123,12 @@ impl Supervisor {
     pub fn new(
         cluster: &Cluster,
         manager: ManagerHandle,
-        options: MetaOptions,
+        mut options: MetaOptions,
     ) -> Result<Self, BuildError> {
         if options.workers == 0 {
             return Err(BuildError::NoWorkers(SUPERVISOR.into()));
         }
+        options.answers = options.answers.most_calls(options.max_hook_calls);
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };

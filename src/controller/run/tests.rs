@@ -1,4 +1,5 @@
 mod reconciles;
+mod slots;
 mod sources;
 mod stopping;
 mod triggers;
@@ -171,12 +172,19 @@ const GRACE: Duration = Duration::from_secs(5);
 struct Make {
     inputs: Vec<Input>,
     workers: usize,
+    most_running: usize,
     reconcile_timeout: Option<Duration>,
     client: Client,
 }
 
 fn make() -> Make {
-    Make { inputs: Vec::new(), workers: 1, reconcile_timeout: None, client: client(async || {}) }
+    Make {
+        inputs: Vec::new(),
+        workers: 1,
+        most_running: 0,
+        reconcile_timeout: None,
+        client: client(async || {}),
+    }
 }
 
 impl Make {
@@ -187,6 +195,10 @@ impl Make {
 
     fn workers(self, workers: usize) -> Self {
         Self { workers, ..self }
+    }
+
+    fn most_running(self, most_running: usize) -> Self {
+        Self { most_running, ..self }
     }
 
     fn run<R>(self, reconcile: impl Fn(Request, Context) -> R + Send + Sync + 'static) -> Harness
@@ -233,6 +245,7 @@ impl Make {
             primary: None,
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
             workers: self.workers,
+            most_running: self.most_running,
             reconcile_timeout: self.reconcile_timeout,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),

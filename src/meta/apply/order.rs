@@ -41,8 +41,9 @@ impl Stage {
 }
 
 /// Writes under way for one parent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Order {
+    most: usize,
     // Of the writes under way.
     stage: Option<Stage>,
     count: usize,
@@ -51,10 +52,17 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// Returns the order of a sync after this many failures of its request. After a failure one write
+    /// at a time begins until one succeeds, so that a server that throttles is sent one request.
+    pub(super) fn after(failures: u32) -> Self {
+        let most = if failures == 0 { MOST_AT_ONCE } else { 1 };
+        Self { most, stage: None, count: 0, alone: false }
+    }
+
     /// Returns whether a write may begin while the others are under way.
     pub(super) fn admits(&self, stage: Stage, bytes: usize) -> bool {
         let beside = self.stage == Some(stage)
-            && self.count < MOST_AT_ONCE
+            && self.count < self.most
             && !self.alone
             && bytes <= UNRESERVED_BYTES;
         self.count == 0 || beside
@@ -68,8 +76,11 @@ impl Order {
     }
 
     /// Records that a write has ended.
-    pub(super) fn ended(&mut self) {
+    pub(super) fn ended(&mut self, succeeded: bool) {
         self.count -= 1;
+        if succeeded {
+            self.most = MOST_AT_ONCE;
+        }
     }
 }
 
@@ -86,7 +97,7 @@ mod tests {
 
     #[track_caller]
     fn check(under_way: &[(Stage, usize)], next: (Stage, usize), expected: bool) {
-        let mut order = Order::default();
+        let mut order = Order::after(0);
         for (stage, bytes) in under_way {
             order.begun(*stage, *bytes);
         }
@@ -109,13 +120,26 @@ mod tests {
 
     #[test]
     fn stage_begins_when_the_one_before_it_has_ended() {
-        let (mut order, first, second) = (Order::default(), stage(true, 0), stage(false, 0));
+        let (mut order, first, second) = (Order::after(0), stage(true, 0), stage(false, 0));
         order.begun(first, LARGE);
         assert!(!order.admits(second, SMALL));
 
-        order.ended();
+        order.ended(false);
         assert!(order.admits(second, SMALL));
         order.begun(second, SMALL);
         assert!(order.admits(second, SMALL) && !order.admits(first, SMALL));
+    }
+
+    #[test]
+    fn retried_sync_writes_one_child_at_a_time_until_a_write_succeeds() {
+        let (mut order, only) = (Order::after(1), stage(false, 0));
+        for succeeds in [false, true] {
+            order.begun(only, SMALL);
+            assert!(!order.admits(only, SMALL));
+            order.ended(succeeds);
+        }
+
+        order.begun(only, SMALL);
+        assert!(order.admits(only, SMALL));
     }
 }

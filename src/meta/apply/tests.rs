@@ -19,6 +19,7 @@ use crate::{
     meta::{
         AnswerBudget, Selector, UpdateMethod,
         children::{Child, Group, Parent, fixtures::*},
+        merge,
     },
 };
 
@@ -93,7 +94,7 @@ impl Server {
     }
 }
 
-/// One sync that is about to write.
+/// Sync that is about to write.
 struct Scene {
     apply: Arc<Apply>,
     server: Server,
@@ -270,6 +271,51 @@ async fn failed_child_stops_no_other_child() {
     };
     assert!(message.contains("deleting ConfigMap ns/old"), "{message}");
     assert!(message.contains("creating ConfigMap ns/c"), "{message}");
+}
+
+/// A child that needs no write, as the API server stores it at a version.
+fn stored(name: &str, data: &str, version: &str) -> Child {
+    let mut object = object(0, name, data);
+    let remembered = crate::meta::last_applied::encode(&object);
+    object["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
+    object["metadata"]["uid"] = json!("u");
+    object["metadata"]["resourceVersion"] = json!(version);
+    child(0, name, object)
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
+    let names: Vec<_> = (0..100).map(|number| format!("c{number:02}")).collect();
+    let observed = names.iter().map(|name| stored(name, "v", "7")).collect();
+    let mut scene = Scene::new(UpdateMethod::InPlace, observed);
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    let mut tasks = tokio::task::JoinSet::new();
+    let wanted = |data: &str| -> Vec<_> {
+        names.iter().map(|name| desired(0, name, if name == "c42" { data } else { "v" })).collect()
+    };
+    let mut merged = async |scene: &mut Scene, data: &str| {
+        let before = merge::count();
+        scene.execute(&mut tasks, wanted(data));
+        let sent = scene.server.answer_all().await.concat();
+        let as_desired = tasks.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(as_desired, sent.is_empty());
+        (merge::count() - before, sent)
+    };
+    assert_eq!(merged(&mut scene, "v").await, (100, vec![]));
+    assert_eq!(merged(&mut scene, "v").await, (0, vec![]));
+
+    assert_eq!(merged(&mut scene, "w").await, (1, vec!["put c42".to_owned()]), "desired value");
+    assert_eq!(merged(&mut scene, "v").await, (1, vec![]), "equal again");
+    scene.observed[7] = stored("c07", "foreign", "8");
+    assert_eq!(merged(&mut scene, "v").await, (1, vec!["put c07".to_owned()]), "foreign edit");
+    scene.observed[7] = stored("c07", "v", "9");
+    assert_eq!(merged(&mut scene, "v").await, (1, vec![]), "another version");
+    scene.parent.uid = "another".into();
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    assert_eq!(merged(&mut scene, "v").await, (100, vec![]), "another parent of that name");
+    scene.apply.parents.clear();
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    assert_eq!(merged(&mut scene, "v").await, (100, vec![]), "another epoch");
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use crate::{
 
 /// Response of the hook.
 pub(super) enum Response {
-    /// Nothing has changed since this record.
+    /// Response of a sync that equals the last one, which left this record.
     Unchanged(SyncRecord),
     /// Response that is to be executed.
     Checked(CheckedResponse),
@@ -62,7 +62,8 @@ impl Composite {
             None => request.into(),
         };
         let (answer, call) =
-            hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
+            hook::call(&*self.hook, &self.series, &self.budget, context.epoch(), parent, request)
+                .await?;
         for waiting in self.parents.hook.responded(&parent.key) {
             context.enqueue(waiting);
         }

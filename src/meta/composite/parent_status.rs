@@ -51,6 +51,7 @@ impl Composite {
         if !self.parents.writes.may_write(&parent.key, STATUS) {
             return Ok(false);
         }
+        context.release_slot();
         let resource = Resource::new(context.client(), &parent.served);
         let mut body = wanted.within(object.json())?;
         let mut other = None;

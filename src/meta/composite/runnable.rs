@@ -22,6 +22,10 @@ use crate::{
     },
 };
 
+/// Maximum number of concurrent syncs of a controller, unless it has more workers: those with a
+/// worker, which call the hook, and those that write.
+const MOST_SYNCS: usize = 50;
+
 /// Runnable of a declared composite controller.
 pub(crate) struct CompositeRunnable {
     controller: Controller,
@@ -59,7 +63,8 @@ impl CompositeRunnable {
             .conditional()
             .predicate(Predicate::new(move |delta| triggers_sync(delta, &selector, ignore)))
             .backoff(backoff)
-            .max_concurrent_reconciles(workers);
+            .max_concurrent_reconciles(workers)
+            .most_running(MOST_SYNCS);
         for rule in &definition.children {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {

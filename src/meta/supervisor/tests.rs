@@ -1,6 +1,7 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
 mod panics;
+mod slots;
 
 use std::{
     sync::{Mutex, Weak},
@@ -74,8 +75,15 @@ impl Harness {
 
     /// Harness whose hooks this factory makes.
     async fn with(hooks: HookFactory, resync: Duration) -> Self {
-        let server = SimulatedServer::new();
-        let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        let (server, hooks) = (SimulatedServer::new(), Some(hooks));
+        let options = MetaOptions { resync_period: Some(resync), hooks, ..MetaOptions::default() };
+        let client = server.client();
+        Self::over(server, client, options).await
+    }
+
+    /// Harness that reaches a server through this client.
+    async fn over(server: SimulatedServer, client: kube::Client, options: MetaOptions) -> Self {
+        let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
@@ -83,11 +91,6 @@ impl Harness {
         let mut tasks = JoinSet::new();
         let stopped = stop.clone();
         tasks.spawn(async move { manager.run(stopped).await.unwrap() });
-        let options = MetaOptions {
-            resync_period: Some(resync),
-            hooks: Some(hooks),
-            ..MetaOptions::default()
-        };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
         let declared = supervisor.declared();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();

@@ -1,0 +1,93 @@
+//! Children that a sync found equal to the desired ones, so that later syncs need not merge them.
+//!
+//! The result of a merge follows from the bytes of the child, the bytes that the hook wants and the
+//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead of
+//! these two, since aggregated APIs may have no versions, and after a restore of etcd one version may
+//! name two contents.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::children::{Child, Desired};
+
+/// Digest of a child and its desired state. Against chance, not against an attacker: a child contains
+/// values that the API server chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ChildDigest(u64);
+
+impl ChildDigest {
+    /// Digest of a child. `generate_selector` adds a label to it.
+    pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (generate_selector, &child.json, &desired.json).hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// Equal children of one parent: eight bytes for each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EqualChildren(Box<[ChildDigest]>);
+
+impl EqualChildren {
+    /// Returns whether the child of this digest was equal.
+    pub(crate) fn contains(&self, digest: ChildDigest) -> bool {
+        self.0.binary_search(&digest).is_ok()
+    }
+}
+
+impl From<Vec<ChildDigest>> for EqualChildren {
+    fn from(mut digests: Vec<ChildDigest>) -> Self {
+        digests.sort_unstable();
+        Self(digests.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{informer::ObjectKey, meta::children::fixtures::child};
+
+    fn digest(uid: &str, version: &str, data: &str, desired: &str) -> ChildDigest {
+        let object = json!({
+            "metadata": {"name": "a", "uid": uid, "resourceVersion": version}, "data": {"v": data},
+        });
+        let key = ObjectKey::namespaced("ns", "a");
+        let desired = Desired { group: 0, key, json: desired.to_owned().into() };
+        ChildDigest::of(&child(0, "a", object), &desired, false)
+    }
+
+    #[test]
+    fn child_is_equal_only_with_the_same_content_and_desired_state() {
+        let known = EqualChildren::from(vec![
+            digest("u", "7", "x", "{}"),
+            digest("u", "1", "y", "{}"),
+            digest("u", "2", "z", "{}"),
+        ]);
+        for (now, expected) in [
+            (digest("u", "7", "x", "{}"), true),
+            (digest("u", "2", "z", "{}"), true),
+            (digest("v", "7", "x", "{}"), false),
+            (digest("u", "8", "x", "{}"), false),
+            (digest("u", "7", "y", "{}"), false),
+            (digest("u", "7", "x", r#"{"a":1}"#), false),
+        ] {
+            assert_eq!(known.contains(now), expected, "{now:?}");
+        }
+    }
+
+    #[test]
+    fn digest_separates_the_child_from_its_desired_state() {
+        let of = |child_json: &str, desired: &str| {
+            let mut child = child(0, "a", json!({}));
+            child.json = child_json.to_owned().into();
+            let key = ObjectKey::namespaced("ns", "a");
+            let desired = Desired { group: 0, key, json: desired.to_owned().into() };
+            [false, true].map(|generates| ChildDigest::of(&child, &desired, generates))
+        };
+
+        assert_ne!(of("ab", "c"), of("a", "bc"));
+        let [without, with] = of("a", "b");
+        assert_ne!(without, with, "a generated label is part of the desired state");
+    }
+}
