@@ -10,6 +10,7 @@ mod composite_controller;
 mod crds;
 mod declared;
 mod definition;
+mod finalizer;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -51,7 +52,7 @@ pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
-pub use hook_rule::{EtagRule, HookRule, HookVersion};
+pub use hook_rule::{EtagRule, HookKind, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
