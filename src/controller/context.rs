@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Queue, Request,
+    Inputs, Queue, Request,
+    inputs::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::unconfirmed,
 };
@@ -41,6 +42,8 @@ struct Shared {
     statuses: Arc<InputStatuses>,
     // `None` for a context from `Context::new`.
     queue: Option<Queue<Request>>,
+    // `None` for a context from `Context::new`.
+    named: Option<Arc<NamedInputs>>,
 }
 
 impl Context {
@@ -55,7 +58,7 @@ impl Context {
         let (statuses, _settled) = InputStatuses::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
         let client = epoch.client(client);
-        Self::of(epoch, client, cancel, statuses, None)
+        Self::of(epoch, client, cancel, statuses, None, None)
     }
 
     /// Adds an input with its cache.
@@ -65,7 +68,7 @@ impl Context {
         let key = InformerKey::new(served.identity.clone());
         input.attached = Some(Attached { served, store, key, status: None, moving: None });
         input.set(WatchState::Synced, None);
-        self.shared.statuses.push(input);
+        let _number = self.shared.statuses.push(input);
         self
     }
 
@@ -76,8 +79,9 @@ impl Context {
         cancel: CancellationToken,
         statuses: Arc<InputStatuses>,
         queue: Option<Queue<Request>>,
+        named: Option<Arc<NamedInputs>>,
     ) -> Self {
-        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue });
+        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue, named });
         Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
 
@@ -245,6 +249,13 @@ impl Context {
         if let Some(queue) = &self.shared.queue {
             queue.add(request);
         }
+    }
+
+    /// Returns the inputs by name, to be changed while the epoch runs. Inputs added here end with the
+    /// epoch. `None` for a context from [`Context::new`].
+    pub fn inputs(&self) -> Option<Inputs> {
+        let named = self.shared.named.as_ref().map(Arc::clone)?;
+        Some(Inputs { named, epoch: Some(self.shared.epoch.number()) })
     }
 
     /// Returns the number of failures of this request in a row.
