@@ -48,6 +48,7 @@ pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
 };
+pub use finalizer::COMPOSITE_FINALIZER;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;

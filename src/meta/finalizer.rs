@@ -12,8 +12,9 @@ use crate::informer::Header;
 /// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes or
 /// orphans its children, and the controller does not manage them.
 const COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
-/// Prefix of the finalizers of CompositeControllers, as in Metacontroller.
-const COMPOSITE: &str = "metacontroller.io/compositecontroller-";
+/// Prefix of the finalizers of CompositeControllers, as in Metacontroller; the name of the controller
+/// follows.
+pub const COMPOSITE_FINALIZER: &str = "metacontroller.io/compositecontroller-";
 /// Maximum length of a finalizer's name after the slash, as the API server accepts it.
 const MAX_NAME: usize = 63;
 /// Maximum length of a CompositeController's name with a finalize hook, in characters.
@@ -44,7 +45,7 @@ pub(crate) enum FirstStep {
 impl Finalizer {
     /// Finalizer of the CompositeController of this name.
     pub(crate) fn composite(controller: &str, declared: bool) -> Self {
-        Self { name: format!("{COMPOSITE}{controller}"), declared }
+        Self { name: format!("{COMPOSITE_FINALIZER}{controller}"), declared }
     }
 
     /// Returns whether an object has the finalizer.
