@@ -13,12 +13,14 @@ mod demo;
 mod dev;
 mod flag;
 mod health;
+mod held;
 mod http;
 mod instance;
 mod logging;
 mod metacontroller;
 mod output;
 mod panics;
+mod release;
 mod report;
 mod run;
 mod status;
@@ -66,6 +68,8 @@ enum Command {
     Types(types::TypesArgs),
     /// Print the state of the declared controllers.
     Status(status::StatusArgs),
+    /// Remove the finalizer of a removed CompositeController from its parents.
+    Release(release::ReleaseArgs),
     /// Print Pilotlight's own CustomResourceDefinitions as YAML, or check files against them.
     Crds(crds::CrdsArgs),
     /// Print a completion script for a shell.
@@ -93,6 +97,7 @@ impl Cli {
                 Command::Dev(args) => args.run().await,
                 Command::Types(args) => args.run().await,
                 Command::Status(args) => args.run().await,
+                Command::Release(args) => args.run().await,
                 Command::Crds(args) => args.run(),
                 Command::Completions(args) => args.run(),
             }
@@ -113,9 +118,11 @@ impl Command {
             Self::Run(args) => args.log_level(),
             #[cfg(feature = "dev")]
             Self::Dev(args) => args.log_level(),
-            Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
-                LevelFilter::WARN
-            }
+            Self::Types(_)
+            | Self::Status(_)
+            | Self::Release(_)
+            | Self::Crds(_)
+            | Self::Completions(_) => LevelFilter::WARN,
         }
     }
 
@@ -125,9 +132,11 @@ impl Command {
             Self::Run(args) => args.log_format(),
             #[cfg(feature = "dev")]
             Self::Dev(_) => LogFormat::Text,
-            Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
-                LogFormat::Text
-            }
+            Self::Types(_)
+            | Self::Status(_)
+            | Self::Release(_)
+            | Self::Crds(_)
+            | Self::Completions(_) => LogFormat::Text,
         }
     }
 }

@@ -52,6 +52,7 @@ mod context;
 #[cfg(test)]
 mod fixture;
 mod handler;
+mod inputs;
 mod instance;
 mod metrics;
 mod predicate;
@@ -70,6 +71,7 @@ pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, FetchError, Lister, ListerError, LookupError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
+pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;
 pub use predicate::Predicate;

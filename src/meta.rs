@@ -11,6 +11,7 @@ mod crds;
 mod declared;
 mod definition;
 mod equal_children;
+mod finalizer;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -48,11 +49,12 @@ pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
 };
+pub use finalizer::COMPOSITE_FINALIZER;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
-pub use hook_rule::{EtagRule, HookRule, HookVersion};
+pub use hook_rule::{EtagRule, HookKind, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;

@@ -437,7 +437,6 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
             json!({ "service": { "name": "a", "namespace": "b", "port": 70000 }, "path": "/" }),
             "spec.hooks.sync.webhook.service.port",
         ),
-        ("/hooks/finalize", hook(), "spec.hooks.finalize"),
         ("/hooks/customize", hook(), "spec.hooks.customize"),
         ("/endpointConfigs", json!([{ "host": "x" }]), "spec.endpointConfigs"),
     ];

@@ -90,7 +90,7 @@ async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scrip
     let (cluster, runs) = Cluster::new(client, ClusterOptions::default());
     let mut manager = Manager::new(ManagerOptions::default());
     let options = MetaOptions {
-        hooks: Some(Arc::new(move |definition: &Definition| {
+        hooks: Some(Arc::new(move |definition: &Definition, _| {
             hooks.lock().unwrap().get(&definition.name).unwrap().clone()
         })),
         ..MetaOptions::default()

@@ -64,9 +64,9 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
             "spec.hooks.sync.webhook.url",
         ),
         (
-            json!({ "hooks": { "finalize": { "webhook": { "url": "http://x/" } } } }),
+            json!({ "endpointConfigs": [{ "host": "x" }] }),
             "SpecUnsupported",
-            "spec.hooks.finalize",
+            "spec.endpointConfigs",
         ),
         (
             json!({ "parentResource": { "labelSelector": {
@@ -98,7 +98,7 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
 
         // The error is reverted, so that the spec equals the running one.
         let mut undo = good.clone();
-        undo["hooks"]["finalize"] = Value::Null;
+        undo["endpointConfigs"] = Value::Null;
         undo["parentResource"]["labelSelector"] = Value::Null;
         supervised.edit("a", json!({ "spec": undo })).await;
         supervised.runs("a", 1).await;

@@ -56,7 +56,7 @@ impl ManagerRun {
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
         let hook = Arc::clone(hook);
         let options = MetaOptions {
-            hooks: Some(Arc::new(move |_| Arc::clone(&hook) as Arc<dyn Hook>)),
+            hooks: Some(Arc::new(move |_, _| Arc::clone(&hook) as Arc<dyn Hook>)),
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, manager.handle(), options)?;

@@ -16,7 +16,7 @@ use pilotlight::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::watchers::Watchers;
+use super::{held::HeldParent, watchers::Watchers};
 
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
@@ -33,6 +33,9 @@ pub(super) struct StatusReport {
     pub(super) discovery: Option<DiscoveryRow>,
     pub(super) controllers: Vec<ControllerRow>,
     pub(super) informers: Option<Vec<InformerRow>>,
+    /// Objects with the finalizer of a controller that does not exist, if they were searched for.
+    #[serde(default)]
+    pub(super) held: Option<Vec<HeldParent>>,
 }
 
 /// Source of a report.
@@ -168,6 +171,7 @@ impl StatusReport {
             discovery: Some(DiscoveryRow::new(&cluster.types)),
             controllers,
             informers: Some(cluster.informers.status().iter().map(InformerRow::from).collect()),
+            held: None,
         }
     }
 
@@ -181,6 +185,7 @@ impl StatusReport {
             discovery: None,
             controllers,
             informers: None,
+            held: None,
         }
     }
 }

@@ -5,12 +5,19 @@ use std::io::Write;
 use anyhow::bail;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use pilotlight::{manager::WatchState, redaction::printable, transport::TransportOptions};
+use kube::{Client, ResourceExt};
+use pilotlight::{
+    manager::WatchState, meta::api::CompositeController, redaction::printable,
+    transport::TransportOptions,
+};
 
 use super::{
     connection::ConnectionArgs,
-    declared, http, output,
+    declared,
+    held::{self, HeldParent},
+    http, output,
     output::Format,
+    release,
     report::{ControllerRow, InformerRow, Source, StatusReport},
     table::{Table, age, or_dash},
 };
@@ -34,6 +41,8 @@ that the source does not know is null:
     failing    no sync has succeeded for a minute
     stuck, stale, failures, lastError, pending, lastDone, queueDepth
     unmet[], forbidden[], missing[], watches[]
+  held[]         objects with the finalizer of a CompositeController that does not exist, with
+                 --finalizers: controller, type, namespace, name, terminating
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready.";
@@ -47,6 +56,10 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
+    /// Name also the objects with the finalizer of a CompositeController that does not exist, which
+    /// `pilotlight release` frees. Lists the metadata of all objects of the cluster.
+    #[arg(long, conflicts_with = "address")]
+    finalizers: bool,
     /// Output format.
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     output: Format,
@@ -81,7 +94,11 @@ impl StatusArgs {
     async fn declared(&self) -> anyhow::Result<(StatusReport, bool)> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
-        let mut report = StatusReport::of_objects(&declared::list(client.clone()).await?);
+        let objects = declared::list(client.clone()).await?;
+        let mut report = StatusReport::of_objects(&objects);
+        if self.finalizers {
+            report.held = Some(unowned(&client, &objects).await?);
+        }
         let rows = &mut report.controllers;
         let kept =
             !rows.iter().any(ControllerRow::is_unseen) || !declared::keeps_no_status(client).await;
@@ -94,9 +111,29 @@ impl StatusArgs {
     }
 }
 
+/// Returns the objects with the finalizer of a controller that does not exist.
+async fn unowned(
+    client: &Client,
+    objects: &[CompositeController],
+) -> anyhow::Result<Vec<HeldParent>> {
+    let exists = |name: &str| objects.iter().any(|it| it.name_any() == name);
+    let search = held::search(client, |name| !exists(name), false).await?;
+    for error in &search.errors {
+        tracing::warn!(error, "finalizers not read");
+    }
+    Ok(search.parents)
+}
+
 fn render(report: &StatusReport, now: Timestamp) -> String {
     match report.source {
-        Source::Api => render_declared(&report.controllers, now),
+        Source::Api => {
+            let mut text = render_declared(&report.controllers, now);
+            if let Some(held) = report.held.as_deref().filter(|held| !held.is_empty()) {
+                text.push_str("\nObjects that `pilotlight release CONTROLLER` frees:\n");
+                text.push_str(&release::render(held));
+            }
+            text
+        }
         Source::Instance => render_report(report, now),
     }
 }
@@ -262,6 +299,27 @@ mod tests {
         for field in fields(&one).iter().chain(&row(&one)) {
             assert!(JSON.contains(field.as_str()), "--help names {field}");
         }
+    }
+
+    #[test]
+    fn objects_of_a_missing_controller_are_named_with_the_command_that_frees_them() {
+        let parent = HeldParent {
+            controller: "gone".to_owned(),
+            r#type: "things.example.com".to_owned(),
+            namespace: Some("ns".to_owned()),
+            name: "one".to_owned(),
+            terminating: true,
+        };
+        let mut report = StatusReport::of_objects(&[]);
+        let text = |report: &StatusReport| render(report, Timestamp::UNIX_EPOCH);
+
+        assert!(!text(&report).contains("release"));
+        report.held = Some(vec![parent]);
+
+        let text = text(&report);
+        assert!(text.contains("pilotlight release CONTROLLER"), "{text}");
+        let row: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row, ["gone", "things.example.com", "ns", "one", "true"]);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl TypesArgs {
 }
 
 /// Returns the types that the API server serves.
-async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
+pub(super) async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
     let (types, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
     let synced = async {
         if tokio::time::timeout(TIMEOUT, types.synced()).await.is_err() {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::{
     Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
     handler::OnSynced,
+    inputs::NamedInputs,
     queue::{Backoff, Limit, QueueOptions},
     run::input::{Input, InputSource},
     run::input_status::InputMode,
@@ -374,18 +375,17 @@ impl Builder {
         cluster: &Cluster,
         reconciler: impl Reconciler,
     ) -> Result<Controller, BuildError> {
-        let name = self.name;
         if let Some(error) = self.error {
             return Err(error);
         }
-        if name.as_str().is_empty() {
+        if self.name.as_str().is_empty() {
             return Err(BuildError::NameMissing);
         }
         if self.inputs.is_empty() {
-            return Err(BuildError::NoInput(name));
+            return Err(BuildError::NoInput(self.name));
         }
         if self.workers == 0 {
-            return Err(BuildError::NoWorkers(name));
+            return Err(BuildError::NoWorkers(self.name));
         }
         let mut primaries = self.inputs.iter().filter_map(|input| match &input.kind {
             InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
@@ -395,32 +395,16 @@ impl Builder {
         });
         let primary = primaries.next().cloned();
         if primaries.next().is_some() {
-            return Err(BuildError::TwoPrimaries(name));
+            return Err(BuildError::TwoPrimaries(self.name));
         }
-        let mut inputs = Vec::with_capacity(self.inputs.len());
-        for input in self.inputs {
-            let source = match input.kind {
-                InputKind::Source(source) => match guard::run(|| source.name()) {
-                    Ok(_name) => InputSource::Other(source),
-                    Err(panic) => return Err(BuildError::SourcePanicked(name, panic)),
-                },
-                InputKind::Kind(kind) => {
-                    kind.check(&name, &self.event_filters)?;
-                    let source = kind.source(
-                        &name,
-                        primary.as_ref(),
-                        &self.event_filters,
-                        input.mode,
-                        cluster,
-                    )?;
-                    InputSource::Kind(Arc::new(source))
-                }
-            };
-            inputs.push(Input { source, mode: input.mode });
-        }
+        let (name, event_filters) = (self.name, self.event_filters);
+        let inputs = self.inputs.into_iter();
+        let inputs =
+            inputs.map(|input| input.input(&name, primary.as_ref(), &event_filters, cluster));
         let spec = Spec {
             client: cluster.unfenced_client().clone(),
-            inputs,
+            inputs: inputs.collect::<Result<_, _>>()?,
+            named: NamedInputs::new(name.clone(), cluster.clone(), primary.clone(), event_filters),
             primary,
             reconcile: erase(reconciler),
             workers: self.workers,
@@ -433,6 +417,39 @@ impl Builder {
             name,
         };
         Ok(Controller::new(spec, self.group).with(self.conditions))
+    }
+
+    /// Returns the inputs alone, for a controller with this primary type.
+    pub(super) fn inputs(
+        self,
+        primary: Option<&TypeRef>,
+        event_filters: &[Predicate],
+        cluster: &Cluster,
+    ) -> Result<Vec<Input>, BuildError> {
+        let Self { name, inputs, event_filters: own, error, .. } = self;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let filters: Vec<_> = event_filters.iter().cloned().chain(own).collect();
+        inputs.into_iter().map(|input| input.input(&name, primary, &filters, cluster)).collect()
+    }
+
+    /// Returns whether an input is a primary type.
+    pub(super) fn has_primary(&self) -> bool {
+        self.inputs.iter().any(|input| match &input.kind {
+            InputKind::Kind(kind) => matches!(kind.role, Role::Primary),
+            InputKind::Source(_) => false,
+        })
+    }
+
+    /// Makes the required inputs optional.
+    pub(super) fn without_required(mut self) -> Self {
+        for input in &mut self.inputs {
+            if input.mode == InputMode::Required {
+                input.mode = InputMode::Optional;
+            }
+        }
+        self
     }
 
     fn kind(mut self, type_ref: TypeRef, role: Role, typed: bool) -> Self {
@@ -478,6 +495,31 @@ impl Builder {
     ) {
         let name = self.name.clone();
         self.error.get_or_insert_with(|| error(name, method));
+    }
+}
+
+impl InputOptions {
+    /// Returns the input of a controller with this primary type.
+    fn input(
+        self,
+        name: &ControllerName,
+        primary: Option<&TypeRef>,
+        event_filters: &[Predicate],
+        cluster: &Cluster,
+    ) -> Result<Input, BuildError> {
+        let mode = self.mode;
+        let source = match self.kind {
+            InputKind::Source(source) => match guard::run(|| source.name()) {
+                Ok(_name) => InputSource::Other(source),
+                Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
+            },
+            InputKind::Kind(kind) => {
+                kind.check(name, event_filters)?;
+                let source = kind.source(name, primary, event_filters, mode, cluster)?;
+                InputSource::Kind(Arc::new(source))
+            }
+        };
+        Ok(Input { source, mode })
     }
 }
 

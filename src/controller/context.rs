@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Queue, Request,
+    Inputs, Queue, Request,
+    inputs::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::Slot,
     run::unconfirmed,
@@ -48,6 +49,8 @@ struct Shared {
     statuses: Arc<InputStatuses>,
     // `None` for a context from `Context::new`.
     queue: Option<Queue<Request>>,
+    // `None` for a context from `Context::new`.
+    named: Option<Arc<NamedInputs>>,
 }
 
 impl Context {
@@ -62,7 +65,7 @@ impl Context {
         let (statuses, _settled) = InputStatuses::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
         let client = epoch.client(client);
-        Self::of(epoch, client, cancel, statuses, None)
+        Self::of(epoch, client, cancel, statuses, None, None)
     }
 
     /// Adds an input with its cache.
@@ -72,7 +75,7 @@ impl Context {
         let key = InformerKey::new(served.identity.clone());
         input.attached = Some(Attached { served, store, key, status: None, moving: None });
         input.set(WatchState::Synced, None);
-        self.shared.statuses.push(input);
+        let _number = self.shared.statuses.push(input);
         self
     }
 
@@ -83,8 +86,9 @@ impl Context {
         cancel: CancellationToken,
         statuses: Arc<InputStatuses>,
         queue: Option<Queue<Request>>,
+        named: Option<Arc<NamedInputs>>,
     ) -> Self {
-        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue });
+        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue, named });
         let slot = Weak::new();
         Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false, slot }
     }
@@ -264,6 +268,13 @@ impl Context {
         if let Some(slot) = self.slot.upgrade() {
             slot.release();
         }
+    }
+
+    /// Returns the inputs by name, to be changed while the epoch runs. Inputs added here end with the
+    /// epoch. `None` for a context from [`Context::new`].
+    pub fn inputs(&self) -> Option<Inputs> {
+        let named = self.shared.named.as_ref().map(Arc::clone)?;
+        Some(Inputs { named, epoch: Some(self.shared.epoch.number()) })
     }
 
     /// Returns the number of failures of this request in a row.

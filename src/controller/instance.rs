@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use super::{
-    Builder,
+    Builder, Inputs,
     run::input::InputSource,
     run::input_status::InputMode,
     run::{self, human},
@@ -73,6 +73,12 @@ impl Controller {
     /// Returns the name of the controller.
     pub fn name(&self) -> &ControllerName {
         &self.spec.name
+    }
+
+    /// Returns the inputs by name that each epoch of this controller starts. They can be changed at
+    /// any time, and belong to this controller only, not to one that replaces it.
+    pub fn inputs(&self) -> Inputs {
+        Inputs { named: Arc::clone(&self.spec.named), epoch: None }
     }
 
     pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {

@@ -6,6 +6,7 @@ pub(in crate::controller) mod failure_streak;
 pub(in crate::controller) mod input;
 pub(in crate::controller) mod input_status;
 pub(in crate::controller) mod last_error;
+pub(in crate::controller) mod named_inputs;
 pub(in crate::controller) mod outcome;
 mod settlement;
 mod shutdown;
@@ -21,7 +22,7 @@ use std::{
 use tokio::{
     select,
     sync::mpsc,
-    task::{Id, JoinError, JoinSet},
+    task::{AbortHandle, Id, JoinError, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -33,9 +34,10 @@ use super::{
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
     run::failure_streak::FailureStreak,
-    run::input::{InputEnd, InputRun},
-    run::input_status::{InputMode, InputStatus, InputStatuses},
+    run::input::{Input, InputEnd, InputRun},
+    run::input_status::{InputMode, InputStatuses},
     run::last_error::LastError,
+    run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
     run::slots::WorkerSlots,
     spec::Spec,
@@ -70,6 +72,7 @@ struct Run {
     // Of the sources that have not ended.
     source_names: HashMap<Id, String>,
     settled: mpsc::Receiver<usize>,
+    named: NamedTasks,
     workers: JoinSet<Attempt>,
     slots: Arc<WorkerSlots>,
     active: HashMap<Id, Active>,
@@ -118,8 +121,7 @@ impl Run {
             queue.add(request);
         }
         let inputs = spec.inputs.iter().enumerate().map(|(number, input)| {
-            let type_ref = input.type_ref().cloned();
-            let mut status = InputStatus::new(input.name(), type_ref, input.mode);
+            let mut status = status_of(input);
             status.prepared = prepared.remove(&number);
             status
         });
@@ -128,7 +130,10 @@ impl Run {
         let client =
             epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
-        let context = Context::of(epoch.clone(), client, cancel.clone(), own_statuses, own_queue);
+        let named = Some(Arc::clone(&spec.named));
+        let own = cancel.clone();
+        let context = Context::of(epoch.clone(), client, own, own_statuses, own_queue, named);
+        let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
         let slots = WorkerSlots::new(spec.workers, spec.most_running);
         let mut run = Self {
             spec,
@@ -140,6 +145,7 @@ impl Run {
             sources: JoinSet::new(),
             source_names: HashMap::new(),
             settled,
+            named,
             workers: JoinSet::new(),
             slots,
             active: HashMap::new(),
@@ -154,29 +160,42 @@ impl Run {
     }
 
     fn start_sources(&mut self) {
-        for (number, input) in self.spec.inputs.iter().enumerate() {
-            let follower = InputRun {
-                input: input.clone(),
-                number,
-                epoch: self.epoch.clone(),
-                queue: self.queue.clone(),
-                feed: self.cancel.clone(),
-                release: self.release.clone(),
-                statuses: Arc::clone(&self.statuses),
-                series: Arc::clone(&self.spec.series),
-                deliveries: Arc::clone(&self.deliveries),
-            };
-            let name = input.name();
-            let span = info_span!(
-                "source",
-                controller = %self.spec.name,
-                epoch = self.epoch.number(),
-                source = name,
-            );
-            let follow = follower.run().instrument(span);
-            let id = self.sources.spawn(self.epoch.tracker().track_future(follow)).id();
-            self.source_names.insert(id, name);
+        let spec = Arc::clone(&self.spec);
+        for (number, input) in spec.inputs.iter().enumerate() {
+            let (feed, release) = (self.cancel.clone(), self.release.clone());
+            let _source = self.start_source(input.clone(), number, feed, release);
         }
+    }
+
+    fn start_source(
+        &mut self,
+        input: Input,
+        number: usize,
+        feed: CancellationToken,
+        release: CancellationToken,
+    ) -> AbortHandle {
+        let name = input.name();
+        let follower = InputRun {
+            input,
+            number,
+            epoch: self.epoch.clone(),
+            queue: self.queue.clone(),
+            feed,
+            release,
+            statuses: Arc::clone(&self.statuses),
+            series: Arc::clone(&self.spec.series),
+            deliveries: Arc::clone(&self.deliveries),
+        };
+        let span = info_span!(
+            "source",
+            controller = %self.spec.name,
+            epoch = self.epoch.number(),
+            source = name,
+        );
+        let follow = follower.run().instrument(span);
+        let source = self.sources.spawn(self.epoch.tracker().track_future(follow));
+        self.source_names.insert(source.id(), name);
+        source
     }
 
     /// Waits for the sources and then reconciles, until the epoch stops or the run fails.
@@ -210,6 +229,7 @@ impl Run {
                 Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(false);
                 },
+                () = self.named.changed() => self.update_inputs(),
                 () = sleep_until(at), if deadline.is_some() => {
                     deadline = None;
                     pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
@@ -240,6 +260,7 @@ impl Run {
                 Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(());
                 },
+                () = self.named.changed() => self.update_inputs(),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     self.streak.report();
                     warn!(controller = %self.spec.name, "no reconcile has succeeded for a minute");
@@ -329,6 +350,7 @@ impl Run {
     fn source_ended(&mut self, end: Result<(Id, InputEnd), JoinError>) -> Result<bool, RunError> {
         let id = end.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         self.source_names.remove(&id);
+        self.input_joined(id);
         match end {
             Ok((_, InputEnd::Failed(error))) => Err(RunError::Source(error)),
             Ok((_, InputEnd::Done)) => Ok(true),

@@ -6,8 +6,8 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, metrics::Series, queue::QueueOptions,
-    run::carried_over::CarriedOver, run::input::Input,
+    Context, Outcome, ReconcileError, Reconciler, Request, inputs::NamedInputs, metrics::Series,
+    queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
 };
 use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 
@@ -21,6 +21,8 @@ pub(super) struct Spec {
     pub(super) name: ControllerName,
     pub(super) client: Client,
     pub(super) inputs: Vec<Input>,
+    /// Inputs that are added while the controller exists.
+    pub(super) named: Arc<NamedInputs>,
     /// Primary type, if the controller has one.
     pub(super) primary: Option<TypeRef>,
     pub(super) reconcile: Reconcile,

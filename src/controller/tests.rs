@@ -35,6 +35,7 @@ mod durations;
 mod flapping;
 mod handlers;
 mod interests;
+mod named;
 mod own_sources;
 mod panics;
 mod preparation;

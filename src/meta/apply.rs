@@ -181,7 +181,7 @@ impl Results {
                 other @ (SyncError::Throttled { .. }
                 | SyncError::Cancelled
                 | SyncError::Busy(_)
-                | SyncError::HookDown(_)
+                | SyncError::HookDown(..)
                 | SyncError::TooDeep(_)
                 | SyncError::Hook(_)),
             ) => self.halt(other),

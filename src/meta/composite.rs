@@ -1,9 +1,11 @@
 //! Composite controller: syncs parents and their children with the hook that decides on them.
 
 mod adopt;
+mod counted_hook;
 mod hook_call;
 mod observation;
 mod owner_chain;
+mod parent_finalizer;
 mod parent_status;
 mod release;
 mod runnable;
@@ -18,12 +20,16 @@ use futures::FutureExt;
 use kube::core::Status;
 
 use self::hook_call::{CheckedResponse, Response};
-pub(crate) use self::runnable::{CompositeRunnable, CountedHook};
+pub(crate) use self::{
+    counted_hook::{CountedHook, Hooks},
+    runnable::CompositeRunnable,
+};
 use super::{
-    ControllerBudget, Definition, Hook, HookError, HookSeries, Parents,
+    ControllerBudget, Definition, HookError, Parents,
     apply::Apply,
     children::{Desired, Group, Parent, Rules},
     claim,
+    finalizer::{Finalizer, FirstStep},
     hook_health::Failure,
     recorder::{EventRecorder, Severity, Subject},
     resource::throttled,
@@ -40,8 +46,8 @@ use crate::{
 
 struct Composite {
     definition: Arc<Definition>,
-    hook: Arc<dyn Hook>,
-    series: HookSeries,
+    finalizer: Finalizer,
+    hooks: Hooks,
     budget: ControllerBudget,
     apply: Apply,
     recorder: EventRecorder,
@@ -61,12 +67,17 @@ impl Reconciler for Composite {
         let (Some(served), Some(store)) = (context.served(parent), context.store(parent)) else {
             return Ok(Outcome::Done);
         };
-        let object = store
-            .get(&request)
-            .filter(|object| self.definition.parent_selector.matches(&object.header().labels));
-        let Some(object) = object else {
-            self.forget(&request, &context);
-            return Err(ReconcileError::Terminal(ObjectGone.into()));
+        let found = store.get(&request).map(|object| {
+            let header = object.header();
+            let selected = self.definition.parent_selector.matches(&header.labels);
+            (self.finalizer.first_step(header, selected), object)
+        });
+        let (step, object) = match found {
+            None | Some((FirstStep::Forget, _)) => {
+                self.forget(&request, &context);
+                return Err(ReconcileError::Terminal(ObjectGone.into()));
+            }
+            Some(found) => found,
         };
         let parent = Parent {
             key: request,
@@ -74,12 +85,13 @@ impl Reconciler for Composite {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        let synced = AssertUnwindSafe(self.sync(&parent, &object, &context)).catch_unwind().await;
+        let synced = AssertUnwindSafe(self.take(step, &parent, &object, &context));
+        let synced = synced.catch_unwind().await;
         let synced = synced.unwrap_or_else(|panic| {
             // The message goes to the status, so it must not quote the values of a panic.
             resume_unwind(Box::new(redaction::panic_message(&*panic).to_owned()))
         });
-        if !matches!(synced, Ok(_) | Err(SyncError::HookDown(_) | SyncError::Cancelled)) {
+        if !matches!(synced, Ok(_) | Err(SyncError::HookDown(..) | SyncError::Cancelled)) {
             self.parents.hook.stop_waiting(&parent.key);
         }
         let mut reason = "SyncError";
@@ -101,11 +113,11 @@ impl Reconciler for Composite {
             Err(SyncError::Throttled { message, after }) => {
                 return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
             }
-            Err(SyncError::HookDown(failure)) => {
+            Err(SyncError::HookDown(kind, failure)) => {
                 let message = failure.message.clone();
                 self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
-                (message, Some(self.parents.hook.wait(&parent.key, self.backoff, failures)))
+                (message, Some(self.parents.hook.wait(kind, &parent.key, self.backoff, failures)))
             }
             Err(SyncError::Hook(failure)) => {
                 let message = failure.message.clone();
@@ -138,11 +150,41 @@ impl Composite {
             }
         }
         self.parents.forget(key);
-        self.hook.forget(key);
+        for hook in self.hooks.all() {
+            hook.hook.forget(key);
+        }
+    }
+
+    /// Takes the first step of a sync. After a change of the finalizer, the parent is reconciled
+    /// again with its new version.
+    async fn take(
+        &self,
+        step: FirstStep,
+        parent: &Parent,
+        object: &Object,
+        context: &Context,
+    ) -> Result<Outcome, SyncError> {
+        match step {
+            FirstStep::Forget => Ok(Outcome::Done),
+            FirstStep::Add => {
+                self.add_finalizer(parent, object, context).await?;
+                Ok(Outcome::RequeueAfter(Duration::ZERO))
+            }
+            FirstStep::Remove => {
+                self.remove_finalizer(parent, object, context).await?;
+                Ok(Outcome::RequeueAfter(Duration::ZERO))
+            }
+            FirstStep::Call(kind) => match self.hooks.get(kind) {
+                Some(hook) => self.sync(hook, parent, object, context).await,
+                // Only the finalize hook is declared, and nothing is to be finalized.
+                None => Ok(Outcome::Done),
+            },
+        }
     }
 
     async fn sync(
         &self,
+        hook: &CountedHook,
         parent: &Parent,
         object: &Object,
         context: &Context,
@@ -162,14 +204,29 @@ impl Composite {
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let (resync_after, recheck) = match self.call_hook(object, &rules, last, context).await? {
+        let (resync_after, recheck) = match self
+            .call_hook(hook, object, &rules, last, context)
+            .await?
+        {
             Response::Unchanged(record) => {
-                self.series.unchanged_sync();
+                hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
                 (record.resync_after, self.report_flapping(parent, context))
             }
             Response::Checked(response) => {
                 let resync_after = response.record.resync_after;
+                let mut object = object.clone();
+                // The children of a parent that is finalized are left to the garbage collector.
+                if response.finalized && parent.terminating && self.finalizer.is_on(object.header())
+                {
+                    match self.remove_finalizer(parent, &object, context).await? {
+                        Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
+                        _ => {
+                            self.report_flapping(parent, context);
+                            return Ok(Outcome::Done);
+                        }
+                    }
+                }
                 (resync_after, self.apply(object, &rules, response, context).await?)
             }
         };
@@ -182,19 +239,22 @@ impl Composite {
     /// again. Keeps the record of the sync if all was as desired.
     async fn apply(
         &self,
-        object: &Object,
+        mut object: Object,
         rules: &Rules<'_>,
         response: CheckedResponse,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let parent = rules.parent;
-        let CheckedResponse { desired, status, record } = response;
-        let has_own = self.check_owners(parent, object, rules.groups, &desired, context)?;
-        let managed = if parent.terminating {
-            Ok(true)
-        } else {
-            self.apply.execute(rules, desired, context).await
-        };
+        let CheckedResponse { desired, status, record, finalized } = response;
+        let manages = self.finalizer.manages_children(object.header());
+        let has_own =
+            manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
+        let managed =
+            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
+        let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
+        if is_freed && let Some(freed) = self.remove_finalizer(parent, &object, context).await? {
+            object = freed;
+        }
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, but the hook is healthy.
@@ -205,11 +265,11 @@ impl Composite {
             Ok(_) | Err(_) => {}
         }
         // Written even if children failed, since the status reports that.
-        let written = self.write_status(parent, object, status, context).await;
+        let written = self.write_status(parent, &object, status, context).await;
         let recheck = self.report_flapping(parent, context);
         let as_desired = managed? & written?;
         // The chain of owners may change while the parent does not.
-        if as_desired && !has_own {
+        if as_desired && !has_own && !is_freed {
             self.parents.writes.keep_record(&parent.key, record);
         }
         Ok(recheck)
@@ -227,7 +287,7 @@ impl Composite {
     ) -> Result<bool, SyncError> {
         let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
         let Some(store) = context.store(&self.definition.parent) else { return Ok(true) };
-        if parent.terminating || !desired.iter().any(is_own) {
+        if !desired.iter().any(is_own) {
             return Ok(false);
         }
         let limit = self.definition.max_owner_depth;

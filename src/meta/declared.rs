@@ -20,7 +20,7 @@ use super::{
     recorder::Severity,
     status::{Acceptance, View},
 };
-use crate::manager::RunnableStatus;
+use crate::{kind::TypeRef, manager::RunnableStatus};
 
 /// Maximum number of pending Events of one controller; beyond it the oldest is dropped, as in a
 /// crash loop.
@@ -35,6 +35,8 @@ pub(crate) struct Declared {
     pub(crate) run: Option<Run>,
     /// Previous run; continues while `run` waits for its types.
     pub(crate) before: Option<Run>,
+    /// Parent types whose objects may have the finalizer of the controller.
+    pub(crate) finalizes: Vec<TypeRef>,
     /// uid of the CRD under which the object was last seen.
     pub(crate) seen_under: Option<Arc<str>>,
     /// Time since which the object is missing under another CRD.

@@ -12,7 +12,10 @@ use serde_json::Value;
 
 pub(super) use self::rejected::Problems;
 pub use self::rejected::{Problem, Rejected};
-use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
+use super::{
+    CompositeControllerSpec, HookKind, HookRule, Selector, finalizer, hook_rule::hook_rule,
+    selection,
+};
 use crate::{kind::TypeRef, redaction};
 
 /// Annotation of a CompositeController: length of a chain of owners of the parent type at which a
@@ -46,8 +49,10 @@ pub struct Definition {
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub max_owner_depth: usize,
-    /// The sync hook.
-    pub sync: HookRule,
+    /// The sync hook; without it, nothing is done for a parent until it is finalized.
+    pub sync: Option<HookRule>,
+    /// The finalize hook; without it, parents get no finalizer.
+    pub finalize: Option<HookRule>,
     /// The accepted object with an empty status, which hooks receive as `controller`.
     pub controller: Bytes,
     /// `spec` of the object, to detect edits.
@@ -152,19 +157,25 @@ impl Definition {
             problems.unsupported("spec.endpointConfigs");
         }
         let hooks = spec.hooks.clone().unwrap_or_default();
-        if hooks.finalize.is_some() {
-            problems.unsupported("spec.hooks.finalize");
-        }
         if hooks.customize.is_some() {
             problems.unsupported("spec.hooks.customize");
         }
-        let sync = match &hooks.sync {
-            Some(hook) => hook_rule("spec.hooks.sync", hook, problems),
-            None => {
-                problems.invalid("spec.hooks.sync", "is required");
-                None
-            }
-        };
+        let sync = hooks.sync.as_ref().map(|hook| hook_rule("spec.hooks.sync", hook, problems));
+        let finalize =
+            hooks.finalize.as_ref().map(|hook| hook_rule("spec.hooks.finalize", hook, problems));
+        if sync.is_none() && finalize.is_none() {
+            problems.invalid("spec.hooks.sync", "is required, unless finalize is declared");
+        }
+        if finalize.is_some() && name.len() > finalizer::MAX_COMPOSITE_NAME {
+            problems.invalid(
+                "metadata.name",
+                format!(
+                    "has more than {} characters, which hooks.finalize needs for the name of the \
+                 finalizer",
+                    finalizer::MAX_COMPOSITE_NAME
+                ),
+            );
+        }
         Some(Self {
             name,
             parent: parent?,
@@ -177,10 +188,19 @@ impl Definition {
                 .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
                 .map(|period| period.max(SHORTEST_RESYNC)),
             max_owner_depth: OWNER_DEPTH,
-            sync: sync?,
+            sync: inverted(sync)?,
+            finalize: inverted(finalize)?,
             controller,
             spec: raw,
         })
+    }
+
+    /// Returns the rule of a hook, if it is declared.
+    pub(crate) fn hook(&self, kind: HookKind) -> Option<&HookRule> {
+        match kind {
+            HookKind::Sync => self.sync.as_ref(),
+            HookKind::Finalize => self.finalize.as_ref(),
+        }
     }
 
     /// Returns whether both declare the same controller. Defaults that the server fills in count as
@@ -194,6 +214,15 @@ impl Definition {
         let period = period.map(|period| period.max(SHORTEST_RESYNC));
         self.resync_period = self.resync_period.or(period);
         self
+    }
+}
+
+/// Returns a declared rule; `None` if it is declared and cannot be read.
+fn inverted(rule: Option<Option<HookRule>>) -> Option<Option<HookRule>> {
+    match rule {
+        None => Some(None),
+        Some(None) => None,
+        Some(Some(rule)) => Some(Some(rule)),
     }
 }
 
@@ -394,9 +423,9 @@ mod tests {
         assert_eq!(definition.parent, TypeRef::resource("example.com", "v1", "things"));
         assert_eq!(definition.children[0].strategy, UpdateMethod::OnDelete);
         assert!(!definition.children[0].optional);
-        assert_eq!(definition.sync.version, HookVersion::V1);
-        assert!(!definition.sync.strict);
-        assert_eq!(definition.sync.timeout, Duration::from_secs(10));
+        assert_eq!(definition.sync.as_ref().unwrap().version, HookVersion::V1);
+        assert!(!definition.sync.as_ref().unwrap().strict);
+        assert_eq!(definition.sync.as_ref().unwrap().timeout, Duration::from_secs(10));
         assert_eq!(definition.resync_period, None);
     }
 
@@ -460,9 +489,38 @@ mod tests {
     }
 
     #[test]
+    fn finalize_hook_stands_alone_or_beside_sync() {
+        let hook = || json!({"webhook": {"url": "http://x/"}, "version": "v2"});
+        let parse = |hooks: Value| Definition::parse(&object(|spec| spec["hooks"] = hooks));
+
+        let both = parse(json!({"sync": hook(), "finalize": hook()})).unwrap();
+        assert!(both.sync.is_some() && both.finalize.is_some());
+        let alone = parse(json!({"finalize": hook()})).unwrap();
+        assert_eq!((alone.sync, alone.finalize.unwrap().version), (None, HookVersion::V2));
+        check("/hooks", json!({"finalize": {}}), &["spec.hooks.finalize.webhook"]);
+    }
+
+    #[test]
+    fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
+        let named = |name: &str, hook: &str| {
+            let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+            value["metadata"]["name"] = json!(name);
+            value["spec"]["hooks"] = json!({hook: {"webhook": {"url": "http://x/"}}});
+            Definition::parse(&value.to_string().into())
+        };
+        let longest = "a".repeat(43);
+
+        assert!(named(&longest, "finalize").is_ok());
+        assert!(named(&format!("{longest}a"), "sync").is_ok());
+        let Err(Rejected::Invalid(problems)) = named(&format!("{longest}a"), "finalize") else {
+            panic!("its finalizer is not a qualified name")
+        };
+        assert_eq!(problems[0].field, "metadata.name");
+    }
+
+    #[test]
     fn unsupported_field_is_refused_by_name() {
         let hook = || json!({"webhook": {"url": "http://x/"}});
-        check("/hooks/finalize", hook(), &["spec.hooks.finalize"]);
         check("/hooks/customize", hook(), &["spec.hooks.customize"]);
         check("/hooks/preUpdateChild", hook(), &[]);
         check("/endpointConfigs", json!([{"host": "x"}]), &["spec.endpointConfigs"]);
@@ -475,8 +533,8 @@ mod tests {
             }]),
             &["spec.childResources[0].updateStrategy.method"],
         );
-        let rejected =
-            Definition::parse(&object(|spec| spec["hooks"]["finalize"] = hook())).unwrap_err();
+        let customize = |spec: &mut Value| spec["hooks"]["customize"] = hook();
+        let rejected = Definition::parse(&object(customize)).unwrap_err();
         assert_eq!(rejected.reason(), "SpecUnsupported");
     }
 
@@ -488,7 +546,9 @@ mod tests {
             let object = object(|spec| {
                 spec["hooks"]["sync"]["webhook"] = json!({"service": service, "path": path});
             });
-            Definition::parse(&object).map(|definition| definition.sync.url.to_string()).unwrap()
+            Definition::parse(&object)
+                .map(|definition| definition.sync.unwrap().url.to_string())
+                .unwrap()
         };
 
         assert_eq!(service("/sync", json!({})), "http://hook.ns:80/sync");
@@ -502,14 +562,17 @@ mod tests {
     fn a_timeout_that_is_not_positive_is_ten_seconds() {
         let object = object(|spec| spec["hooks"]["sync"]["webhook"]["timeout"] = json!("-3s"));
 
-        assert_eq!(Definition::parse(&object).unwrap().sync.timeout, Duration::from_secs(10));
+        assert_eq!(
+            Definition::parse(&object).unwrap().sync.unwrap().timeout,
+            Duration::from_secs(10)
+        );
     }
 
     #[test]
     fn answers_are_kept_by_their_etag_when_that_is_enabled() {
         let etag = |spec: Value| {
             let object = object(|all| all["hooks"]["sync"]["webhook"]["etag"] = spec);
-            Definition::parse(&object).unwrap().sync.etag
+            Definition::parse(&object).unwrap().sync.unwrap().etag
         };
         let rule = |lifetime: Option<u64>, sweep: Option<u64>| {
             let seconds = |value: Option<u64>| value.map(Duration::from_secs);

@@ -119,7 +119,7 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::{
-        super::{AnswerBudget, AnswerLimits, HookMetrics, children::fixtures::parent},
+        super::{AnswerBudget, AnswerLimits, HookKind, HookMetrics, children::fixtures::parent},
         *,
     };
     use crate::manager::StopReason;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn series() -> HookSeries {
-        HookMetrics::default().series("c", "CompositeController", "http://x/")
+        HookMetrics::default().series(HookKind::Sync, "c", "CompositeController", "http://x/")
     }
 
     #[tokio::test]
@@ -164,7 +164,7 @@ mod tests {
         ] {
             let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
             metrics.register(&mut registry);
-            let series = metrics.series("c", "CompositeController", "http://x/");
+            let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
             let (hook, epoch) = (Scripted(answer), Epoch::new("c", 1, Duration::ZERO));
 
             let called = call(&hook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
@@ -179,7 +179,7 @@ mod tests {
             let expected = format!(
                 "pilotlight_hook_calls_total{{controller_name=\"c\",\
                  controller_type=\"CompositeController\",url=\"http://x/\",\
-                 outcome=\"{outcome}\"}} 1"
+                 hook=\"sync\",outcome=\"{outcome}\"}} 1"
             );
             assert_eq!(counted, [expected]);
         }
@@ -189,7 +189,7 @@ mod tests {
     async fn call_that_is_dropped_counts_as_cancelled() {
         let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
         metrics.register(&mut registry);
-        let series = metrics.series("c", "CompositeController", "http://x/");
+        let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
         let epoch = Epoch::new("c", 1, Duration::ZERO);
 
         let dropped =

@@ -8,6 +8,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     controller::{Backoff, Pace, RetryGate, Wait},
     informer::ObjectKey,
+    meta::HookKind,
 };
 
 /// Pace of retries while the hook is down: ten at once, then one a second for all parents together,
@@ -34,8 +35,8 @@ struct OnChange(Box<dyn Fn() + Send + Sync>);
 struct Parents {
     // Failure of the last sync.
     failing: BTreeMap<ObjectKey, Failure>,
-    // Parents for which the hook was down at the last call.
-    gate: RetryGate<ObjectKey>,
+    // For each hook, the parents for which it was down at the last call.
+    gates: BTreeMap<HookKind, RetryGate<ObjectKey>>,
 }
 
 /// Failure of the hook for one parent.
@@ -86,32 +87,40 @@ impl HookHealth {
         new
     }
 
-    /// Adds a parent to the retry gate, because the hook was down when it was called. Returns the
-    /// time until the retry.
-    pub(crate) fn wait(&self, key: &ObjectKey, backoff: Backoff, failures: u32) -> Duration {
+    /// Adds a parent to the retry gate of a hook, because the hook was down when it was called.
+    /// Returns the time until the retry.
+    pub(crate) fn wait(
+        &self,
+        kind: HookKind,
+        key: &ObjectKey,
+        backoff: Backoff,
+        failures: u32,
+    ) -> Duration {
         let pace = Pace { longest: backoff.max, ..DOWN };
         let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
         let (spread, now) = (fastrand::f64(), Instant::now());
-        self.lock().gate.failed(key.clone(), wait, &pace, spread, now)
+        let mut parents = self.lock();
+        parents.gates.entry(kind).or_default().failed(key.clone(), wait, &pace, spread, now)
     }
 
-    /// Removes a parent from the gate: the hook was not called for it, or failed for another reason
-    /// than being down.
+    /// Removes a parent from the gates: no hook was called for it, or the hook failed for another
+    /// reason than being down.
     pub(crate) fn stop_waiting(&self, key: &ObjectKey) {
-        self.lock().gate.forget(key);
+        self.lock().leave_gates(key);
     }
 
-    /// Records that the hook responded for a parent. Returns the parents to sync at once.
-    pub(crate) fn responded(&self, key: &ObjectKey) -> Vec<ObjectKey> {
+    /// Records that a hook responded for a parent. Returns the parents to sync at once.
+    pub(crate) fn responded(&self, kind: HookKind, key: &ObjectKey) -> Vec<ObjectKey> {
         // The remaining wait of each is zero, since `wait` sets no minimum.
-        let next = self.lock().gate.answered(key, Instant::now());
-        next.into_iter().map(|(key, _)| key).collect()
+        let mut parents = self.lock();
+        let next = parents.gates.get_mut(&kind).map(|gate| gate.answered(key, Instant::now()));
+        next.into_iter().flatten().map(|(key, _)| key).collect()
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &ObjectKey) {
         let mut parents = self.lock();
-        parents.gate.forget(key);
+        parents.leave_gates(key);
         if parents.failing.remove(key).is_some() {
             self.publish(&parents, false);
         }
@@ -143,6 +152,12 @@ impl HookHealth {
 
     fn lock(&self) -> MutexGuard<'_, Parents> {
         self.parents.lock()
+    }
+}
+
+impl Parents {
+    fn leave_gates(&mut self, key: &ObjectKey) {
+        self.gates.values_mut().for_each(|gate| gate.forget(key));
     }
 }
 
@@ -181,17 +196,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn hook_that_answers_releases_no_parent_of_another_hook() {
+        let hook = HookHealth::default();
+        let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
+        for key in [&a, &b] {
+            hook.wait(HookKind::Finalize, key, Backoff::default(), 0);
+        }
+
+        assert!(hook.responded(HookKind::Sync, &a).is_empty());
+        assert_eq!(hook.responded(HookKind::Finalize, &a), [b]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn deleted_parent_is_neither_counted_nor_retried() {
         let hook = HookHealth::default();
         let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
         for key in [&a, &b] {
             hook.failed(key, timeout());
-            hook.wait(key, Backoff::default(), 0);
+            hook.wait(HookKind::Sync, key, Backoff::default(), 0);
         }
 
         hook.forget(&b);
 
         assert_eq!(hook.subscribe().borrow().failing, 1);
-        assert!(hook.responded(&a).is_empty(), "no other parent waits");
+        assert!(hook.responded(HookKind::Sync, &a).is_empty(), "no other parent waits");
     }
 }

@@ -18,7 +18,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use super::HookError;
+use super::{HookError, HookKind};
 use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Bucket bounds in seconds: Go's defaults, which dashboards expect.
@@ -56,7 +56,15 @@ struct CallLabels {
     controller_name: String,
     controller_type: String,
     url: String,
+    hook: &'static str,
     outcome: &'static str,
+}
+
+/// Series of one hook: its kind, and the labels of Metacontroller.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct SeriesKey {
+    kind: HookKind,
+    labels: SeriesLabels,
 }
 
 /// Outcome of one call of a hook.
@@ -138,22 +146,27 @@ impl CallOutcome {
     }
 }
 
-/// Metrics of all sync hooks; cheap to clone.
+/// Metrics of all hooks; cheap to clone.
 #[derive(Clone, Default)]
 pub struct HookMetrics {
     families: Arc<Families>,
 }
 
 struct Families {
-    requests: Family<RequestLabels, Counter>,
-    durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
-    in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
+    by_kind: BTreeMap<HookKind, KindFamilies>,
     calls: Family<CallLabels, Counter>,
     unchanged: Family<SeriesLabels, Counter>,
     tasks: OwnerGauge<SeriesLabels>,
     // Number of users of each series, with the status codes that it counted. During a replacement a
     // controller and its successor share a series.
-    users: Mutex<BTreeMap<SeriesLabels, Users>>,
+    users: Mutex<BTreeMap<SeriesKey, Users>>,
+}
+
+/// Metacontroller's families, which it has once for each kind of hook.
+struct KindFamilies {
+    requests: Family<RequestLabels, Counter>,
+    durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
 }
 
 #[derive(Default)]
@@ -162,12 +175,20 @@ struct Users {
     codes: BTreeSet<String>,
 }
 
-impl Default for Families {
+impl Default for KindFamilies {
     fn default() -> Self {
         Self {
             requests: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
+        }
+    }
+}
+
+impl Default for Families {
+    fn default() -> Self {
+        Self {
+            by_kind: HookKind::ALL.map(|kind| (kind, KindFamilies::default())).into(),
             calls: Family::default(),
             unchanged: Family::default(),
             tasks: OwnerGauge::default(),
@@ -179,24 +200,27 @@ impl Default for Families {
 impl HookMetrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "metacontroller_sync_requests",
-            "Answers of sync hooks, by status code",
-            self.families.requests.clone(),
-        );
-        registry.register(
-            "metacontroller_sync_request_duration_histogram_seconds",
-            "Duration of sync hook calls",
-            self.families.durations.clone(),
-        );
-        registry.register(
-            "metacontroller_sync_in_flight_requests",
-            "Sync hook calls in flight",
-            self.families.in_flight.clone(),
-        );
+        for (kind, families) in &self.families.by_kind {
+            let word = kind.word();
+            registry.register(
+                format!("metacontroller_{word}_requests"),
+                format!("Answers of {word} hooks, by status code"),
+                families.requests.clone(),
+            );
+            registry.register(
+                format!("metacontroller_{word}_request_duration_histogram_seconds"),
+                format!("Duration of {word} hook calls"),
+                families.durations.clone(),
+            );
+            registry.register(
+                format!("metacontroller_{word}_in_flight_requests"),
+                format!("{} hook calls in flight", kind.title()),
+                families.in_flight.clone(),
+            );
+        }
         registry.register(
             "pilotlight_hook_calls",
-            "Finished sync hook calls, each counted once, by outcome",
+            "Finished hook calls, each counted once, by hook and outcome",
             self.families.calls.clone(),
         );
         registry.register(
@@ -211,22 +235,33 @@ impl HookMetrics {
         );
     }
 
-    /// Returns the series of one controller's hook; removed when the last user of these labels is
+    /// Returns the series of one hook of a controller; removed when the last user of these labels is
     /// dropped.
-    pub fn series(&self, controller_name: &str, controller_type: &str, url: &str) -> HookSeries {
+    pub fn series(
+        &self,
+        kind: HookKind,
+        controller_name: &str,
+        controller_type: &str,
+        url: &str,
+    ) -> HookSeries {
         let labels = SeriesLabels {
             controller_name: controller_name.to_owned(),
             controller_type: controller_type.to_owned(),
             url: url.to_owned(),
         };
-        self.families.users().entry(labels.clone()).or_default().count += 1;
-        HookSeries { families: self.families.clone(), labels }
+        let key = SeriesKey { kind, labels };
+        self.families.users().entry(key.clone()).or_default().count += 1;
+        HookSeries { families: self.families.clone(), key }
     }
 }
 
 impl Families {
-    fn users(&self) -> parking_lot::MutexGuard<'_, BTreeMap<SeriesLabels, Users>> {
+    fn users(&self) -> parking_lot::MutexGuard<'_, BTreeMap<SeriesKey, Users>> {
         self.users.lock()
+    }
+
+    fn of(&self, kind: HookKind) -> &KindFamilies {
+        &self.by_kind[&kind]
     }
 }
 
@@ -239,7 +274,7 @@ impl fmt::Debug for HookMetrics {
 /// Series of one hook.
 pub struct HookSeries {
     families: Arc<Families>,
-    labels: SeriesLabels,
+    key: SeriesKey,
 }
 
 /// Call in progress.
@@ -276,32 +311,35 @@ impl HookSeries {
 
     /// Counts a sync that ended with the response, since nothing had changed.
     pub(crate) fn unchanged_sync(&self) {
-        self.families.unchanged.get_or_create(&self.labels).inc();
+        self.families.unchanged.get_or_create(&self.key.labels).inc();
     }
 
     fn calls(&self, outcome: CallOutcome) -> CallLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
-        CallLabels { controller_name, controller_type, url, outcome: outcome.word() }
+        let SeriesKey { kind, labels } = self.key.clone();
+        let SeriesLabels { controller_name, controller_type, url } = labels;
+        let (hook, outcome) = (kind.word(), outcome.word());
+        CallLabels { controller_name, controller_type, url, hook, outcome }
     }
 
     /// Starts the measurement of a call.
     pub(crate) fn begin(&self) -> Observation<'_> {
-        self.families.in_flight.get_or_create(&self.labels).inc();
+        let SeriesKey { kind, labels } = &self.key;
+        self.families.of(*kind).in_flight.get_or_create(labels).inc();
         Observation { series: self, since: Instant::now() }
     }
 
     /// Returns the gauge of the tasks that drive its connections.
     pub(super) fn tasks(&self) -> HookTasks {
-        self.families.tasks.of(self.labels.clone())
+        self.families.tasks.of(self.key.labels.clone())
     }
 
     fn durations(&self) -> DurationLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
+        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
         DurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
     }
 
     fn requests(&self, code: &str) -> RequestLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
+        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
         RequestLabels {
             controller_name,
             controller_type,
@@ -319,9 +357,10 @@ impl Observation<'_> {
         let series = self.series;
         let code = status.as_str().to_owned();
         let took = self.since.elapsed().as_secs_f64();
-        series.families.durations.get_or_create(&series.durations()).observe(took);
-        series.families.requests.get_or_create(&series.requests(&code)).inc();
-        if let Some(users) = series.families.users().get_mut(&series.labels) {
+        let families = series.families.of(series.key.kind);
+        families.durations.get_or_create(&series.durations()).observe(took);
+        families.requests.get_or_create(&series.requests(&code)).inc();
+        if let Some(users) = series.families.users().get_mut(&series.key) {
             users.codes.insert(code);
         }
     }
@@ -330,33 +369,38 @@ impl Observation<'_> {
 impl Drop for Observation<'_> {
     fn drop(&mut self) {
         // An abandoned call is counted down as well.
-        self.series.families.in_flight.get_or_create(&self.series.labels).dec();
+        let SeriesKey { kind, labels } = &self.series.key;
+        self.series.families.of(*kind).in_flight.get_or_create(labels).dec();
     }
 }
 
 impl Drop for HookSeries {
     fn drop(&mut self) {
         let mut users = self.families.users();
-        let Some(entry) = users.get_mut(&self.labels) else { return };
+        let Some(entry) = users.get_mut(&self.key) else { return };
         entry.count -= 1;
         if entry.count == 0 {
+            let families = self.families.of(self.key.kind);
             for code in std::mem::take(&mut entry.codes) {
-                self.families.requests.remove(&self.requests(&code));
+                families.requests.remove(&self.requests(&code));
             }
             for outcome in CallOutcome::ALL {
                 self.families.calls.remove(&self.calls(outcome));
             }
-            self.families.unchanged.remove(&self.labels);
-            self.families.durations.remove(&self.durations());
-            self.families.in_flight.remove(&self.labels);
-            users.remove(&self.labels);
+            families.durations.remove(&self.durations());
+            families.in_flight.remove(&self.key.labels);
+            users.remove(&self.key);
+            // The hooks of a controller at one URL share this series.
+            if !users.keys().any(|key| key.labels == self.key.labels) {
+                self.families.unchanged.remove(&self.key.labels);
+            }
         }
     }
 }
 
 impl fmt::Debug for HookSeries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HookSeries").field(&self.labels).finish()
+        f.debug_tuple("HookSeries").field(&self.key).finish()
     }
 }
 
@@ -378,8 +422,8 @@ mod tests {
         let bare = text(&registry);
 
         let (old, new) = (
-            metrics.series("c", "CompositeController", "http://x/"),
-            metrics.series("c", "CompositeController", "http://x/"),
+            metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/"),
+            metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/"),
         );
         old.begin().end(Some(StatusCode::OK));
         old.call().end(CallOutcome::Timeout);

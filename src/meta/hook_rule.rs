@@ -13,6 +13,36 @@ use crate::{
 /// Timeout of a hook that declares none, or one that is not positive.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Hook of a declared controller, by what it decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HookKind {
+    /// Decides on the children and the status of a parent.
+    Sync,
+    /// Called instead of sync while a parent is being deleted or no longer selected.
+    Finalize,
+}
+
+impl HookKind {
+    /// All hooks.
+    pub(crate) const ALL: [Self; 2] = [Self::Sync, Self::Finalize];
+
+    /// Returns the name of the field in `spec.hooks`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Finalize => "finalize",
+        }
+    }
+
+    /// Returns the name at the beginning of a sentence.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Sync => "Sync",
+            Self::Finalize => "Finalize",
+        }
+    }
+}
+
 /// Rule of one hook.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HookRule {

@@ -10,7 +10,7 @@ use serde::{
 use serde_json::value::RawValue;
 
 use super::{
-    HookVersion,
+    HookKind, HookVersion,
     children::{Child, Group, Parent},
     rewrite,
 };
@@ -33,10 +33,11 @@ const MAX_MESSAGE_BYTES: usize = 512;
 /// Longest `resyncAfterSeconds` that is honoured.
 const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Returns the request of a composite controller's sync hook.
+/// Returns the request of a composite controller's sync or finalize hook.
 ///
 /// Objects are copied from the cache without decoding or encoding them.
 pub(crate) fn sync_request(
+    kind: HookKind,
     version: HookVersion,
     controller: &[u8],
     parent: &Parent,
@@ -78,7 +79,10 @@ pub(crate) fn sync_request(
         }
         body.push(b'}');
     }
-    body.extend_from_slice(b"},\"related\":{},\"finalizing\":false}");
+    body.extend_from_slice(match kind {
+        HookKind::Sync => b"},\"related\":{},\"finalizing\":false}",
+        HookKind::Finalize => b"},\"related\":{},\"finalizing\":true}",
+    });
     body
 }
 
@@ -143,7 +147,7 @@ fn push_text(body: &mut Vec<u8>, text: impl Serialize) {
     serde_json::to_writer(body, &text).expect("a vector takes all bytes");
 }
 
-/// Response of a composite controller's sync hook. Status and children are slices of its text.
+/// Response of a composite controller's sync or finalize hook. Status and children are slices of its text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SyncResponse {
     /// Status of the parent, an object; `null` and absent are the same.
@@ -152,6 +156,8 @@ pub(crate) struct SyncResponse {
     pub(crate) children: Vec<Bytes>,
     /// Time until the next sync.
     pub(crate) resync_after: Option<Duration>,
+    /// True if the hook has finished finalizing the parent.
+    pub(crate) finalized: bool,
 }
 
 /// Parses a response without decoding it into a tree, whose memory the length of the text does not
@@ -179,6 +185,7 @@ pub(crate) fn sync_response(body: &Bytes, strict: bool) -> Result<SyncResponse, 
         status: parts.status.map(slice),
         children: parts.children.into_iter().map(slice).collect(),
         resync_after: parts.resync_after,
+        finalized: parts.finalized,
     })
 }
 
@@ -197,6 +204,7 @@ struct Parts<'de> {
     status: Option<&'de RawValue>,
     children: Vec<&'de RawValue>,
     resync_after: Option<Duration>,
+    finalized: bool,
 }
 
 impl Parts<'_> {
@@ -275,9 +283,10 @@ impl<'de> Visitor<'de> for Response {
                     response.resync_after = seconds.and_then(resync_after);
                 }
                 "finalized" => {
-                    map.next_value::<Option<bool>>().map_err(|error| {
+                    let finalized = map.next_value::<Option<bool>>().map_err(|error| {
                         A::Error::custom(format!("finalized: {}", redaction::decoding(error)))
                     })?;
+                    response.finalized = finalized.unwrap_or_default();
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -344,6 +353,7 @@ mod tests {
             child(2, "wide", at(None, "wide")),
         ];
         let body = sync_request(
+            HookKind::Sync,
             version,
             br#"{"kind":"CompositeController"}"#,
             &parent(namespace),

@@ -6,6 +6,7 @@
 //! matched by name.
 
 mod declared_controllers;
+mod freed_parents;
 mod own_status;
 mod reconciler;
 #[cfg(test)]
@@ -22,7 +23,7 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, CompositeController, Definition, Hook, HookMetrics, Selector,
+    AnswerBudget, CompositeController, Definition, Hook, HookKind, HookMetrics, Selector,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
     recorder::EventRecorder,
@@ -43,8 +44,8 @@ pub const PAUSED: &str = "pilotlight.dev/paused";
 /// Recommended name of the supervisor in the manager.
 pub const SUPERVISOR: &str = "compositecontrollers";
 
-/// Makes the hook of a declared controller.
-pub type HookFactory = Arc<dyn Fn(&Definition) -> Arc<dyn Hook> + Send + Sync>;
+/// Makes one of the declared hooks of a controller.
+pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send + Sync>;
 
 /// Options of all declared controllers.
 #[derive(Clone)]

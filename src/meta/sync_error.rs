@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::meta::{
-    HookError,
+    HookError, HookKind,
     hook_health::Failure,
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found},
 };
@@ -22,7 +22,7 @@ pub(crate) enum SyncError {
     /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
     Behind(String),
     /// The hook is down: the failure is not known to be specific to this parent.
-    HookDown(Failure),
+    HookDown(HookKind, Failure),
     /// The response of the hook is not usable.
     Hook(Failure),
     /// The API server throttled a request.
@@ -56,7 +56,7 @@ impl SyncError {
             Self::Cancelled
             | Self::Busy(_)
             | Self::Behind(_)
-            | Self::HookDown(_)
+            | Self::HookDown(..)
             | Self::Hook(_)
             | Self::Throttled { .. }
             | Self::TooDeep(_)
@@ -64,31 +64,42 @@ impl SyncError {
         }
     }
 
-    pub(crate) fn answer(message: String) -> Self {
-        Self::Hook(Failure { reason: "HookAnswerInvalid", message })
+    pub(crate) fn answer(kind: HookKind, message: String) -> Self {
+        Self::Hook(Failure { reason: "HookAnswerInvalid", message: named(kind, message) })
     }
 }
 
-impl From<HookError> for Failure {
-    fn from(error: HookError) -> Self {
-        Self { reason: error.reason(), message: error.to_string() }
+impl Failure {
+    fn of_hook(kind: HookKind, error: &HookError) -> Self {
+        Self { reason: error.reason(), message: named(kind, error.to_string()) }
     }
 }
 
-impl From<HookError> for SyncError {
-    fn from(error: HookError) -> Self {
+/// Names the hook in its message, unless it is the sync hook.
+fn named(kind: HookKind, message: String) -> String {
+    match kind {
+        HookKind::Sync => message,
+        HookKind::Finalize => format!("{}: {message}", kind.word()),
+    }
+}
+
+impl SyncError {
+    /// Returns the error of a call of this hook.
+    pub(crate) fn of_hook(kind: HookKind, error: HookError) -> Self {
         match error {
             HookError::Cancelled => Self::Cancelled,
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
-            | HookError::Status { code: 500.., .. } => Self::HookDown(Failure::from(error)),
+            | HookError::Status { code: 500.., .. } => {
+                Self::HookDown(kind, Failure::of_hook(kind, &error))
+            }
             // The hook responded: the budget that is exhausted is that of this process.
             HookError::NoBudget { .. }
             | HookError::Status { .. }
             | HookError::NothingToConfirm { .. }
             | HookError::TooLarge { .. }
-            | HookError::Encoded(_) => Self::Hook(Failure::from(error)),
+            | HookError::Encoded(_) => Self::Hook(Failure::of_hook(kind, &error)),
         }
     }
 }

@@ -287,7 +287,7 @@ impl Testbed {
     pub(crate) async fn supervise_without_crds(&self, hook: &InProcessHook) {
         let shared: Arc<dyn Hook> = Arc::new(hook.clone());
         let options = MetaOptions {
-            hooks: Some(Arc::new(move |_| Arc::clone(&shared))),
+            hooks: Some(Arc::new(move |_, _| Arc::clone(&shared))),
             target: Selector::label(LABEL, &self.scope.namespace),
             ..MetaOptions::default()
         };

@@ -190,7 +190,7 @@ impl Bench {
     pub(crate) async fn start() -> Self {
         let hook = Arc::new(FunctionHook::new());
         let made = Arc::clone(&hook);
-        let hooks: HookFactory = Arc::new(move |_| made.clone());
+        let hooks: HookFactory = Arc::new(move |_, _| made.clone());
         let bench = Self::begin(hook, Some(hooks)).await;
         bench.declare("a", &bench.crd, "http://function/");
         bench

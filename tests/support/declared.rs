@@ -18,7 +18,7 @@ use pilotlight::{
     kind::TypeName,
     manager::ManagerHandle,
     meta::{
-        Definition, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor,
+        Definition, Hook, HookError, HookKind, MetaOptions, SUPERVISOR, Selector, Supervisor,
         api::CompositeController,
     },
     testing::LeakOracle,
@@ -86,7 +86,7 @@ impl Declared {
     async fn supervise(&self, harness: &Harness<'_>) {
         install_own_crds(harness.plane()).await;
         let hooks = Arc::clone(&self.hooks);
-        let made = move |definition: &Definition| -> Arc<dyn Hook> {
+        let made = move |definition: &Definition, _: HookKind| -> Arc<dyn Hook> {
             let hooks = hooks.lock().unwrap();
             Arc::clone(hooks.get(&definition.name).expect("its hook was registered first"))
                 as Arc<dyn Hook>

@@ -27,7 +27,7 @@ impl Process {
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let options =
-            MetaOptions { hooks: Some(Arc::new(|_| Arc::new(Sized))), ..MetaOptions::default() };
+            MetaOptions { hooks: Some(Arc::new(|_, _| Arc::new(Sized))), ..MetaOptions::default() };
         let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
         manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());

@@ -1,6 +1,7 @@
 //! Statuses of a run's inputs: their states for the report, their caches for the reconciler.
 
 use std::{
+    collections::BTreeMap,
     mem,
     sync::{
         Arc,
@@ -12,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
+    controller::inputs::{InputState, Progress},
     discovery::TypeStatus,
     informer::{InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},
@@ -35,9 +37,9 @@ pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
     // True once the sync timeout is over.
     overdue: AtomicBool,
-    inputs: Mutex<Vec<InputStatus>>,
-    // Inputs that are synced or not waited for. Capacity is the number of inputs, since each is
-    // sent once.
+    inputs: Mutex<BTreeMap<usize, InputStatus>>,
+    // Inputs of the builder that are synced or not waited for. Capacity is their number, since each
+    // is sent once.
     settled: mpsc::Sender<usize>,
 }
 
@@ -57,6 +59,8 @@ pub(in crate::controller) struct InputStatus {
     pub(in crate::controller) held: Option<Subscription>,
     /// Subscription acquired before the epoch began.
     pub(in crate::controller) prepared: Option<Subscription>,
+    /// State of an input that was added by name; `None` for an input of the builder.
+    pub(in crate::controller) progress: Option<Progress>,
     // State and error at the loss of the condition, to return to with the condition.
     interrupted: Option<(State, Option<String>)>,
     synced: bool,
@@ -83,15 +87,29 @@ impl InputStatuses {
         inputs: Vec<InputStatus>,
     ) -> (Arc<Self>, mpsc::Receiver<usize>) {
         let (settled, numbers) = mpsc::channel(inputs.len().max(1));
+        let inputs = inputs.into_iter().enumerate().collect();
         let statuses =
             Self { epoch, overdue: AtomicBool::new(false), inputs: Mutex::new(inputs), settled };
         statuses.report(&statuses.inputs());
         (Arc::new(statuses), numbers)
     }
 
-    /// Adds an input.
-    pub(in crate::controller) fn push(&self, input: InputStatus) {
-        self.inputs().push(input);
+    /// Adds an input, and returns its number.
+    pub(in crate::controller) fn push(&self, input: InputStatus) -> usize {
+        let mut inputs = self.inputs();
+        let number = inputs.last_key_value().map_or(0, |(last, _)| last + 1);
+        inputs.insert(number, input);
+        self.report(&inputs);
+        number
+    }
+
+    /// Removes an input, whose task has ended.
+    pub(in crate::controller) fn remove(&self, number: usize) {
+        let mut inputs = self.inputs();
+        let removed = inputs.remove(&number);
+        self.report(&inputs);
+        drop(inputs);
+        drop(removed);
     }
 
     /// Changes the status of an input, and reports it.
@@ -101,15 +119,22 @@ impl InputStatuses {
         change: impl FnOnce(&mut InputStatus) -> T,
     ) -> T {
         let mut inputs = self.inputs();
-        let input = &mut inputs[number];
+        let input = inputs.get_mut(&number).expect("an input is removed after its task has ended");
         let changed = change(input);
+        if let Some(progress) = &input.progress {
+            progress.set(if input.synced {
+                InputState::Started
+            } else {
+                InputState::Pending(input.why())
+            });
+        }
         let settled = match input.mode {
             _ if input.synced => true,
             // An optional input with an error is not waited for.
             InputMode::Optional => input.error.is_some(),
             InputMode::Required | InputMode::Plain => false,
         };
-        if settled && !mem::replace(&mut input.settled, true) {
+        if settled && !mem::replace(&mut input.settled, true) && input.progress.is_none() {
             // Fails only after the run has stopped waiting.
             self.settled.try_send(number).ok();
         }
@@ -123,8 +148,8 @@ impl InputStatuses {
         let named = |input: &&InputStatus| {
             input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
         };
-        let found = inputs.iter().find(named).or_else(|| {
-            inputs.iter().find(|input| {
+        let found = inputs.values().find(named).or_else(|| {
+            inputs.values().find(|input| {
                 input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
         });
@@ -137,14 +162,14 @@ impl InputStatuses {
         type_ref: &TypeRef,
     ) -> Option<MovingInterests> {
         let inputs = self.inputs();
-        let attached = inputs.iter().filter(|input| input.type_ref.as_ref() == Some(type_ref));
+        let attached = inputs.values().filter(|input| input.type_ref.as_ref() == Some(type_ref));
         attached.filter_map(|input| input.attached.as_ref()?.moving.clone()).next()
     }
 
     /// Returns the caches of a type, at any version.
     pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
         let inputs = self.inputs();
-        let attached = inputs.iter().filter_map(|input| input.attached.as_ref());
+        let attached = inputs.values().filter_map(|input| input.attached.as_ref());
         let is = |it: &&Attached| {
             let identity = &it.served.identity;
             *identity.group == *group && *identity.plural == *plural
@@ -154,12 +179,12 @@ impl InputStatuses {
 
     /// Returns whether a cache is known to be behind.
     pub(in crate::controller) fn stale(&self) -> bool {
-        self.inputs().iter().any(InputStatus::stale)
+        self.inputs().values().any(InputStatus::stale)
     }
 
     /// Returns the reason why an input is not synced.
     pub(in crate::controller) fn why(&self, input: usize) -> String {
-        self.inputs()[input].why()
+        self.inputs()[&input].why()
     }
 
     /// Records that the sync timeout is over: from now on the report names the late inputs.
@@ -172,42 +197,41 @@ impl InputStatuses {
     pub(in crate::controller) fn clear(&self) {
         let mut inputs = self.inputs();
         let held: Vec<_> =
-            inputs.iter_mut().map(|input| (input.detach(), input.prepared.take())).collect();
+            inputs.values_mut().map(|input| (input.detach(), input.prepared.take())).collect();
         drop(inputs);
         drop(held);
     }
 
     pub(in crate::controller) fn mode(&self, input: usize) -> InputMode {
-        self.inputs()[input].mode
+        self.inputs()[&input].mode
     }
 
-    fn inputs(&self) -> MutexGuard<'_, Vec<InputStatus>> {
+    fn inputs(&self) -> MutexGuard<'_, BTreeMap<usize, InputStatus>> {
         self.inputs.lock()
     }
 
-    fn report(&self, inputs: &[InputStatus]) {
+    fn report(&self, inputs: &BTreeMap<usize, InputStatus>) {
+        let inputs = || inputs.values();
         let typed = |input: &InputStatus| input.type_ref.clone();
-        let watches = inputs
-            .iter()
+        let watches = inputs()
             .filter_map(|input| {
                 let (state, error) = (input.state, input.error.clone());
                 typed(input).map(|type_ref| WatchReport { type_ref, state, error })
             })
             .collect();
-        let stale = inputs.iter().any(InputStatus::stale);
+        let stale = inputs().any(InputStatus::stale);
         let errors = |state: State| -> Vec<String> {
-            let inputs = inputs.iter().filter(|input| input.state == state);
+            let inputs = inputs().filter(|input| input.state == state);
             inputs.filter_map(|input| input.error.clone()).collect()
         };
         let forbidden = errors(State::Forbidden);
         let unconverted = errors(State::ConversionFailed);
         let waited_for = |input: &&InputStatus| !input.settled && input.mode != InputMode::Optional;
         let late = match self.overdue.load(Ordering::Relaxed) {
-            true => inputs.iter().filter(waited_for).map(InputStatus::why).collect(),
+            true => inputs().filter(waited_for).map(InputStatus::why).collect(),
             false => Vec::new(),
         };
-        let missing = inputs
-            .iter()
+        let missing = inputs()
             .filter(|input| input.mode == InputMode::Optional && input.state == State::Waiting)
             .filter_map(typed)
             .collect();
@@ -250,6 +274,7 @@ impl InputStatus {
             attached: None,
             held: None,
             prepared: None,
+            progress: None,
             interrupted: None,
             synced: false,
             settled: false,

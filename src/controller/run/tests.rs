@@ -1,3 +1,4 @@
+mod named;
 mod reconciles;
 mod slots;
 mod sources;
@@ -22,8 +23,9 @@ use tower::service_fn;
 use super::*;
 use crate::{
     controller::{
-        ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
-        ReconcileError, SourceContext, SourceEnd, SourceStart,
+        ChannelSource, Cluster, ClusterOptions, ConditionalSource, Controller, ControllerMetrics,
+        LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
+        inputs::NamedInputs,
         queue::QueueOptions,
         run::carried_over::{CarriedOver, CarriedOverByName},
         run::input::{Input, InputSource},
@@ -239,7 +241,9 @@ impl Make {
         R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
     {
         let name = ControllerName::from("widgets");
+        let (cluster, _runnable) = Cluster::new(self.client.clone(), ClusterOptions::default());
         Spec {
+            named: NamedInputs::new(name.clone(), cluster, None, Vec::new()),
             client: self.client,
             inputs: self.inputs,
             primary: None,

@@ -1,8 +1,8 @@
-//! Call of the sync hook for one parent: request within the budget, and check of the response.
+//! Call of a hook for one parent: request within the budget, and check of the response.
 
 use bytes::Bytes;
 
-use super::{Composite, SyncError};
+use super::{Composite, CountedHook, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -31,12 +31,15 @@ pub(super) struct CheckedResponse {
     pub(super) status: Option<Bytes>,
     /// Record of this sync.
     pub(super) record: SyncRecord,
+    /// True if the hook has finished finalizing the parent.
+    pub(super) finalized: bool,
 }
 
 impl Composite {
     /// Calls the hook, and checks its response unless nothing has changed since the last sync.
     pub(super) async fn call_hook(
         &self,
+        hook: &CountedHook,
         object: &Object,
         rules: &Rules<'_>,
         last: Option<SyncRecord>,
@@ -48,7 +51,8 @@ impl Composite {
         let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
         let room = room.ok_or(SyncError::Cancelled)?;
         let request = protocol::sync_request(
-            definition.sync.version,
+            hook.kind,
+            hook.rule.version,
             &definition.controller,
             parent,
             object.json(),
@@ -62,9 +66,10 @@ impl Composite {
             None => request.into(),
         };
         let (answer, call) =
-            hook::call(&*self.hook, &self.series, &self.budget, context.epoch(), parent, request)
-                .await?;
-        for waiting in self.parents.hook.responded(&parent.key) {
+            hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
+                .await
+                .map_err(|error| SyncError::of_hook(hook.kind, error))?;
+        for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
             context.enqueue(waiting);
         }
         let record = SyncRecord::new(digest, &answer);
@@ -75,15 +80,15 @@ impl Composite {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, definition.sync.strict, rules, record)
+            check(&answer, hook.rule.strict, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         checked.map(Response::Checked).map_err(|message| {
             // A kept response would be confirmed by its ETag again and stay unusable.
-            self.hook.forget(&parent.key);
-            SyncError::answer(message)
+            hook.hook.forget(&parent.key);
+            SyncError::answer(hook.kind, message)
         })
     }
 }
@@ -98,5 +103,6 @@ fn check(
     let desired = rules.check(response.children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
-    Ok(CheckedResponse { desired, status: response.status, record })
+    let (status, finalized) = (response.status, response.finalized);
+    Ok(CheckedResponse { desired, status, record, finalized })
 }

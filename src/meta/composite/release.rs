@@ -1,7 +1,8 @@
-//! Release of a hook after a run.
+//! Release of the hooks after a run.
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use tokio::{runtime::Handle, time::sleep};
 use tracing::warn;
 
@@ -19,8 +20,8 @@ const RELEASE_SLACK: Duration = Duration::from_millis(500);
 /// period.
 pub(super) struct Cleanup {
     parents: Arc<Parents>,
-    // `None` once the hook is released.
-    hook: Option<Arc<dyn Hook>>,
+    // Empty once the hooks are released.
+    hooks: Vec<Arc<dyn Hook>>,
     epoch: Epoch,
 }
 
@@ -36,18 +37,16 @@ pub(super) enum ReleaseError {
 }
 
 impl Cleanup {
-    pub(super) fn new(parents: Arc<Parents>, hook: Arc<dyn Hook>, epoch: Epoch) -> Self {
-        Self { parents, hook: Some(hook), epoch }
+    pub(super) fn new(parents: Arc<Parents>, hooks: Vec<Arc<dyn Hook>>, epoch: Epoch) -> Self {
+        Self { parents, hooks, epoch }
     }
 
     pub(super) async fn run(mut self) -> Result<(), ReleaseError> {
         self.parents.clear();
-        let released = match &self.hook {
-            Some(hook) => release(&**hook, &self.epoch).await,
-            None => Ok(()),
-        };
-        self.hook = None;
-        released
+        let released = self.hooks.iter().map(|hook| release(&**hook, &self.epoch));
+        let released = join_all(released).await;
+        self.hooks.clear();
+        released.into_iter().collect()
     }
 }
 
@@ -73,10 +72,13 @@ pub(super) fn warn_of(epoch: &Epoch, error: &ReleaseError) {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        let Some(hook) = self.hook.take() else { return };
+        if self.hooks.is_empty() {
+            return;
+        }
         self.parents.clear();
-        // The epoch awaits the task, and so is not done before the hook is released.
-        if let Ok(runtime) = Handle::try_current() {
+        // The epoch awaits the tasks, and so is not done before the hooks are released.
+        let Ok(runtime) = Handle::try_current() else { return };
+        for hook in self.hooks.drain(..) {
             let epoch = self.epoch.clone();
             let release = async move {
                 if let Err(error) = release(&*hook, &epoch).await {

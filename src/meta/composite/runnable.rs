@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 
 use super::{
-    Composite,
+    Composite, Hooks,
     release::{Cleanup, warn_of},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         all_of, subresource_served,
     },
     meta::{
-        ControllerBudget, Definition, Hook, HookSeries, Parents, Selector, apply::Apply,
+        Definition, Hook, Parents, Selector, apply::Apply, finalizer::Finalizer,
         hook_health::Health, recorder::EventRecorder,
     },
 };
@@ -32,14 +32,7 @@ pub(crate) struct CompositeRunnable {
     parent: TypeRef,
     cluster: Cluster,
     parents: Arc<Parents>,
-    hook: Arc<dyn Hook>,
-}
-
-/// Hook of a controller, with the metrics of its calls and the budget of its responses.
-pub(crate) struct CountedHook {
-    pub(crate) hook: Arc<dyn Hook>,
-    pub(crate) series: HookSeries,
-    pub(crate) budget: ControllerBudget,
+    hooks: Vec<Arc<dyn Hook>>,
 }
 
 impl CompositeRunnable {
@@ -47,21 +40,24 @@ impl CompositeRunnable {
     pub(crate) fn new(
         name: ControllerName,
         definition: Arc<Definition>,
-        hook: CountedHook,
+        hooks: Hooks,
         cluster: &Cluster,
         recorder: EventRecorder,
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let CountedHook { hook, series, budget } = hook;
         let parents = Arc::new(Parents::new(health_changed));
         let (selector, ignore) =
             (definition.parent_selector.clone(), definition.ignore_status_changes);
+        let finalizer = Finalizer::composite(&definition.name, definition.finalize.is_some());
+        let of_parent = finalizer.clone();
         let backoff = backoff(definition.resync_period);
         let mut builder = Controller::builder(name)
             .for_type(definition.parent.clone())
             .conditional()
-            .predicate(Predicate::new(move |delta| triggers_sync(delta, &selector, ignore)))
+            .predicate(Predicate::new(move |delta| {
+                triggers_sync(delta, &selector, ignore, &of_parent)
+            }))
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
@@ -81,12 +77,13 @@ impl CompositeRunnable {
                 });
             builder = if rule.optional { builder.optional() } else { builder.conditional() };
         }
+        let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();
         let reconciler = Composite {
             definition: Arc::clone(&definition),
-            hook: Arc::clone(&hook),
-            series,
-            apply: Apply { budget: budget.clone(), parents: Arc::clone(&parents) },
-            budget,
+            finalizer,
+            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            budget: hooks.budget.clone(),
+            hooks,
             recorder,
             parents: Arc::clone(&parents),
             backoff,
@@ -97,7 +94,7 @@ impl CompositeRunnable {
             parent: definition.parent.clone(),
             cluster: cluster.clone(),
             parents,
-            hook,
+            hooks: made,
         })
     }
 
@@ -109,8 +106,7 @@ impl CompositeRunnable {
 
 impl Runnable for CompositeRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let cleanup =
-            Cleanup::new(Arc::clone(&self.parents), Arc::clone(&self.hook), epoch.clone());
+        let cleanup = Cleanup::new(Arc::clone(&self.parents), self.hooks.clone(), epoch.clone());
         let run = self.controller.start(epoch.clone());
         Box::pin(async move {
             let end = run.await;
@@ -164,9 +160,17 @@ fn backoff(resync_period: Option<Duration>) -> Backoff {
 
 /// Returns whether a change of a parent triggers a sync.
 ///
-/// The change that makes a parent stop matching passes, so that the reconciler forgets it.
-fn triggers_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool) -> bool {
-    let matches = |object: &Object| selector.matches(&object.header().labels);
+/// A parent with the finalizer of the controller passes even if it does not match. The change that
+/// ends both passes, so that the reconciler forgets the parent.
+fn triggers_sync(
+    delta: &Delta,
+    selector: &Selector,
+    ignore_status_changes: bool,
+    finalizer: &Finalizer,
+) -> bool {
+    let matches = |object: &Object| {
+        selector.matches(&object.header().labels) || finalizer.is_on(object.header())
+    };
     if !delta.old.iter().chain(&delta.new).any(matches) {
         return false;
     }
@@ -178,6 +182,7 @@ fn triggers_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool
                 || old.labels != new.labels
                 || old.annotations != new.annotations
                 || new.deletion_timestamp.is_some()
+                || finalizer.is_on(old) != finalizer.is_on(new)
         }
         _ => true,
     }

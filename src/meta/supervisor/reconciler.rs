@@ -16,8 +16,9 @@ use crate::{
     informer::Object,
     manager::{AddError, ManagerHandle},
     meta::{
-        CompositeController, Definition, Hook, Rejected, Webhook,
-        composite::{CompositeRunnable, CountedHook},
+        CompositeController, ControllerBudget, Definition, Hook, HookKind, HookRule, Rejected,
+        Webhook,
+        composite::{CompositeRunnable, CountedHook, Hooks},
         declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
@@ -80,6 +81,7 @@ impl DeclarationReconciler {
                 uid: header.uid.clone(),
                 run: declared.run,
                 before: declared.before,
+                finalizes: declared.finalizes,
                 ..Declared::default()
             };
         }
@@ -129,6 +131,7 @@ impl DeclarationReconciler {
         {
             again = Some(STOP_PATIENCE);
         }
+        self.free_earlier_parents(name, &mut declared, context).await?;
         let subject = subject(name, &header.uid);
         self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
@@ -162,8 +165,8 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
-        let hook = match self.hook(&definition) {
-            Ok(hook) => hook,
+        let hooks = match self.hooks(&definition) {
+            Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
         let changed = {
@@ -174,7 +177,7 @@ impl DeclarationReconciler {
         let built = CompositeRunnable::new(
             runnable.clone(),
             Arc::clone(&definition),
-            hook,
+            hooks,
             &self.cluster,
             self.recorder.apart(),
             self.options.workers,
@@ -203,6 +206,10 @@ impl DeclarationReconciler {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
+                if definition.finalize.is_some() && !declared.finalizes.contains(&definition.parent)
+                {
+                    declared.finalizes.push(definition.parent.clone());
+                }
                 declared.before = before;
                 declared.run = Some(Run { definition, health, runnable: kept });
                 None
@@ -231,25 +238,38 @@ impl DeclarationReconciler {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    fn hook(&self, definition: &Definition) -> Result<CountedHook, Rejected> {
-        let sync = &definition.sync;
+    fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejected> {
         let budget = self.options.answers.controller(&definition.name);
-        let url = redaction::url(&sync.url);
-        let series = || self.options.metrics.series(&definition.name, "CompositeController", &url);
+        let declared = HookKind::ALL.into_iter().filter_map(|kind| {
+            let rule = definition.hook(kind)?;
+            Some(self.hook(definition, kind, rule, &budget))
+        });
+        Ok(Hooks::new(declared.collect::<Result<_, _>>()?, budget))
+    }
+
+    fn hook(
+        &self,
+        definition: &Definition,
+        kind: HookKind,
+        rule: &HookRule,
+        budget: &ControllerBudget,
+    ) -> Result<CountedHook, Rejected> {
+        let (url, name) = (redaction::url(&rule.url), &definition.name);
+        let series = || self.options.metrics.series(kind, name, "CompositeController", &url);
         let hook: Arc<dyn Hook> = match &self.options.hooks {
             Some(make) => {
-                let made = guard::run(|| make(definition));
+                let made = guard::run(|| make(definition, kind));
                 let refused = |panic| Rejected::Unbuildable(format!("its hook panicked: {panic}"));
                 Arc::new(Held::new(made.map_err(refused)?))
             }
             None => {
-                let hook = Webhook::new(sync.url.clone(), sync.timeout).budget(budget.clone());
+                let hook = Webhook::new(rule.url.clone(), rule.timeout).budget(budget.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
                 let hook = hook.user_agent(self.options.user_agent.clone());
-                Arc::new(hook.etag(sync.etag).series(series()))
+                Arc::new(hook.etag(rule.etag).series(series()))
             }
         };
-        Ok(CountedHook { hook, series: series(), budget })
+        Ok(CountedHook { kind, rule: rule.clone(), hook, series: series() })
     }
 
     /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].
@@ -306,6 +326,7 @@ impl DeclarationReconciler {
         if self.stop(name).await.is_err() {
             return Ok(Outcome::RequeueAfter(STOP_PATIENCE));
         }
+        self.free_parents(name, &declared.finalizes, context).await?;
         tracing::info!(name, "declared controller removed");
         let subject = subject(name, &declared.uid);
         let text = format!("Stopped controller: {name}");

@@ -1,5 +1,6 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
+mod finalize;
 mod panics;
 mod slots;
 
@@ -64,7 +65,7 @@ impl Harness {
         let made = Arc::clone(&hooks);
         let periods = Arc::<Mutex<Vec<Option<Duration>>>>::default();
         let noted = Arc::clone(&periods);
-        let factory: HookFactory = Arc::new(move |definition| {
+        let factory: HookFactory = Arc::new(move |definition, _| {
             noted.lock().unwrap().push(definition.resync_period);
             let hook = Arc::new(Content);
             made.lock().unwrap().push(Arc::downgrade(&hook));

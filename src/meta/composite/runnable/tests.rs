@@ -11,8 +11,8 @@ use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
     meta::{
-        AnswerBudget, HookError, HookMetrics, ParentIndex, children::fixtures::parent,
-        hook_health::Failure,
+        AnswerBudget, HookError, HookKind, HookMetrics, ParentIndex, children::fixtures::parent,
+        composite::CountedHook, hook_health::Failure,
     },
 };
 
@@ -49,10 +49,13 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
     let recorder = EventRecorder::new(cluster.unfenced_client().clone());
-    let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
+    let kind = HookKind::Sync;
+    let series =
+        HookMetrics::default().series(kind, "a", "CompositeController", "http://scripted/");
+    let rule = definition.sync.clone().unwrap();
     let budget = AnswerBudget::default().controller("a");
-    let hook = CountedHook { hook, series, budget };
-    CompositeRunnable::new("a".into(), definition, hook, &cluster, recorder, 1, || {}).unwrap()
+    let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series }], budget);
+    CompositeRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,11 +164,13 @@ fn version_of_a_parent(metadata: Value) -> Object {
 #[test]
 fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let selector = Selector::label("app", "x");
+    let finalizer = Finalizer::composite("things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
         let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
-        assert_eq!(triggers_sync(&delta, &selector, false), worth, "{delta:?}");
-        assert_eq!(triggers_sync(&delta, &selector, true), if_ignored, "{delta:?}");
+        let triggers = |ignore| triggers_sync(&delta, &selector, ignore, &finalizer);
+        assert_eq!(triggers(false), worth, "{delta:?}");
+        assert_eq!(triggers(true), if_ignored, "{delta:?}");
     };
     let as_before = || Some(json!({}));
     let other = || Some(json!({ "labels": { "app": "y" } }));
@@ -187,4 +192,12 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     check(other(), as_before(), true, true);
     check(other(), other(), false, false);
     check(None, other(), false, false);
+    // A parent with the finalizer passes until it has neither.
+    let held = || {
+        let ours = [&finalizer.name];
+        Some(json!({ "labels": { "app": "y" }, "finalizers": ours }))
+    };
+    check(None, held(), true, true);
+    check(held(), held(), true, false);
+    check(held(), other(), true, true);
 }

@@ -53,7 +53,7 @@ impl Hook for Faulty {
 /// Makes the hook that panics for the controller "faulty", and another one for all others.
 fn factory(seam: Seam) -> HookFactory {
     let bomb = (seam == Seam::FactoryDropped).then(|| Bomb);
-    Arc::new(move |definition| {
+    Arc::new(move |definition, _| {
         let _kept = &bomb;
         if &*definition.name != "faulty" {
             return Arc::new(Content);

@@ -1,0 +1,169 @@
+//! Parents that have the finalizer of a declared controller, found by their metadata.
+
+use std::collections::BTreeSet;
+
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use pilotlight::{
+    discovery::{TypePhase, TypeReport},
+    meta::COMPOSITE_FINALIZER,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::types;
+
+/// Parent with the finalizer of a controller.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct HeldParent {
+    /// Name of the controller, from the name of the finalizer.
+    pub(super) controller: String,
+    /// Type of the object, such as `things.example.com`.
+    pub(super) r#type: String,
+    /// Namespace; `None` if the object is cluster-scoped.
+    pub(super) namespace: Option<String>,
+    /// Name of the object.
+    pub(super) name: String,
+    /// True if the object is being deleted.
+    pub(super) terminating: bool,
+}
+
+/// Result of a search over all types.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    /// Found parents, sorted.
+    pub(super) parents: Vec<HeldParent>,
+    /// Types that could not be listed, or objects that could not be written, with the reasons.
+    pub(super) errors: Vec<String>,
+}
+
+/// Searches all types for parents of the controllers that `wanted` selects by name. With `free`, the
+/// finalizer is removed from each.
+pub(super) async fn search(
+    client: &Client,
+    wanted: impl Fn(&str) -> bool,
+    free: bool,
+) -> anyhow::Result<Search> {
+    let mut search = Search::default();
+    for report in types::ask(client.clone()).await? {
+        let Some(resource) = resource(&report) else { continue };
+        if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
+            search.errors.push(format!("{}: {}", report.name, explain(&error)));
+        }
+    }
+    search.parents.sort();
+    Ok(search)
+}
+
+impl Search {
+    async fn read(
+        &mut self,
+        client: &Client,
+        report: &TypeReport,
+        resource: &ApiResource,
+        wanted: impl Fn(&str) -> bool,
+        free: bool,
+    ) -> Result<(), kube::Error> {
+        let all = Api::<DynamicObject>::all_with(client.clone(), resource);
+        let mut page = ListParams::default().limit(500);
+        loop {
+            let list = all.list_metadata(&page).await?;
+            for object in &list.items {
+                for controller in controllers(object).into_iter().filter(|name| wanted(name)) {
+                    let parent = parent(&controller, report, object);
+                    if free && let Err(error) = release(client, resource, object, &parent).await {
+                        let named = parent.namespace.iter().chain([&parent.name]);
+                        let named: Vec<_> = named.map(String::as_str).collect();
+                        let why = explain(&error);
+                        self.errors.push(format!("{} {}: {why}", report.name, named.join("/")));
+                        continue;
+                    }
+                    self.parents.push(parent);
+                }
+            }
+            match list.metadata.continue_ {
+                Some(token) if !token.is_empty() => page = page.continue_token(&token),
+                Some(_) | None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Removes the finalizer from exactly this version of an object. An object that is gone is free.
+async fn release(
+    client: &Client,
+    resource: &ApiResource,
+    object: &PartialObjectMeta<DynamicObject>,
+    parent: &HeldParent,
+) -> Result<(), kube::Error> {
+    let api = match &parent.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+        None => Api::<DynamicObject>::all_with(client.clone(), resource),
+    };
+    let ours = format!("{COMPOSITE_FINALIZER}{}", parent.controller);
+    let finalizers = object.metadata.finalizers.iter().flatten();
+    let patch = json!({"metadata": {
+        "uid": object.metadata.uid,
+        "resourceVersion": object.metadata.resource_version,
+        "finalizers": finalizers.filter(|it| **it != ours).collect::<Vec<_>>(),
+    }});
+    match api.patch_metadata(&parent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Names of the controllers whose finalizers an object has.
+fn controllers(object: &PartialObjectMeta<DynamicObject>) -> BTreeSet<String> {
+    let finalizers = object.metadata.finalizers.iter().flatten();
+    finalizers.filter_map(|it| it.strip_prefix(COMPOSITE_FINALIZER)).map(str::to_owned).collect()
+}
+
+fn parent(
+    controller: &str,
+    report: &TypeReport,
+    object: &PartialObjectMeta<DynamicObject>,
+) -> HeldParent {
+    HeldParent {
+        controller: controller.to_owned(),
+        r#type: report.name.clone(),
+        namespace: object.metadata.namespace.clone(),
+        name: object.metadata.name.clone().unwrap_or_default(),
+        terminating: object.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+/// Returns the best version of a type that can be listed.
+fn resource(report: &TypeReport) -> Option<ApiResource> {
+    if !matches!(report.state, TypePhase::Served | TypePhase::Terminating) {
+        return None;
+    }
+    let (version, kind) = (report.served_versions.first()?, report.kind.as_ref()?);
+    let plural = match report.group.as_str() {
+        "" => report.name.as_str(),
+        group => report.name.strip_suffix(group)?.strip_suffix('.')?,
+    };
+    let api_version = match report.group.as_str() {
+        "" => version.clone(),
+        group => format!("{group}/{version}"),
+    };
+    Some(ApiResource {
+        group: report.group.clone(),
+        version: version.clone(),
+        api_version,
+        kind: kind.clone(),
+        plural: plural.to_owned(),
+    })
+}
+
+fn explain(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} ({})", status.message, status.code),
+        other => pilotlight::redaction::error(other),
+    }
+}

@@ -1,0 +1,173 @@
+//! `pilotlight release`.
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use kube::{Api, Client};
+use pilotlight::{meta::api::CompositeController, transport::TransportOptions};
+
+use super::{
+    connection::ConnectionArgs,
+    held::{self, HeldParent, Search},
+    output,
+    output::Format,
+    table::{Table, or_dash},
+};
+
+#[derive(Debug, Args)]
+pub(super) struct ReleaseArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    /// Name of a CompositeController that was removed. Its finalizer is removed from every object
+    /// that has it; the finalize hook is not called.
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Print the objects, and change none.
+    #[arg(long)]
+    dry_run: bool,
+    /// Output format.
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+impl ReleaseArgs {
+    pub(super) async fn run(&self) -> anyhow::Result<()> {
+        let transport = self.connection.transport(TransportOptions::default()).await?;
+        let Search { parents, errors } =
+            release(&transport.client()?, &self.name, self.dry_run).await?;
+        match self.output {
+            Format::Json => output::print_json(&parents)?,
+            Format::Table => output::print(&render(&parents))?,
+        }
+        if let Some(first) = errors.first() {
+            bail!("{} types or objects could not be released, first {first}", errors.len());
+        }
+        Ok(())
+    }
+}
+
+/// Frees the parents of a removed controller; with `dry_run`, only finds them.
+async fn release(client: &Client, name: &str, dry_run: bool) -> anyhow::Result<Search> {
+    let api = Api::<CompositeController>::all(client.clone());
+    match api.get(name).await {
+        Ok(_) => bail!(
+            "the CompositeController {name} exists, and its finalize hook frees its parents; \
+             delete it, or remove hooks.finalize from it"
+        ),
+        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        Err(error) => {
+            return Err(anyhow!(error).context(format!("reading the CompositeController {name}")));
+        }
+    }
+    held::search(client, |controller| controller == name, !dry_run).await
+}
+
+/// Table of parents with a finalizer.
+pub(super) fn render(parents: &[HeldParent]) -> String {
+    if parents.is_empty() {
+        return "No objects with the finalizer found.\n".to_owned();
+    }
+    let mut table = Table::new(["CONTROLLER", "TYPE", "NAMESPACE", "NAME", "TERMINATING"]);
+    for parent in parents {
+        table.row([
+            parent.controller.clone(),
+            parent.r#type.clone(),
+            or_dash(parent.namespace.as_deref()),
+            parent.name.clone(),
+            parent.terminating.to_string(),
+        ]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests {
+    use pilotlight::testing::{
+        CrdBuilder,
+        simulated::{AccessRule, SimulatedServer},
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const OF_A: &str = "metacontroller.io/compositecontroller-a";
+    const OF_B: &str = "metacontroller.io/compositecontroller-b";
+
+    /// Server with an object of each finalizer, and the CRDs of controllers.
+    async fn server() -> SimulatedServer {
+        let server = SimulatedServer::new();
+        server.install(&CrdBuilder::new("x.test", "Widget").version("v1").build()).unwrap();
+        for crd in pilotlight::meta::crds() {
+            server.install(&crd).unwrap();
+        }
+        // The types are established after some simulated time.
+        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        for (name, finalizers) in [("one", json!([OF_A, OF_B])), ("two", json!([OF_B]))] {
+            let metadata = json!({"name": name, "finalizers": finalizers});
+            let widget = json!({"apiVersion": "x.test/v1", "kind": "Widget", "metadata": metadata});
+            server.apply(widget).unwrap();
+        }
+        let metadata = json!({"name": "three", "finalizers": [OF_A]});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+        server.apply(map).unwrap();
+        server
+    }
+
+    fn finalizers(server: &SimulatedServer, name: &str) -> Value {
+        let object = match name {
+            "three" => server.get("v1", "ConfigMap", "default", name),
+            _ => server.get("x.test/v1", "Widget", "default", name),
+        };
+        object.unwrap()["metadata"]["finalizers"].clone()
+    }
+
+    fn names(search: &Search) -> Vec<(&str, &str)> {
+        let parents = search.parents.iter();
+        parents.map(|parent| (parent.r#type.as_str(), parent.name.as_str())).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_a_removed_controller_are_released_in_all_types() {
+        let server = server().await;
+
+        let found = release(&server.client(), "a", true).await.unwrap();
+        assert_eq!(names(&found), [("configmaps", "three"), ("widgets.x.test", "one")]);
+        assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]), "a dry run changes nothing");
+        let freed = release(&server.client(), "a", false).await.unwrap();
+
+        assert_eq!((freed.parents, freed.errors), (found.parents, found.errors));
+        assert_eq!(finalizers(&server, "one"), json!([OF_B]));
+        assert_eq!(finalizers(&server, "two"), json!([OF_B]));
+        assert_eq!(finalizers(&server, "three"), Value::Null);
+        let again = release(&server.client(), "a", false).await.unwrap();
+        assert!(again.parents.is_empty(), "{again:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn controller_that_exists_is_not_released() {
+        let server = server().await;
+        let spec = json!({"parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"}});
+        let kind = "CompositeController";
+        let controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": kind,
+            "metadata": {"name": "a"}, "spec": spec,
+        });
+        server.apply(controller).unwrap();
+
+        let refused = release(&server.client(), "a", false).await.unwrap_err().to_string();
+
+        assert!(refused.contains("delete it"), "{refused}");
+        assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn type_that_may_not_be_listed_is_reported() {
+        let server = server().await;
+        server.set_rbac([AccessRule::deny().resources(["configmaps"])]);
+
+        let search = release(&server.client(), "a", false).await.unwrap();
+
+        assert_eq!(names(&search), [("widgets.x.test", "one")]);
+        assert!(search.errors.iter().any(|error| error.starts_with("configmaps: ")), "{search:?}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Inputs by name: added to, replaced in and removed from a controller at any time.
+
+mod state;
+
+use std::{fmt, sync::Arc};
+
+use tokio::sync::watch;
+
+pub(in crate::controller) use self::state::{NamedInputs, Progress, Step};
+use super::{BuildError, Builder};
+use crate::manager::ControllerName;
+
+/// Inputs of a controller by name, beside those of its builder. Cheap to clone.
+///
+/// Inputs may be added before the first epoch and while one runs. The state of an input is decided
+/// by its last change: an input that is added and removed before an epoch starts never runs.
+///
+/// [`Controller::inputs`](super::Controller::inputs) adds inputs that start in each epoch until
+/// they are removed. [`Context::inputs`](super::Context::inputs) adds inputs that end with the
+/// epoch. Both have the same names.
+///
+/// No input by name is part of the controller's condition, and none delays the start of its
+/// workers. So [`Builder::conditional`] and [`Builder::optional`] mean the same: the source starts
+/// and stops with its type, and the epoch continues. Any other input keeps its cache while its type
+/// is lost, and fails the run if its source fails.
+///
+/// ```
+/// # use pilotlight::{controller::{Controller, Handler, InputError}, kind::TypeRef};
+/// # async fn example(controller: &Controller) -> Result<(), Box<dyn std::error::Error>> {
+/// let inputs = controller.inputs();
+/// let type_ref = TypeRef::kind("example.com", "v1", "Gadget");
+/// let gadgets =
+///     inputs.add("gadgets", |input| input.watches_type(type_ref, Handler::Object).optional())?;
+/// gadgets.started().await?;
+/// inputs.remove("gadgets").await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Inputs {
+    pub(super) named: Arc<NamedInputs>,
+    /// Epoch with which the inputs end; `None` for inputs that stay until they are removed.
+    pub(super) epoch: Option<u64>,
+}
+
+/// Input that was added by name. Dropping it does not remove the input.
+#[derive(Clone, Debug)]
+pub struct InputHandle {
+    state: watch::Receiver<InputState>,
+    /// Inputs that this one replaces, until they have ended.
+    replaced: Vec<watch::Receiver<InputState>>,
+}
+
+/// State of an input that was added by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InputState {
+    /// The input is to start: no epoch runs, its type is not served, or its first list is in
+    /// progress. Holds the reason.
+    Pending(String),
+    /// The input has started: the requests for all objects that existed are in the queue.
+    Started,
+    /// The input was removed or replaced, or has ended with its epoch. Nothing of it runs.
+    Ended,
+}
+
+/// Error of a change of the inputs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// Remove the input of that name first, or call [`Inputs::replace`].
+    #[error("{0} has an input named {1} already")]
+    NameTaken(ControllerName, String),
+    /// The closure must add exactly one input, with `owns`, `watches`, `claims_type` or `source`.
+    #[error("{0}: input {1} must be one input; it is {2}")]
+    NotOne(ControllerName, String, usize),
+    /// Call `for_` on the builder of the controller: its primary type is the same in all epochs.
+    #[error("{0}: input {1} cannot be the primary type")]
+    Primary(ControllerName, String),
+    /// The epoch is over. The next epoch has a context of its own.
+    #[error("{0}: the epoch that input {1} was to end with is over")]
+    EpochOver(ControllerName, String),
+    /// The input was removed or replaced, or its epoch is over, before it started.
+    #[error("the input has ended before it started")]
+    Ended,
+    /// Fix the description of the input.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Inputs {
+    /// Adds an input that `describe` adds to a builder. Settings of the whole controller, such as
+    /// [`Builder::backoff`], have no effect there.
+    ///
+    /// Returns at once. Wait for [`InputHandle::started`] to read the input's cache, or read
+    /// [`InputHandle::state`] to continue while its type is not served.
+    ///
+    /// # Errors
+    ///
+    /// [`InputError`], except [`InputError::Ended`]. The inputs are unchanged then.
+    pub fn add(
+        &self,
+        name: impl Into<String>,
+        describe: impl FnOnce(Builder) -> Builder,
+    ) -> Result<InputHandle, InputError> {
+        let name = name.into();
+        let input = self.named.describe(&name, describe)?;
+        let (state, replaced) = self.named.want(name, input, self.epoch, false)?;
+        Ok(InputHandle { state, replaced })
+    }
+
+    /// Replaces the input of a name, or adds it.
+    ///
+    /// The replaced input continues until its replacement has started, so that no change is lost
+    /// and its cache stays readable. [`InputHandle::started`] of the replacement resolves when
+    /// nothing of the replaced input runs.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Inputs::add`], except [`InputError::NameTaken`].
+    pub fn replace(
+        &self,
+        name: impl Into<String>,
+        describe: impl FnOnce(Builder) -> Builder,
+    ) -> Result<InputHandle, InputError> {
+        let name = name.into();
+        let input = self.named.describe(&name, describe)?;
+        let (state, replaced) = self.named.want(name, input, self.epoch, true)?;
+        Ok(InputHandle { state, replaced })
+    }
+
+    /// Removes the input of a name. Waits until nothing of it runs: its source, handlers and
+    /// predicates have ended, and its cache is detached from the contexts. Returns whether there
+    /// was such an input.
+    ///
+    /// Requests that the input has added stay in the queue. A source that does not end is dropped
+    /// after the grace.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the input is removed even if this future is dropped.
+    pub async fn remove(&self, name: &str) -> bool {
+        let ending = self.named.unwant(name);
+        let is_known = !ending.is_empty();
+        for state in ending {
+            ended(state).await;
+        }
+        is_known
+    }
+
+    /// Returns the names of the inputs, and their states.
+    pub fn states(&self) -> Vec<(String, InputState)> {
+        self.named.states()
+    }
+}
+
+impl InputHandle {
+    /// Returns the current state.
+    pub fn state(&self) -> InputState {
+        self.state.borrow().clone()
+    }
+
+    /// Waits until the input has started, and the inputs that it replaces have ended. Waits for as
+    /// long as no epoch runs, or its type is not served.
+    ///
+    /// # Errors
+    ///
+    /// [`InputError::Ended`] if the input ends first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn started(&self) -> Result<(), InputError> {
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| !matches!(state, InputState::Pending(_))).await;
+        match settled.map(|state| state.clone()) {
+            Ok(InputState::Started) => {}
+            Ok(InputState::Pending(_) | InputState::Ended) | Err(_) => {
+                return Err(InputError::Ended);
+            }
+        }
+        for replaced in &self.replaced {
+            ended(replaced.clone()).await;
+        }
+        Ok(())
+    }
+}
+
+async fn ended(mut state: watch::Receiver<InputState>) {
+    // The sender is dropped with the last trace of the input.
+    state.wait_for(|state| *state == InputState::Ended).await.map(drop).ok();
+}
+
+impl fmt::Debug for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inputs").field("states", &self.states()).finish_non_exhaustive()
+    }
+}

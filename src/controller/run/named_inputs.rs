@@ -1,0 +1,125 @@
+//! Inputs by name of a run: starts and stops their sources while the epoch runs.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::{
+    select,
+    task::{AbortHandle, Id},
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::Run;
+use crate::{
+    controller::{
+        inputs::{NamedInputs, Step},
+        run::{input::Input, input_status::InputStatus},
+    },
+    duration::after,
+};
+
+/// Tasks of the inputs by name in one epoch.
+pub(in crate::controller) struct NamedTasks {
+    named: Arc<NamedInputs>,
+    epoch: u64,
+    tasks: HashMap<Id, Task>,
+}
+
+struct Task {
+    /// Number among the inputs by name.
+    number: u64,
+    /// Number of the status.
+    status: usize,
+    feed: CancellationToken,
+    release: CancellationToken,
+    abort: AbortHandle,
+    /// Time to drop the source, once it is to stop.
+    deadline: Option<Instant>,
+}
+
+impl NamedTasks {
+    pub(super) fn new(named: Arc<NamedInputs>, epoch: u64) -> Self {
+        named.begin(epoch);
+        Self { named, epoch, tasks: HashMap::new() }
+    }
+
+    /// Waits until [`Run::update_inputs`] may have something to do. Cancel safe.
+    pub(super) async fn changed(&self) {
+        let deadline = self.tasks.values().filter_map(|task| task.deadline).min();
+        select! {
+            () = self.named.changed() => {}
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
+        }
+    }
+
+    /// Forgets a task that has ended. Returns the number of its status, if the task was one of an
+    /// input by name.
+    pub(super) fn joined(&mut self, id: Id) -> Option<(u64, usize)> {
+        self.tasks.remove(&id).map(|task| (task.number, task.status))
+    }
+
+    /// Drops the sources that have not ended within the grace.
+    fn drop_late(&mut self) {
+        let now = Instant::now();
+        for task in self.tasks.values_mut() {
+            if task.deadline.take_if(|deadline| *deadline <= now).is_some() {
+                warn!("source of a removed input did not end and is dropped");
+                task.abort.abort();
+            }
+        }
+    }
+
+    fn stop(&mut self, number: u64, deadline: Instant) {
+        let running = self.tasks.values_mut().filter(|task| task.number == number);
+        for task in running.filter(|task| !task.feed.is_cancelled()) {
+            task.feed.cancel();
+            // Reconciles that still read its cache keep a reader of their own.
+            task.release.cancel();
+            task.deadline = Some(deadline);
+        }
+    }
+}
+
+impl Drop for NamedTasks {
+    fn drop(&mut self) {
+        self.named.end(self.epoch);
+    }
+}
+
+impl Run {
+    /// Starts the inputs by name that are wanted, and stops the others.
+    pub(super) fn update_inputs(&mut self) {
+        self.named.drop_late();
+        for step in self.spec.named.steps() {
+            match step {
+                Step::Stop { number } => {
+                    self.named.stop(number, after(Instant::now(), self.epoch.grace()));
+                }
+                Step::Start { number, input, progress } => {
+                    let mut status = status_of(&input);
+                    status.progress = Some(progress);
+                    let status = self.statuses.push(status);
+                    let (feed, release) = (self.cancel.child_token(), self.release.child_token());
+                    let abort = self.start_source(input, status, feed.clone(), release.clone());
+                    let (id, deadline) = (abort.id(), None);
+                    let task = Task { number, status, feed, release, abort, deadline };
+                    self.named.tasks.insert(id, task);
+                }
+            }
+        }
+    }
+
+    /// Forgets the input by name of a task that has ended.
+    pub(super) fn input_joined(&mut self, id: Id) {
+        if let Some((number, status)) = self.named.joined(id) {
+            self.statuses.remove(status);
+            self.spec.named.joined(number);
+        }
+    }
+}
+
+/// Returns the first status of an input.
+pub(super) fn status_of(input: &Input) -> InputStatus {
+    InputStatus::new(input.name(), input.type_ref().cloned(), input.mode)
+}

@@ -1,0 +1,74 @@
+//! Inputs by name against a simulated API server.
+
+use super::*;
+use crate::controller::InputState;
+
+#[tokio::test(start_paused = true)]
+async fn type_that_is_added_late_is_watched_while_it_is_served_and_until_it_is_removed() {
+    let harness = Harness::new();
+    harness.install("Part");
+    let controller = Arc::new(harness.build(builder().for_type(parts()).conditional()));
+    let inputs = controller.inputs();
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    let added = inputs
+        .add("late", |input| input.watches_type(widgets(), Handler::Object).conditional())
+        .unwrap();
+    let degraded = harness.until(|status| status.reason == "Degraded").await;
+    assert_eq!(degraded.report.missing, [widgets()]);
+    assert!(matches!(added.state(), InputState::Pending(_)));
+
+    for mark in ["first", "second"] {
+        harness.install("Widget");
+        added.started().await.unwrap();
+        harness.server.apply(widget("a", mark));
+        assert_eq!(harness.log().await, [format!("ns/a {mark}")]);
+        assert_eq!(harness.server.watches(WIDGETS), 1);
+        harness.server.uninstall("widgets");
+        harness.until(|status| status.reason == "Degraded").await;
+        assert_eq!((harness.server.watches(WIDGETS), harness.status().epoch), (0, 1));
+        harness.log().await;
+    }
+    harness.install("Widget");
+    added.started().await.unwrap();
+
+    assert!(inputs.remove("late").await);
+
+    harness.server.apply(widget("b", "third"));
+    assert_eq!(harness.log().await, [""; 0]);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.server.watches(WIDGETS), 0);
+    assert_eq!(harness.status().report.watches.len(), 1);
+    assert_eq!(
+        (harness.status().reason.to_string().as_str(), harness.status().epoch),
+        ("Running", 1)
+    );
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn replaced_type_stays_readable_and_no_change_between_is_lost() {
+    let harness = Harness::new();
+    harness.install("Part");
+    harness.install("Widget");
+    harness.server.apply(widget("a", "first"));
+    let controller = Arc::new(harness.build(builder().for_type(parts()).conditional()));
+    let inputs = controller.inputs();
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    let watch = || inputs.replace("w", |input| input.watches_type(widgets(), Handler::Object));
+    watch().unwrap().started().await.unwrap();
+    assert_eq!(harness.log().await, ["ns/a first"]);
+
+    let replaced = watch().unwrap();
+    harness.server.apply(widget("a", "second"));
+    harness.server.apply(widget("b", "second"));
+    replaced.started().await.unwrap();
+
+    let log = harness.log().await;
+    assert!(log.contains(&"ns/a second".to_owned()), "{log:?}");
+    assert!(log.contains(&"ns/b second".to_owned()), "{log:?}");
+    assert!(log.iter().all(|note| !note.ends_with("missing")), "{log:?}");
+    assert_eq!((harness.server.watches(WIDGETS), harness.status().epoch), (1, 1));
+    harness.shutdown().await;
+}

@@ -1,0 +1,36 @@
+//! Hooks of one controller, each with its protocol and the metrics of its calls.
+
+use std::sync::Arc;
+
+use crate::meta::{ControllerBudget, Hook, HookKind, HookRule, HookSeries};
+
+/// Hook of a controller, with its protocol and the metrics of its calls.
+pub(crate) struct CountedHook {
+    pub(crate) kind: HookKind,
+    pub(crate) rule: HookRule,
+    pub(crate) hook: Arc<dyn Hook>,
+    pub(crate) series: HookSeries,
+}
+
+/// Declared hooks of a controller, and the budget of their responses.
+pub(crate) struct Hooks {
+    hooks: Vec<CountedHook>,
+    pub(crate) budget: ControllerBudget,
+}
+
+impl Hooks {
+    /// Returns the hooks of one controller; at most one of each kind.
+    pub(crate) fn new(hooks: Vec<CountedHook>, budget: ControllerBudget) -> Self {
+        Self { hooks, budget }
+    }
+
+    /// Returns the hook of this kind, if it is declared.
+    pub(super) fn get(&self, kind: HookKind) -> Option<&CountedHook> {
+        self.all().find(|hook| hook.kind == kind)
+    }
+
+    /// Returns all declared hooks.
+    pub(super) fn all(&self) -> impl Iterator<Item = &CountedHook> {
+        self.hooks.iter()
+    }
+}

@@ -1,0 +1,156 @@
+//! Parents of a removed controller: its finalizer is removed from them, since no hook would.
+
+use http::Method;
+use kube::{Client, api::ListParams};
+use serde_json::value::RawValue;
+
+use super::reconciler::DeclarationReconciler;
+use crate::{
+    controller::{Context, ReconcileError},
+    discovery::TypeState,
+    informer::Object,
+    kind::{Scope, ServedType, TypeRef},
+    list_page::ListPage,
+    manager::ControllerState,
+    meta::{
+        declared::Declared,
+        finalizer::Finalizer,
+        recorder::{Severity, Subject},
+        resource::{self, Resource, explain, is_gone},
+    },
+};
+
+/// Number of parents in one page of a list; bounds the memory of a release.
+const PAGE: u32 = 100;
+
+impl DeclarationReconciler {
+    /// Frees the parents of a controller that is removed, without asking its hook.
+    ///
+    /// # Errors
+    ///
+    /// If a list or a write fails; parents that are free by then need no request in the next attempt.
+    pub(super) async fn free_parents(
+        &self,
+        name: &str,
+        types: &[TypeRef],
+        context: &Context,
+    ) -> Result<(), ReconcileError> {
+        let finalizer = Finalizer::composite(name, false);
+        for type_ref in types {
+            let found = self.cluster.types.get(type_ref);
+            let Some(served) = found.served else {
+                if found.state == TypeState::Absent {
+                    // The objects of an absent type are gone.
+                    continue;
+                }
+                let message = format!("freeing the parents of {name}: {type_ref} is not served");
+                return Err(ReconcileError::Retry(message.into()));
+            };
+            let freed = self.free(name, &finalizer, &served, context).await.map_err(|error| {
+                let doing = format!("freeing the parents of {name}");
+                let message = format!("{doing}: {}", explain(&error));
+                match resource::asks_to_wait(&error) {
+                    Some(after) => resource::throttled(&message, after).into(),
+                    None => ReconcileError::Retry(message.into()),
+                }
+            })?;
+            if freed > 0 {
+                tracing::info!(name, %type_ref, freed, "parents of a removed controller were freed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the objects of earlier parent types, once no run of the controller uses these types.
+    pub(super) async fn free_earlier_parents(
+        &self,
+        name: &str,
+        declared: &mut Declared,
+        context: &Context,
+    ) -> Result<(), ReconcileError> {
+        let Some(run) = &declared.run else { return Ok(()) };
+        let parent = run.definition.parent.clone();
+        let earlier: Vec<_> =
+            declared.finalizes.iter().filter(|it| **it != parent).cloned().collect();
+        let status = self.manager.status_of(super::runnable_name(name));
+        let is_settled = status.is_some_and(|status| {
+            status.pending.is_none()
+                && matches!(status.state, ControllerState::Running | ControllerState::Waiting)
+        });
+        if earlier.is_empty() || !is_settled {
+            return Ok(());
+        }
+        self.free_parents(name, &earlier, context).await?;
+        declared.finalizes.retain(|it| *it == parent);
+        Ok(())
+    }
+
+    /// Removes a finalizer from all objects of a type. Returns the number of changed objects.
+    async fn free(
+        &self,
+        name: &str,
+        finalizer: &Finalizer,
+        served: &ServedType,
+        context: &Context,
+    ) -> Result<usize, kube::Error> {
+        let (client, mut token, mut freed) = (context.client(), None, 0);
+        loop {
+            let page = self.page(client, served, token.as_deref()).await?;
+            for item in page.items.iter().flatten() {
+                // An object without readable metadata has no readable finalizer either.
+                let Ok(object) = Object::from_json(item.get(), served) else { continue };
+                if !finalizer.is_on(object.header()) {
+                    continue;
+                }
+                let patch = finalizer.removed(object.header());
+                let resource = Resource::new(client, served);
+                match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
+                    Ok(_) => {}
+                    Err(error) if is_gone(&error) => continue,
+                    Err(error) => return Err(error),
+                }
+                freed += 1;
+                let text = format!(
+                    "Finalizer {} removed without calling the hook: no controller {name} of this \
+                     type is left",
+                    finalizer.name
+                );
+                let subject = subject(served, &object);
+                let reason = "FinalizerRemoved";
+                self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
+            }
+            token = page.continue_token().map(str::to_owned);
+            if token.is_none() {
+                return Ok(freed);
+            }
+        }
+    }
+
+    async fn page(
+        &self,
+        client: &Client,
+        served: &ServedType,
+        token: Option<&str>,
+    ) -> Result<ListPage<Box<RawValue>>, kube::Error> {
+        let namespace = match served.identity.scope {
+            Scope::Namespaced => self.cluster.namespace.as_deref(),
+            Scope::Cluster => None,
+        };
+        let options =
+            ListParams { continue_token: token.map(str::to_owned), ..ListParams::default() };
+        let list = kube::core::Request::new(served.identity.path(namespace))
+            .list(&options.limit(PAGE))
+            .map_err(kube::Error::BuildRequest)?;
+        resource::send(client, Method::GET, list.uri().to_string(), "", None).await
+    }
+}
+
+fn subject(served: &ServedType, object: &Object) -> Subject {
+    Subject {
+        api_version: served.identity.api_version(),
+        kind: served.kind.to_string(),
+        namespace: object.key().namespace.clone(),
+        name: object.key().name.clone(),
+        uid: object.header().uid.clone(),
+    }
+}

@@ -1,0 +1,298 @@
+//! Parents with a finalizer: the finalize hook, and the ways in which a parent is freed.
+
+use super::*;
+use crate::{meta::resource::send, testing::simulated::Delays};
+
+const OURS: &str = "metacontroller.io/compositecontroller-a";
+const WIDGET: (&str, &str) = ("example.com/v1", "Thing");
+
+/// Hook that records its requests and answers by a function.
+struct Answering {
+    kind: HookKind,
+    answer: Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>,
+    calls: Calls,
+}
+
+type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
+
+impl Hook for Answering {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let answer = (self.answer)(self.kind, &request);
+        self.calls.lock().unwrap().push((self.kind, request));
+        async move { Ok(Bytes::from(answer.to_string())) }.boxed()
+    }
+}
+
+async fn harness(
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
+    let (answer, calls) = (Arc::new(answer), Calls::default());
+    let made = Arc::clone(&calls);
+    let factory: HookFactory = Arc::new(move |_, kind| {
+        let (answer, calls) = (answer.clone(), Arc::clone(&made));
+        Arc::new(Answering { kind, answer, calls })
+    });
+    (Harness::with(factory, RESYNC).await, calls)
+}
+
+/// Specification with both hooks; children are ConfigMaps.
+fn finalizing() -> Value {
+    let hook = || json!({"webhook": {"url": "http://scripted/"}});
+    json!({
+        "generateSelector": true,
+        "parentResource": {
+            "apiVersion": "example.com/v1", "resource": "things",
+            "labelSelector": {"matchLabels": {"app": "x"}},
+        },
+        "childResources": [{"apiVersion": "v1", "resource": "configmaps"}],
+        "hooks": {"sync": hook(), "finalize": hook()},
+    })
+}
+
+fn thing(labels: Value) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "p", "labels": labels},
+    })
+}
+
+fn child() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "c", "namespace": "default"},
+    })
+}
+
+/// Answer that wants a child until the parent is finalized, which takes until the child is gone.
+fn teardown(kind: HookKind, request: &Value) -> Value {
+    let children = &request["children"]["ConfigMap.v1"];
+    match kind {
+        HookKind::Sync => json!({"children": [child()], "status": {"phase": "up"}}),
+        HookKind::Finalize => {
+            let finalized = children.as_object().unwrap().is_empty();
+            json!({"children": [], "status": {"phase": "down"}, "finalized": finalized})
+        }
+    }
+}
+
+fn parent(harness: &Harness) -> Option<Value> {
+    harness.server.get(WIDGET.0, WIDGET.1, "", "p").ok()
+}
+
+fn has_child(harness: &Harness) -> bool {
+    harness.server.get("v1", "ConfigMap", "default", "c").is_ok()
+}
+
+fn finalizers(harness: &Harness) -> Value {
+    parent(harness).map(|parent| parent["metadata"]["finalizers"].clone()).unwrap_or_default()
+}
+
+fn hooks(calls: &Calls) -> Vec<HookKind> {
+    let mut kinds: Vec<_> = calls.lock().unwrap().iter().map(|(kind, _)| *kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+fn events(harness: &Harness, reason: &str) -> Vec<String> {
+    let events = harness.server.list("v1", "Event").unwrap();
+    let events = events.iter().filter(|event| event["reason"] == reason);
+    events.map(|event| event["involvedObject"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn pass() {
+    sleep(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_is_deleted_when_its_finalize_hook_says_so() {
+    let (harness, calls) = harness(teardown).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert!(has_child(&harness));
+    let first = calls.lock().unwrap()[0].1.clone();
+    assert_eq!(first["parent"]["metadata"]["finalizers"], json!([OURS]), "before any hook call");
+    assert_eq!(first["finalizing"], json!(false));
+
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+
+    assert_eq!(parent(&harness), None);
+    assert!(!has_child(&harness));
+    assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
+    let calls = calls.lock().unwrap();
+    let finalizing = calls.iter().filter(|(kind, _)| *kind == HookKind::Finalize);
+    assert!(finalizing.clone().all(|(_, request)| request["finalizing"] == json!(true)));
+    assert_eq!(finalizing.count(), 2, "once with the child, once without");
+    drop(calls);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_is_no_longer_selected_is_finalized_and_stays() {
+    let (harness, calls) = harness(teardown).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    harness.server.merge(&thing(json!({"app": "y"}))).unwrap();
+    pass().await;
+
+    assert!(!has_child(&harness));
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert_eq!(parent(&harness).unwrap()["status"]["phase"], "down");
+    let asked = calls.lock().unwrap().len();
+    harness.server.merge(&thing(json!({"app": "z"}))).unwrap();
+    pass().await;
+    assert_eq!(calls.lock().unwrap().len(), asked, "it is of no concern");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalize_only_controller_acts_when_its_parent_is_deleted() {
+    let (harness, calls) = harness(teardown).await;
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("sync");
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert!(calls.lock().unwrap().is_empty());
+
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+
+    assert_eq!(parent(&harness), None);
+    assert_eq!(hooks(&calls), [HookKind::Finalize]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn children_of_a_parent_that_the_collector_handles_are_left_alone() {
+    let (harness, calls) = harness(|kind, request| match kind {
+        HookKind::Sync => teardown(kind, request),
+        HookKind::Finalize => json!({"children": [], "resyncAfterSeconds": 60}),
+    })
+    .await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let hour = Duration::from_secs(3600);
+    harness.server.set_delays(Delays { garbage_collection: hour, ..Delays::default() });
+
+    let orphaning = json!({"propagationPolicy": "Orphan"});
+    let path = "/apis/example.com/v1/things/p".to_owned();
+    let client = harness.server.client();
+    send::<Value>(&client, http::Method::DELETE, path, "application/json", Some(&orphaning))
+        .await
+        .unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS, "orphan"]));
+
+    assert!(has_child(&harness));
+    let asked = calls.lock().unwrap().len();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(calls.lock().unwrap().len(), asked + 1, "resyncAfterSeconds counts");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_without_the_finalizer_is_synced_while_it_is_deleted() {
+    let (harness, calls) = harness(|_, request| {
+        let phase = request["parent"]["metadata"]["deletionTimestamp"].is_string();
+        json!({"children": [], "status": {"phase": if phase { "leaves" } else { "up" }}})
+    })
+    .await;
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("finalize");
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    let mut held = thing(json!({"app": "x"}));
+    held["metadata"]["finalizers"] = json!(["example.com/held"]);
+    harness.server.apply(held).unwrap();
+    pass().await;
+
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+
+    assert_eq!(parent(&harness).unwrap()["status"]["phase"], "leaves");
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_freed_when_the_finalize_hook_is_dropped() {
+    let (harness, calls) = harness(teardown).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("finalize");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert!(has_child(&harness));
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_a_deleted_controller_are_freed_without_the_hook() {
+    let (harness, calls) = harness(teardown).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    let mut alien = thing(json!({"app": "y"}));
+    alien["metadata"]["name"] = json!("q");
+    alien["metadata"]["finalizers"] = json!(["metacontroller.io/compositecontroller-b"]);
+    harness.server.apply(alien).unwrap();
+    pass().await;
+
+    harness
+        .server
+        .remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a")
+        .unwrap();
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert!(has_child(&harness), "nothing else is done for it");
+    assert_eq!(events(&harness, "FinalizerRemoved"), ["p"]);
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(
+        other["metadata"]["finalizers"],
+        json!(["metacontroller.io/compositecontroller-b"]),
+        "that of another controller stays"
+    );
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_an_earlier_type_are_freed() {
+    let (harness, _) = harness(teardown).await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
