@@ -7,8 +7,10 @@ mod claim;
 mod composite;
 mod composite_controller;
 mod crds;
+mod credentials;
 mod declared;
 mod definition;
+mod endpoint;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -44,6 +46,9 @@ pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+};
+pub use endpoint::{
+    AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
 };
 pub use hook::Hook;
 pub use hook_error::HookError;

@@ -148,9 +148,6 @@ impl Definition {
                 .ok(),
         };
         let children = child_rules(spec, problems);
-        if !spec.endpoint_configs.is_empty() {
-            problems.unsupported("spec.endpointConfigs");
-        }
         let hooks = spec.hooks.clone().unwrap_or_default();
         if hooks.finalize.is_some() {
             problems.unsupported("spec.hooks.finalize");
@@ -159,7 +156,7 @@ impl Definition {
             problems.unsupported("spec.hooks.customize");
         }
         let sync = match &hooks.sync {
-            Some(hook) => hook_rule("spec.hooks.sync", hook, problems),
+            Some(hook) => hook_rule("spec.hooks.sync", hook, &spec.endpoint_configs, problems),
             None => {
                 problems.invalid("spec.hooks.sync", "is required");
                 None
@@ -447,6 +444,11 @@ mod tests {
         check("/hooks/sync/webhook/url", json!("http://a:b@c"), &["spec.hooks.sync.webhook.url"]);
         check("/hooks/sync/webhook/timeout", json!("soon"), &["spec.hooks.sync.webhook.timeout"]);
         check(
+            "/hooks/sync/webhook/clientTLS",
+            json!({}),
+            &["spec.hooks.sync.webhook.clientTLS.secretRef"],
+        );
+        check(
             "/hooks/sync/webhook/responseUnMarshallMode",
             json!("lax"),
             &["spec.hooks.sync.webhook.responseUnMarshallMode"],
@@ -465,8 +467,6 @@ mod tests {
         check("/hooks/finalize", hook(), &["spec.hooks.finalize"]);
         check("/hooks/customize", hook(), &["spec.hooks.customize"]);
         check("/hooks/preUpdateChild", hook(), &[]);
-        check("/endpointConfigs", json!([{"host": "x"}]), &["spec.endpointConfigs"]);
-        check("/hooks/sync/webhook/clientTLS", json!({}), &["spec.hooks.sync.webhook.clientTLS"]);
         check(
             "/childResources",
             json!([{

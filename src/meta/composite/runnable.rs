@@ -17,8 +17,8 @@ use crate::{
         all_of, subresource_served,
     },
     meta::{
-        ControllerBudget, Definition, Hook, HookSeries, Parents, Selector, hook_health::Health,
-        recorder::EventRecorder,
+        ControllerBudget, Definition, Hook, HookSeries, Parents, Selector,
+        credentials::HookEndpoint, hook_health::Health, recorder::EventRecorder,
     },
 };
 
@@ -29,6 +29,7 @@ pub(crate) struct CompositeRunnable {
     cluster: Cluster,
     parents: Arc<Parents>,
     hook: Arc<dyn Hook>,
+    endpoint: Option<Arc<HookEndpoint>>,
 }
 
 /// Hook of a controller, with the metrics of its calls and the budget of its responses.
@@ -36,6 +37,8 @@ pub(crate) struct CountedHook {
     pub(crate) hook: Arc<dyn Hook>,
     pub(crate) series: HookSeries,
     pub(crate) budget: ControllerBudget,
+    /// Endpoint of the hook, if it is declared.
+    pub(crate) endpoint: Option<Arc<HookEndpoint>>,
 }
 
 impl CompositeRunnable {
@@ -49,7 +52,7 @@ impl CompositeRunnable {
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let CountedHook { hook, series, budget } = hook;
+        let CountedHook { hook, series, budget, endpoint } = hook;
         let parents = Arc::new(Parents::new(health_changed));
         let (selector, ignore) =
             (definition.parent_selector.clone(), definition.ignore_status_changes);
@@ -92,6 +95,7 @@ impl CompositeRunnable {
             cluster: cluster.clone(),
             parents,
             hook,
+            endpoint,
         })
     }
 
@@ -140,7 +144,8 @@ impl ConditionalRunnable for CompositeRunnable {
     fn ready(&self) -> Readiness {
         // The status is written through its subresource, which must be served.
         let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
-        all_of([parent, self.controller.ready()])
+        let endpoint = self.endpoint.as_ref().map(|endpoint| endpoint.ready());
+        all_of([parent, self.controller.ready()].into_iter().chain(endpoint))
     }
 }
 

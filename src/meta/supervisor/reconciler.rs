@@ -14,10 +14,11 @@ use crate::{
     discovery::TypeState,
     guard::{self, Held},
     informer::Object,
-    manager::{AddError, ManagerHandle},
+    manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
         CompositeController, Definition, Hook, Rejected, Webhook,
         composite::{CompositeRunnable, CountedHook},
+        credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
@@ -42,6 +43,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) options: MetaOptions,
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
+    pub(super) credentials: HookCredentials,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -162,7 +164,7 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
-        let hook = match self.hook(&definition) {
+        let hook = match self.hook(&definition).await {
             Ok(hook) => hook,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
@@ -231,11 +233,12 @@ impl DeclarationReconciler {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    fn hook(&self, definition: &Definition) -> Result<CountedHook, Rejected> {
+    async fn hook(&self, definition: &Definition) -> Result<CountedHook, Rejected> {
         let sync = &definition.sync;
         let budget = self.options.answers.controller(&definition.name);
         let url = redaction::url(&sync.url);
         let series = || self.options.metrics.series(&definition.name, "CompositeController", &url);
+        let mut endpoint = None;
         let hook: Arc<dyn Hook> = match &self.options.hooks {
             Some(make) => {
                 let made = guard::run(|| make(definition));
@@ -243,13 +246,42 @@ impl DeclarationReconciler {
                 Arc::new(Held::new(made.map_err(refused)?))
             }
             None => {
+                endpoint = self.endpoint(definition).await.map(Arc::new);
                 let hook = Webhook::new(sync.url.clone(), sync.timeout).budget(budget.clone());
+                let hook = hook.endpoint(endpoint.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
+                let hook = hook.redirects(self.options.hook_redirects);
                 let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(sync.etag).series(series()))
             }
         };
-        Ok(CountedHook { hook, series: series(), budget })
+        Ok(CountedHook { hook, series: series(), budget, endpoint })
+    }
+
+    /// Returns the endpoint that a definition declares, kept current by a runnable of the manager.
+    async fn endpoint(&self, definition: &Definition) -> Option<HookEndpoint> {
+        let rule = &definition.sync.endpoint;
+        if rule.is_empty() {
+            return None;
+        }
+        let (name, changes) = (definition.name.clone(), Arc::downgrade(&self.changes));
+        let report = move |message: String| {
+            tracing::warn!(name, message, "the credentials of a hook are stale");
+            if let Some(changes) = changes.upgrade() {
+                changes.note_event(&name, "HookCredentialsStale", message);
+            }
+        };
+        let endpoint = self.credentials.endpoint(rule.clone(), report);
+        if self.manager.status_of(HOOK_CREDENTIALS).is_none() {
+            let runnable = Arc::new(self.credentials.clone());
+            // An error means that another controller has added it, or that the manager is stopping.
+            drop(
+                self.manager
+                    .add_runnable(HOOK_CREDENTIALS, runnable, RunnableOptions::default())
+                    .await,
+            );
+        }
+        Some(endpoint)
     }
 
     /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].

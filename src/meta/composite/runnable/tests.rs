@@ -51,7 +51,7 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let recorder = EventRecorder::new(cluster.unfenced_client().clone());
     let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
     let budget = AnswerBudget::default().controller("a");
-    let hook = CountedHook { hook, series, budget };
+    let hook = CountedHook { hook, series, budget, endpoint: None };
     CompositeRunnable::new("a".into(), definition, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 
