@@ -1,7 +1,7 @@
 //! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the endpoint
 //! of each hook from them. A change takes effect with the next call.
 //!
-//! One runnable of the manager owns all watches, one for each object, shared by all hooks that name
+//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that name
 //! it. Content that is deleted or becomes unusable is reported, and the last usable one stays in
 //! use.
 
