@@ -8,8 +8,10 @@ mod claim;
 mod composite;
 mod composite_controller;
 mod crds;
+mod credentials;
 mod declared;
 mod definition;
+mod endpoint;
 mod equal_children;
 mod finalizer;
 mod fingerprint;
@@ -48,6 +50,9 @@ pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+};
+pub use endpoint::{
+    AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
 };
 pub use finalizer::COMPOSITE_FINALIZER;
 pub use hook::Hook;

@@ -33,6 +33,7 @@ mod faults;
 mod flaps;
 #[cfg(feature = "cli")]
 mod hook_certificates;
+mod hook_credentials;
 #[cfg(feature = "cli")]
 mod hooks;
 #[cfg(feature = "cli")]

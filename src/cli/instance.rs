@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use clap::Args;
+use clap::{ArgAction, Args};
 use kube::Config;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
@@ -46,6 +46,17 @@ pub(super) struct ManagerArgs {
     /// Default: off.
     #[arg(long)]
     hook_error_excerpts: bool,
+    /// Follow redirects of hooks with status 307 and 308, as Metacontroller does. Another host gets
+    /// no credentials. With false, every redirect is an error.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value = "true",
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    hook_redirects: bool,
     /// Interval for polling the served types where CRDs may not be watched; no effect where they
     /// may. A duration of at least 100ms, such as 30s.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
@@ -137,6 +148,7 @@ impl Instance {
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period,
             hook_error_excerpts: manager.hook_error_excerpts,
+            hook_redirects: manager.hook_redirects,
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };

@@ -153,16 +153,18 @@ impl Definition {
                 .ok(),
         };
         let children = child_rules(spec, problems);
-        if !spec.endpoint_configs.is_empty() {
-            problems.unsupported("spec.endpointConfigs");
-        }
         let hooks = spec.hooks.clone().unwrap_or_default();
         if hooks.customize.is_some() {
             problems.unsupported("spec.hooks.customize");
         }
-        let sync = hooks.sync.as_ref().map(|hook| hook_rule("spec.hooks.sync", hook, problems));
-        let finalize =
-            hooks.finalize.as_ref().map(|hook| hook_rule("spec.hooks.finalize", hook, problems));
+        let sync = hooks
+            .sync
+            .as_ref()
+            .map(|hook| hook_rule("spec.hooks.sync", hook, &spec.endpoint_configs, problems));
+        let finalize = hooks
+            .finalize
+            .as_ref()
+            .map(|hook| hook_rule("spec.hooks.finalize", hook, &spec.endpoint_configs, problems));
         if sync.is_none() && finalize.is_none() {
             problems.invalid("spec.hooks.sync", "is required, unless finalize is declared");
         }
@@ -476,6 +478,11 @@ mod tests {
         check("/hooks/sync/webhook/url", json!("http://a:b@c"), &["spec.hooks.sync.webhook.url"]);
         check("/hooks/sync/webhook/timeout", json!("soon"), &["spec.hooks.sync.webhook.timeout"]);
         check(
+            "/hooks/sync/webhook/clientTLS",
+            json!({}),
+            &["spec.hooks.sync.webhook.clientTLS.secretRef"],
+        );
+        check(
             "/hooks/sync/webhook/responseUnMarshallMode",
             json!("lax"),
             &["spec.hooks.sync.webhook.responseUnMarshallMode"],
@@ -523,8 +530,6 @@ mod tests {
         let hook = || json!({"webhook": {"url": "http://x/"}});
         check("/hooks/customize", hook(), &["spec.hooks.customize"]);
         check("/hooks/preUpdateChild", hook(), &[]);
-        check("/endpointConfigs", json!([{"host": "x"}]), &["spec.endpointConfigs"]);
-        check("/hooks/sync/webhook/clientTLS", json!({}), &["spec.hooks.sync.webhook.clientTLS"]);
         check(
             "/childResources",
             json!([{

@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{HookSpec, WebhookSpec, definition::Problems};
+use super::{
+    EndpointRule, HookSpec, WebhookSpec, composite_controller::EndpointConfig, definition::Problems,
+};
 use crate::{
     duration::{self, DurationError},
     redaction,
@@ -56,6 +58,8 @@ pub struct HookRule {
     pub timeout: Duration,
     /// Rule for responses with an ETag; `None` keeps none.
     pub etag: Option<EtagRule>,
+    /// TLS and credentials.
+    pub endpoint: EndpointRule,
 }
 
 /// Rule for responses that are kept by their ETag.
@@ -91,7 +95,12 @@ pub enum HookVersion {
 }
 
 /// Parses the hook at `field`, and adds its errors to `problems`.
-pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -> Option<HookRule> {
+pub(super) fn hook_rule(
+    field: &str,
+    hook: &HookSpec,
+    configs: &[EndpointConfig],
+    problems: &mut Problems,
+) -> Option<HookRule> {
     let version = match hook.version.as_deref() {
         None | Some("" | "v1") => Some(HookVersion::V1),
         Some("v2") => Some(HookVersion::V2),
@@ -122,16 +131,6 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
         lifetime: positive(etag.cache_timeout_seconds),
         sweep: positive(etag.cache_cleanup_seconds),
     });
-    for (name, present) in [
-        ("caBundle", webhook.ca_bundle.is_some()),
-        ("clientTLS", webhook.client_tls.is_some()),
-        ("authorization", webhook.authorization.is_some()),
-        ("basicAuth", webhook.basic_auth.is_some()),
-    ] {
-        if present {
-            problems.unsupported(format!("{field}.{name}"));
-        }
-    }
     let timeout = match webhook.timeout.as_deref() {
         None | Some("") => Some(DEFAULT_TIMEOUT),
         Some(text) => match duration::parse(text) {
@@ -147,8 +146,9 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
             }
         },
     };
-    let url = url(&field, webhook, problems);
-    Some(HookRule { version: version?, strict: strict?, url: url?, timeout: timeout?, etag })
+    let url = url(&field, webhook, problems)?;
+    let endpoint = EndpointRule::of(&field, webhook, configs, &url, problems)?;
+    Some(HookRule { version: version?, strict: strict?, url, timeout: timeout?, etag, endpoint })
 }
 
 /// Returns the seconds as a duration; zero and less mean never, as in Metacontroller.
@@ -237,7 +237,8 @@ mod tests {
         let check = |url: &str, usable: bool| {
             let hook = json!({"webhook": {"url": url}});
             let mut problems = Problems::default();
-            let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+            let rule =
+                hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
             assert_eq!(rule.is_some(), usable, "{url}");
         };
 
@@ -265,20 +266,25 @@ mod tests {
         ] {
             let hook = json!({"webhook": {"url": url}});
             let mut problems = Problems::default();
-            let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+            let rule =
+                hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
             let said = problems.rejection().unwrap().to_string();
             assert!(rule.is_none() && !said.contains("hush"), "{said}");
         }
         let hook = json!({"webhook": {"url": "http://hook/sync?hush"}});
-        let rule =
-            hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut Problems::default());
+        let rule = hook_rule(
+            "sync",
+            &serde_json::from_value(hook).unwrap(),
+            &[],
+            &mut Problems::default(),
+        );
         assert!(!format!("{rule:?}").contains("hush"));
     }
 
     fn timeout(text: &str) -> Option<Duration> {
         let hook = json!({"webhook": {"url": "http://hooks.test/", "timeout": text}});
         let mut problems = Problems::default();
-        let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+        let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
         rule.map(|rule| rule.timeout)
     }
 

@@ -24,6 +24,7 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     AnswerBudget, CompositeController, Definition, Hook, HookKind, HookMetrics, Selector,
+    credentials::HookCredentials,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
     recorder::EventRecorder,
@@ -74,6 +75,9 @@ pub struct MetaOptions {
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
+    /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
+    /// Another host gets no credentials. No effect on hooks that `hooks` makes.
+    pub hook_redirects: bool,
     /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
     /// where the embedder has a product of its own; the library alone. No effect on hooks that
     /// `hooks` makes.
@@ -92,6 +96,7 @@ impl Default for MetaOptions {
             target: Selector::default(),
             resync_period: None,
             hook_error_excerpts: false,
+            hook_redirects: true,
             user_agent: user_agent::library(),
         }
     }
@@ -141,6 +146,7 @@ impl Supervisor {
             options,
             recorder: EventRecorder::new(cluster.unfenced_client().clone()),
             changes,
+            credentials: HookCredentials::new(cluster),
         };
         let controller = Controller::builder(SUPERVISOR)
             .for_type(own_type())

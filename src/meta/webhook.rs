@@ -1,16 +1,18 @@
 //! Webhook: a hook that is called over HTTP.
 //!
-//! A call is one POST and one response: no redirects, no retries, no content encoding, and no byte
-//! beyond the budget. Success is status 200, as in Metacontroller. If responses are kept by their
+//! A call is one POST and one response: no retries, no content encoding, and no byte beyond the
+//! budget. Redirects are followed only where that is enabled. Success is status 200, as in Metacontroller. If responses are kept by their
 //! ETag, 304 and 412 are success too, provided that the request named one.
 
 mod body;
 mod connections;
 mod etag;
 mod handshake;
+mod redirect;
 mod retry_after;
+pub(super) mod tls;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -27,7 +29,10 @@ use self::{
     etag::{EtagCache, Kept},
     retry_after::retry_after,
 };
-use super::{AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries};
+use super::{
+    AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
+    credentials::HookEndpoint, endpoint::Endpoint,
+};
 use crate::{informer::ObjectKey, redaction, transport::user_agent};
 
 /// Default limit of a response in bytes, which is that of the default budget.
@@ -39,10 +44,12 @@ pub struct Webhook {
     timeout: Duration,
     max_response_bytes: usize,
     error_excerpts: bool,
+    redirects: bool,
     user_agent: HeaderValue,
     budget: ControllerBudget,
     series: Option<HookSeries>,
     etags: Option<EtagCache>,
+    endpoint: Option<Arc<HookEndpoint>>,
     connections: Mutex<Option<Connections>>,
 }
 
@@ -62,10 +69,12 @@ impl Webhook {
             timeout,
             max_response_bytes: usize::MAX,
             error_excerpts: false,
+            redirects: false,
             user_agent: user_agent::library(),
             budget: AnswerBudget::default().controller(""),
             series: None,
             etags: None,
+            endpoint: None,
             connections: Mutex::new(None),
         }
     }
@@ -83,6 +92,14 @@ impl Webhook {
     #[must_use]
     pub fn error_excerpts(mut self, shown: bool) -> Self {
         self.error_excerpts = shown;
+        self
+    }
+
+    /// Follows redirects with status 307 and 308, at most ten in one call; off by default. The
+    /// timeout covers them. Another host gets neither credentials nor a client certificate.
+    #[must_use]
+    pub fn redirects(mut self, followed: bool) -> Self {
+        self.redirects = followed;
         self
     }
 
@@ -120,20 +137,37 @@ impl Webhook {
         self
     }
 
-    fn client(&self) -> Result<HttpClient, HookError> {
+    /// Uses the TLS configuration and the credentials of an endpoint.
+    #[must_use]
+    pub(super) fn endpoint(mut self, endpoint: Option<Arc<HookEndpoint>>) -> Self {
+        self.endpoint = endpoint;
+        self
+    }
+
+    /// Returns the current endpoint, and a client for it.
+    fn client(&self) -> Result<(HttpClient, Option<Arc<Endpoint>>), HookError> {
+        let endpoint = match &self.endpoint {
+            None => None,
+            Some(declared) => {
+                let unread = "its credentials have not been read yet";
+                let unread = || HookError::Transport(unread.to_owned());
+                Some(declared.current().ok_or_else(unread)?)
+            }
+        };
         let mut connections = self.connections.lock();
-        if let Some(connections) = &*connections {
-            return Ok(connections.client.clone());
+        if let Some(connections) = &mut *connections {
+            connections.switch(&self.url, endpoint.as_ref())?;
+            return Ok((connections.client.clone(), endpoint));
         }
         let alive = self.series.as_ref().map(HookSeries::tasks);
-        let new = connections.insert(Connections::new(&self.url, alive)?);
+        let new = connections.insert(Connections::new(&self.url, endpoint.clone(), alive)?);
         // Among the connections' tasks, so that it ends when the hook is released.
         if let Some(etags) = &self.etags
             && let Some(period) = etags.sweep_period()
         {
             new.tasks.execute(etags.clone().sweep_every(period));
         }
-        Ok(new.client.clone())
+        Ok((new.client.clone(), endpoint))
     }
 
     async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
@@ -154,32 +188,75 @@ impl Webhook {
         request: Bytes,
         deadline: Option<Instant>,
     ) -> (Option<StatusCode>, Result<Bytes, HookError>) {
-        let client = match self.client() {
+        let (client, endpoint) = match self.client() {
             Ok(client) => client,
             Err(error) => return (None, Err(error)),
         };
+        let kept =
+            about.as_ref().and_then(|about| about.kept.as_ref()).map(|kept| kept.tag.clone());
+        let (mut url, mut redirects) = (self.url.clone(), 0);
+        loop {
+            let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
+            let client =
+                if is_own { Ok(client.clone()) } else { self.anonymous(&url, endpoint.as_deref()) };
+            let authorization = endpoint.as_ref().filter(|_| is_own);
+            let authorization = authorization.and_then(|endpoint| endpoint.authorization.clone());
+            let asked =
+                match (client, self.request(&url, authorization, kept.clone(), request.clone())) {
+                    (Ok(client), Ok(request)) => client.request(request).await,
+                    (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
+                };
+            let response = match asked {
+                Ok(response) => response,
+                Err(error) => {
+                    let message = handshake::explain(&error);
+                    let message = message.unwrap_or_else(|| redaction::error(&error));
+                    return (None, Err(HookError::Transport(message)));
+                }
+            };
+            match redirect::target(response.status(), response.headers(), &url) {
+                Some(target) if self.redirects && redirects < redirect::MAX_REDIRECTS => {
+                    // A short body is read, so that the connection can be reused.
+                    drop(read_excerpt(response.into_body()).await);
+                    (url, redirects) = (target, redirects + 1);
+                }
+                Some(_) | None => {
+                    let status = response.status();
+                    return (Some(status), self.read(about, response, deadline).await);
+                }
+            }
+        }
+    }
+
+    /// Returns a client for a host to which the hook redirects, without a client certificate.
+    fn anonymous(&self, url: &Uri, endpoint: Option<&Endpoint>) -> Result<HttpClient, HookError> {
+        let connections = self.connections.lock();
+        let connections = connections.as_ref().ok_or(HookError::Cancelled)?;
+        connections.anonymous(url, endpoint)
+    }
+
+    fn request(
+        &self,
+        url: &Uri,
+        authorization: Option<HeaderValue>,
+        kept: Option<HeaderValue>,
+        request: Bytes,
+    ) -> Result<Request<Full<Bytes>>, HookError> {
         let mut builder = Request::builder()
             .method(Method::POST)
-            .uri(self.url.clone())
+            .uri(url.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json")
             .header(header::ACCEPT_ENCODING, "identity")
             .header(header::USER_AGENT, self.user_agent.clone());
-        if let Some(kept) = about.as_ref().and_then(|about| about.kept.as_ref()) {
-            builder = builder.header(header::IF_NONE_MATCH, kept.tag.clone());
+        if let Some(authorization) = authorization {
+            builder = builder.header(header::AUTHORIZATION, authorization);
         }
-        let request = match builder.body(Full::new(request)) {
-            Ok(request) => request,
-            Err(error) => return (None, Err(HookError::Transport(error.to_string()))),
-        };
-        match client.request(request).await {
-            Ok(response) => (Some(response.status()), self.read(about, response, deadline).await),
-            Err(error) => {
-                let message = handshake::explain(&error);
-                let message = message.unwrap_or_else(|| redaction::error(&error));
-                (None, Err(HookError::Transport(message)))
-            }
+        if let Some(tag) = kept {
+            builder = builder.header(header::IF_NONE_MATCH, tag);
         }
+        let request = builder.body(Full::new(request));
+        request.map_err(|error| HookError::Transport(error.to_string()))
     }
 
     async fn read(

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::meta::{ControllerBudget, Hook, HookKind, HookRule, HookSeries};
+use crate::meta::{
+    ControllerBudget, Hook, HookKind, HookRule, HookSeries, credentials::HookEndpoint,
+};
 
 /// Hook of a controller, with its protocol and the metrics of its calls.
 pub(crate) struct CountedHook {
@@ -10,6 +12,8 @@ pub(crate) struct CountedHook {
     pub(crate) rule: HookRule,
     pub(crate) hook: Arc<dyn Hook>,
     pub(crate) series: HookSeries,
+    /// Endpoint of the hook, if it is declared.
+    pub(crate) endpoint: Option<Arc<HookEndpoint>>,
 }
 
 /// Declared hooks of a controller, and the budget of their responses.
@@ -30,7 +34,7 @@ impl Hooks {
     }
 
     /// Returns all declared hooks.
-    pub(super) fn all(&self) -> impl Iterator<Item = &CountedHook> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &CountedHook> {
         self.hooks.iter()
     }
 }

@@ -17,8 +17,8 @@ use crate::{
         all_of, subresource_served,
     },
     meta::{
-        Definition, Hook, Parents, Selector, apply::Apply, finalizer::Finalizer,
-        hook_health::Health, recorder::EventRecorder,
+        Definition, Hook, Parents, Selector, apply::Apply, credentials::HookEndpoint,
+        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder,
     },
 };
 
@@ -33,6 +33,7 @@ pub(crate) struct CompositeRunnable {
     cluster: Cluster,
     parents: Arc<Parents>,
     hooks: Vec<Arc<dyn Hook>>,
+    endpoints: Vec<Arc<HookEndpoint>>,
 }
 
 impl CompositeRunnable {
@@ -77,6 +78,7 @@ impl CompositeRunnable {
                 });
             builder = if rule.optional { builder.optional() } else { builder.conditional() };
         }
+        let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();
         let reconciler = Composite {
             definition: Arc::clone(&definition),
@@ -95,6 +97,7 @@ impl CompositeRunnable {
             cluster: cluster.clone(),
             parents,
             hooks: made,
+            endpoints,
         })
     }
 
@@ -142,7 +145,8 @@ impl ConditionalRunnable for CompositeRunnable {
     fn ready(&self) -> Readiness {
         // The status is written through its subresource, which must be served.
         let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
-        all_of([parent, self.controller.ready()])
+        let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
+        all_of([parent, self.controller.ready()].into_iter().chain(endpoints))
     }
 }
 

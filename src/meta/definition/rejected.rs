@@ -75,6 +75,11 @@ impl Problems {
         Some(Rejected::Invalid(problems))
     }
 
+    /// Returns the number of problems.
+    pub(in crate::meta) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Adds an invalid field.
     pub(in crate::meta) fn invalid(
         &mut self,

@@ -14,11 +14,12 @@ use crate::{
     discovery::TypeState,
     guard::{self, Held},
     informer::Object,
-    manager::{AddError, ManagerHandle},
+    manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
-        CompositeController, ControllerBudget, Definition, Hook, HookKind, HookRule, Rejected,
-        Webhook,
+        CompositeController, ControllerBudget, Definition, EndpointRule, Hook, HookKind, HookRule,
+        Rejected, Webhook,
         composite::{CompositeRunnable, CountedHook, Hooks},
+        credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
@@ -43,6 +44,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) options: MetaOptions,
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
+    pub(super) credentials: HookCredentials,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -169,6 +171,9 @@ impl DeclarationReconciler {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
+        if hooks.all().any(|hook| hook.endpoint.is_some()) {
+            self.read_credentials().await;
+        }
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
@@ -256,6 +261,7 @@ impl DeclarationReconciler {
     ) -> Result<CountedHook, Rejected> {
         let (url, name) = (redaction::url(&rule.url), &definition.name);
         let series = || self.options.metrics.series(kind, name, "CompositeController", &url);
+        let mut endpoint = None;
         let hook: Arc<dyn Hook> = match &self.options.hooks {
             Some(make) => {
                 let made = guard::run(|| make(definition, kind));
@@ -264,12 +270,37 @@ impl DeclarationReconciler {
             }
             None => {
                 let hook = Webhook::new(rule.url.clone(), rule.timeout).budget(budget.clone());
+                endpoint = self.endpoint(name, &rule.endpoint).map(Arc::new);
+                let hook = hook.endpoint(endpoint.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
+                let hook = hook.redirects(self.options.hook_redirects);
                 let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(rule.etag).series(series()))
             }
         };
-        Ok(CountedHook { kind, rule: rule.clone(), hook, series: series() })
+        Ok(CountedHook { kind, rule: rule.clone(), hook, series: series(), endpoint })
+    }
+
+    /// Returns the endpoint that a hook declares, kept current.
+    fn endpoint(&self, name: &str, rule: &EndpointRule) -> Option<HookEndpoint> {
+        let (name, changes) = (name.to_owned(), Arc::downgrade(&self.changes));
+        let report = move |message: String| {
+            tracing::warn!(name, message, "the credentials of a hook are stale");
+            if let Some(changes) = changes.upgrade() {
+                changes.note_event(&name, "HookCredentialsStale", message);
+            }
+        };
+        (!rule.is_empty()).then(|| self.credentials.endpoint(rule.clone(), report))
+    }
+
+    /// Adds the runnable that reads credentials, if it was not added yet.
+    async fn read_credentials(&self) {
+        if self.manager.status_of(HOOK_CREDENTIALS).is_none() {
+            let runnable = Arc::new(self.credentials.clone());
+            let options = RunnableOptions::default();
+            // An error means that another controller has added it, or that the manager is stopping.
+            drop(self.manager.add_runnable(HOOK_CREDENTIALS, runnable, options).await);
+        }
     }
 
     /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].

@@ -1,23 +1,21 @@
 //! Connections of one webhook: their trusted roots, and the tasks that drive them.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Uri, uri::Scheme};
+use http::Uri;
 use http_body_util::Full;
 use hyper::rt::Executor;
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioTimer,
 };
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::meta::{HookError, hook_metrics::HookTasks};
+use super::tls;
+use crate::meta::{HookError, endpoint::Endpoint, hook_metrics::HookTasks};
 
 /// Timeout of connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,6 +25,8 @@ pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 /// Connections that are kept for the next call, and the tasks that drive them.
 pub(super) struct Connections {
     pub(super) client: HttpClient,
+    /// Endpoint that they were made for.
+    pub(super) endpoint: Option<Arc<Endpoint>>,
     pub(super) tasks: Tasks,
 }
 
@@ -41,23 +41,67 @@ pub(super) struct Tasks {
 
 impl Connections {
     /// Opens no connection; the first call does.
-    pub(super) fn new(url: &Uri, alive: Option<HookTasks>) -> Result<Self, HookError> {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls(url)?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
+    pub(super) fn new(
+        url: &Uri,
+        endpoint: Option<Arc<Endpoint>>,
+        alive: Option<HookTasks>,
+    ) -> Result<Self, HookError> {
         let tasks = Tasks { alive, ..Tasks::default() };
-        let client = Client::builder(tasks.clone())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(90))
-            .pool_max_idle_per_host(32)
-            .build(connector);
-        Ok(Self { client, tasks })
+        let client = client(url, endpoint.as_deref(), tasks.clone())?;
+        Ok(Self { client, endpoint, tasks })
     }
+
+    /// Returns a client for another host: without a client certificate, but with the trusted
+    /// certificates of the endpoint. Its connections close with it.
+    pub(super) fn anonymous(
+        &self,
+        url: &Uri,
+        endpoint: Option<&Endpoint>,
+    ) -> Result<HttpClient, HookError> {
+        let declared = endpoint.and_then(|endpoint| endpoint.anonymous_tls.clone());
+        Ok(client_of(declared.map_or_else(|| tls::shared(url), Ok)?, self.tasks.clone()))
+    }
+
+    /// Uses another endpoint from the next call on. Calls under way keep their connections.
+    pub(super) fn switch(
+        &mut self,
+        url: &Uri,
+        endpoint: Option<&Arc<Endpoint>>,
+    ) -> Result<(), HookError> {
+        let is_same = match (&self.endpoint, endpoint) {
+            (None, None) => true,
+            (Some(used), Some(current)) => Arc::ptr_eq(used, current),
+            (None, Some(_)) | (Some(_), None) => false,
+        };
+        if !is_same {
+            let endpoint = endpoint.cloned();
+            self.client = client(url, endpoint.as_deref(), self.tasks.clone())?;
+            self.endpoint = endpoint;
+        }
+        Ok(())
+    }
+}
+
+fn client(url: &Uri, endpoint: Option<&Endpoint>, tasks: Tasks) -> Result<HttpClient, HookError> {
+    let declared = endpoint.and_then(|endpoint| endpoint.tls.clone());
+    Ok(client_of(declared.map_or_else(|| tls::shared(url), Ok)?, tasks))
+}
+
+/// Returns a client with its own connections, which `tasks` drives.
+fn client_of(tls: ClientConfig, tasks: Tasks) -> HttpClient {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(http);
+    Client::builder(tasks)
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(Duration::from_secs(90))
+        .pool_max_idle_per_host(32)
+        .build(connector)
 }
 
 impl Tasks {
@@ -88,28 +132,4 @@ impl Drop for Connections {
         // For a hook that was dropped without being released.
         self.tasks.token.cancel();
     }
-}
-
-/// Returns the TLS configuration: the system's roots, loaded once. A hook without TLS gets no roots, and
-/// so works on a system that has no root certificates. Hooks share each configuration with its cache
-/// of sessions, which takes 14 KiB.
-fn tls(url: &Uri) -> Result<ClientConfig, HookError> {
-    static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
-    static WITHOUT_ROOTS: OnceLock<ClientConfig> = OnceLock::new();
-    let secure = url.scheme() == Some(&Scheme::HTTPS);
-    let configuration = if secure { &TRUSTED } else { &WITHOUT_ROOTS };
-    if let Some(configuration) = configuration.get() {
-        return Ok(configuration.clone());
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let failed = |error: rustls::Error| HookError::Transport(format!("preparing TLS: {error}"));
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(failed)?;
-    let created = if secure {
-        builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth()
-    } else {
-        builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
-    };
-    Ok(configuration.get_or_init(|| created).clone())
 }

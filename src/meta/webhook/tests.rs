@@ -145,6 +145,48 @@ async fn redirect_is_an_error_and_is_not_followed() {
 }
 
 #[tokio::test]
+async fn redirect_is_followed_with_its_body_if_that_is_enabled() {
+    let mut target = server(response("200 OK", "{\"a\":1}"), false).await;
+    let location = format!("307 Word\r\nLocation: {}", target.url);
+    let first = server(response(&location, ""), false).await;
+    let hook = Webhook::new(first.url.clone(), Duration::from_secs(5)).redirects(true);
+
+    let answer = hook.call(Bytes::from_static(b"{}")).await;
+
+    assert_eq!(answer.as_deref(), Ok(&b"{\"a\":1}"[..]));
+    let request = target.tasks.join_next().await.unwrap().unwrap();
+    assert!(request.starts_with("POST /sync") && request.ends_with("\r\n\r\n{}"), "{request}");
+}
+
+#[tokio::test]
+async fn endless_redirect_is_an_error_after_ten() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    let mut answering = JoinSet::new();
+    answering.spawn(async move {
+        for calls in 1.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 4096];
+            while !stream.read(&mut buffer).await.is_ok_and(|read| buffer[..read].ends_with(b"{}"))
+            {
+            }
+            let again = "308 Word\r\nLocation: /\r\nConnection: close";
+            stream.write_all(response(again, "").as_bytes()).await.unwrap();
+            if calls == 11 {
+                return calls;
+            }
+        }
+        0
+    });
+    let hook = Webhook::new(url, Duration::from_secs(5)).redirects(true);
+
+    let answer = hook.call(Bytes::from_static(b"{}")).await;
+
+    assert_eq!(answer, Err(HookError::Status { code: 308, body: String::new() }));
+    assert_eq!(answering.join_next().await.unwrap().unwrap(), 11);
+}
+
+#[tokio::test]
 async fn error_quotes_an_excerpt_only_if_it_is_enabled() {
     let body = format!("\u{1b}[31m{}", "x".repeat(5000));
     let server = server(response("500 Word", &body), false).await;

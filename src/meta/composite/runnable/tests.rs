@@ -54,7 +54,7 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
         HookMetrics::default().series(kind, "a", "CompositeController", "http://scripted/");
     let rule = definition.sync.clone().unwrap();
     let budget = AnswerBudget::default().controller("a");
-    let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series }], budget);
+    let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
     CompositeRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }
 

@@ -30,7 +30,7 @@ async fn sync_that_writes_delays_no_hook_call_of_another_parent() {
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
     let called = Arc::<Mutex<BTreeSet<String>>>::default();
     let recorded = Arc::clone(&called);
-    let hooks: HookFactory = Arc::new(move |_| Arc::new(Recording(Arc::clone(&recorded))));
+    let hooks: HookFactory = Arc::new(move |_, _| Arc::new(Recording(Arc::clone(&recorded))));
     let options = MetaOptions { workers: 1, hooks: Some(hooks), ..MetaOptions::default() };
     let harness = Harness::over(server, client, options).await;
     for name in ["a", "b", "c"] {

@@ -1,0 +1,396 @@
+//! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the endpoint
+//! of each hook from them. A change takes effect with the next call.
+//!
+//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that name
+//! it. Content that is deleted or becomes unusable is reported, and the last usable one stays in
+//! use.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::Arc,
+};
+
+use futures::future::BoxFuture;
+use k8s_openapi::{ByteString, api::core::v1 as core};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::endpoint::{
+    Content, Endpoint, EndpointError, EndpointRule, ObjectReference, ReferenceKind,
+};
+use crate::{
+    controller::Cluster,
+    discovery::TypeRegistry,
+    informer::{Ended, InformerKey, InformerSet, Object, Progress, Subscription},
+    kind::{ServedType, TypeRef},
+    manager::{Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup, Unmet, Verdict},
+};
+
+/// Name of the runnable in the manager.
+pub(crate) const HOOK_CREDENTIALS: &str = "hook-credentials";
+
+/// Resolves the endpoints of hooks. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct HookCredentials {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    types: TypeRegistry,
+    informers: InformerSet,
+    state: Mutex<State>,
+    /// Notified when an object is named for the first time, or by no hook any more.
+    named: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    objects: HashMap<ObjectReference, Named>,
+    holders: BTreeMap<u64, Holder>,
+    last: u64,
+}
+
+/// Object that hooks name.
+#[derive(Default)]
+struct Named {
+    /// Number of endpoints that read it.
+    readers: usize,
+    /// Last content that the server has sent.
+    content: Option<Arc<Content>>,
+    /// Reason why the content is not current.
+    problem: Option<EndpointError>,
+}
+
+/// Endpoint in use.
+struct Holder {
+    rule: EndpointRule,
+    endpoint: watch::Sender<Option<Arc<Endpoint>>>,
+    verdict: watch::Sender<Verdict>,
+    /// Problem that was reported last.
+    reported: Option<EndpointError>,
+    report: Box<dyn Fn(String) + Send + Sync>,
+}
+
+/// Endpoint of one hook, kept current until it is dropped.
+pub(crate) struct HookEndpoint {
+    id: u64,
+    shared: Arc<Shared>,
+    endpoint: watch::Receiver<Option<Arc<Endpoint>>>,
+    verdict: watch::Receiver<Verdict>,
+}
+
+impl HookCredentials {
+    /// Reads objects through the informers of a cluster.
+    pub(crate) fn new(cluster: &Cluster) -> Self {
+        let shared = Shared {
+            types: cluster.types.clone(),
+            informers: cluster.informers.clone(),
+            state: Mutex::default(),
+            named: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Keeps the endpoint of a rule current. `report` receives each problem of an endpoint that was
+    /// usable before; it must not block.
+    pub(crate) fn endpoint(
+        &self,
+        rule: EndpointRule,
+        report: impl Fn(String) + Send + Sync + 'static,
+    ) -> HookEndpoint {
+        let (endpoint, verdict) = (watch::Sender::new(None), watch::Sender::new(unknown()));
+        let (endpoints, verdicts) = (endpoint.subscribe(), verdict.subscribe());
+        let mut state = self.shared.state.lock();
+        state.last += 1;
+        let id = state.last;
+        for object in rule.references() {
+            state.objects.entry(object.clone()).or_default().readers += 1;
+        }
+        let report = Box::new(report);
+        let mut holder = Holder { rule, endpoint, verdict, reported: None, report };
+        holder.resolve(&state.objects);
+        state.holders.insert(id, holder);
+        drop(state);
+        self.shared.named.notify_one();
+        HookEndpoint {
+            id,
+            shared: Arc::clone(&self.shared),
+            endpoint: endpoints,
+            verdict: verdicts,
+        }
+    }
+}
+
+impl HookEndpoint {
+    /// Returns the endpoint; `None` until all of its objects have been read.
+    pub(crate) fn current(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.borrow().clone()
+    }
+
+    /// Returns the condition that the endpoint was usable once.
+    pub(crate) fn ready(&self) -> Readiness {
+        Readiness::published(self.verdict.clone())
+    }
+}
+
+impl Drop for HookEndpoint {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        let Some(holder) = state.holders.remove(&self.id) else { return };
+        for object in holder.rule.references() {
+            if let Some(named) = state.objects.get_mut(object) {
+                named.readers -= 1;
+                if named.readers == 0 {
+                    state.objects.remove(object);
+                }
+            }
+        }
+        drop(state);
+        self.shared.named.notify_one();
+    }
+}
+
+impl Holder {
+    /// Publishes the endpoint that follows from the objects.
+    fn resolve(&mut self, objects: &HashMap<ObjectReference, Named>) {
+        let read = |object: &ObjectReference| {
+            let unread = || EndpointError::Unread(object.clone());
+            let named = objects.get(object).ok_or_else(unread)?;
+            let problem = || named.problem.clone().unwrap_or_else(unread);
+            named.content.as_deref().ok_or_else(problem)
+        };
+        let problem = match self.rule.resolve(read) {
+            Ok(endpoint) => {
+                self.endpoint.send_replace(Some(Arc::new(endpoint)));
+                self.verdict.send_if_modified(|verdict| {
+                    let is_news = !matches!(verdict, Verdict::Met(_));
+                    *verdict = Verdict::Met(Vec::new());
+                    is_news
+                });
+                let stale = self.rule.references().filter_map(|object| objects.get(object));
+                stale.filter_map(|named| named.problem.clone()).next()
+            }
+            Err(problem) => Some(problem),
+        };
+        if self.endpoint.borrow().is_none() {
+            self.verdict.send_replace(match problem {
+                None | Some(EndpointError::Unread(_)) => unknown(),
+                Some(problem @ EndpointError::Unreadable(..)) => {
+                    Verdict::Unknown(vec![unmet(&problem)])
+                }
+                Some(problem @ (EndpointError::Missing(_) | EndpointError::Invalid(_))) => {
+                    Verdict::Unmet(vec![unmet(&problem)])
+                }
+            });
+        } else if problem != self.reported {
+            if let Some(problem) = &problem {
+                (self.report)(format!("{problem}; the last usable content stays in use"));
+            }
+            self.reported = problem;
+        }
+    }
+}
+
+impl Shared {
+    /// Records the state of an object, and resolves the endpoints that read it.
+    fn read(&self, object: &ObjectReference, read: Result<Arc<Content>, EndpointError>) {
+        let mut state = self.state.lock();
+        let State { objects, holders, .. } = &mut *state;
+        let Some(named) = objects.get_mut(object) else { return };
+        match read {
+            Ok(content) => (named.content, named.problem) = (Some(content), None),
+            Err(problem) => named.problem = Some(problem),
+        }
+        for holder in holders.values_mut() {
+            if holder.rule.references().any(|one| one == object) {
+                holder.resolve(objects);
+            }
+        }
+    }
+
+    /// Follows one object until it is cancelled or the informers are shut down.
+    async fn follow(self: Arc<Self>, object: ObjectReference) {
+        let type_ref = match object.kind {
+            ReferenceKind::Secret => TypeRef::of::<core::Secret>(),
+            ReferenceKind::ConfigMap => TypeRef::of::<core::ConfigMap>(),
+        };
+        let mut status = self.types.subscribe(&type_ref);
+        loop {
+            if status.wait_for(|status| status.served.is_some()).await.is_err() {
+                return;
+            }
+            let Some(served) = self.types.served(&type_ref) else { continue };
+            let subscription = self.informers.subscribe(&served, key_of(&object, &served));
+            match self.deliver(&object, subscription).await {
+                Ended::Shutdown => return,
+                Ended::Released | Ended::TypeGone | Ended::Panicked(_) => {}
+            }
+            if status.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Records each change of an object until its informer ends.
+    async fn deliver(&self, object: &ObjectReference, mut subscription: Subscription) -> Ended {
+        let (mut progress, complete) = (subscription.progress(), subscription.complete());
+        tokio::pin!(complete);
+        let store = subscription.store();
+        let mut is_complete = false;
+        loop {
+            tokio::select! {
+                biased;
+                delta = subscription.next() => match delta {
+                    Err(ended) => return ended,
+                    Ok(delta) if delta.key.name == object.name => {
+                        self.read(object, content_of(object, delta.new.as_ref()));
+                    }
+                    Ok(_) => {}
+                },
+                () = &mut complete, if !is_complete => {
+                    is_complete = true;
+                    if store.is_empty() {
+                        self.read(object, content_of(object, None));
+                    }
+                }
+                Ok(()) = progress.changed() => {
+                    if let Progress::Forbidden(why) = &*progress.borrow_and_update() {
+                        let problem = EndpointError::Unreadable(object.clone(), why.clone());
+                        self.read(object, Err(problem));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Runnable for HookCredentials {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let mut followed: HashMap<ObjectReference, CancellationToken> = HashMap::new();
+            let mut tasks = JoinSet::new();
+            loop {
+                let named: Vec<_> = shared.state.lock().objects.keys().cloned().collect();
+                followed.retain(|object, token| {
+                    let is_kept = named.contains(object);
+                    if !is_kept {
+                        token.cancel();
+                    }
+                    is_kept
+                });
+                for object in named {
+                    followed.entry(object).or_insert_with_key(|object| {
+                        let token = CancellationToken::new();
+                        let follow = Arc::clone(&shared).follow(object.clone());
+                        tasks.spawn(token.clone().run_until_cancelled_owned(follow));
+                        token
+                    });
+                }
+                tokio::select! {
+                    _reason = epoch.stopping() => break,
+                    () = shared.named.notified() => {}
+                    Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
+                        if let Err(error) = ended {
+                            warn!(error = %crate::redaction::error(&error), "reading a credential failed");
+                        }
+                    }
+                }
+            }
+            tasks.shutdown().await;
+            Ok(())
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Caches
+    }
+}
+
+fn key_of(object: &ObjectReference, served: &ServedType) -> InformerKey {
+    InformerKey {
+        namespace: Some(Arc::clone(&object.namespace)),
+        fields: Some(format!("metadata.name={}", object.name).into()),
+        ..InformerKey::new(served.identity.clone())
+    }
+}
+
+/// Returns the content of an object; of a ConfigMap, the texts too.
+fn content_of(
+    reference: &ObjectReference,
+    object: Option<&Object>,
+) -> Result<Arc<Content>, EndpointError> {
+    #[derive(Deserialize)]
+    struct Secret {
+        #[serde(default)]
+        data: Option<BTreeMap<String, ByteString>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ConfigMap {
+        #[serde(default)]
+        data: Option<BTreeMap<String, String>>,
+        #[serde(default)]
+        binary_data: Option<BTreeMap<String, ByteString>>,
+    }
+    let Some(object) = object else { return Err(EndpointError::Missing(reference.clone())) };
+    let unreadable = |error: serde_json::Error| {
+        EndpointError::Unreadable(reference.clone(), crate::redaction::decoding(error))
+    };
+    let bytes = |data: Option<BTreeMap<String, ByteString>>| {
+        data.into_iter().flatten().map(|(key, value)| (key, value.0))
+    };
+    let content = match reference.kind {
+        ReferenceKind::Secret => {
+            bytes(object.decode::<Secret>().map_err(unreadable)?.data).collect()
+        }
+        ReferenceKind::ConfigMap => {
+            let ConfigMap { data, binary_data } = object.decode().map_err(unreadable)?;
+            let texts = data.into_iter().flatten();
+            let texts = texts.map(|(key, value)| (key, value.into_bytes()));
+            texts.chain(bytes(binary_data)).collect()
+        }
+    };
+    Ok(Arc::new(content))
+}
+
+fn unknown() -> Verdict {
+    Verdict::Unknown(vec![Unmet {
+        reason: Reason::from("HookCredentialsUnread"),
+        message: "the credentials of its hook have not been read yet".to_owned(),
+        type_ref: None,
+    }])
+}
+
+fn unmet(problem: &EndpointError) -> Unmet {
+    let reason = match problem {
+        EndpointError::Unread(_) => "HookCredentialsUnread",
+        EndpointError::Missing(_) => "HookCredentialsMissing",
+        EndpointError::Unreadable(..) => "HookCredentialsUnreadable",
+        EndpointError::Invalid(_) => "HookCredentialsInvalid",
+    };
+    Unmet { reason: Reason::from(reason), message: problem.to_string(), type_ref: None }
+}
+
+impl fmt::Debug for HookCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookCredentials").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for HookEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookEndpoint").field("verdict", &*self.verdict.borrow()).finish()
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests;

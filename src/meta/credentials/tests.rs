@@ -1,0 +1,154 @@
+//! Credentials that come, change and go, against a simulated API server in paused time.
+
+use std::time::Duration;
+
+use http::HeaderValue;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::*;
+use crate::{
+    controller::ClusterOptions,
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    meta::endpoint::AuthorizationRule,
+    testing::simulated::SimulatedServer,
+};
+
+const WAIT: Duration = Duration::from_secs(30);
+
+/// Cluster whose credentials are read.
+struct Harness {
+    server: SimulatedServer,
+    credentials: HookCredentials,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Harness {
+    async fn start() -> Self {
+        let server = SimulatedServer::new();
+        let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        let credentials = HookCredentials::new(&cluster);
+        let mut manager = Manager::new(ManagerOptions::default());
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        let reader = Arc::new(credentials.clone());
+        manager.add_runnable(HOOK_CREDENTIALS, reader, RunnableOptions::default()).unwrap();
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let stopped = stop.clone();
+        tasks.spawn(async move { manager.run(stopped).await.unwrap() });
+        Self { server, credentials, stop, tasks }
+    }
+
+    fn store(&self, value: &str) {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "token", "namespace": "default"},
+            "data": {"token": ByteString(value.as_bytes().to_vec())},
+        });
+        self.server.apply(secret).unwrap();
+    }
+
+    async fn end(mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+        assert!(self.server.open_watches().is_empty());
+    }
+}
+
+fn bearer() -> EndpointRule {
+    let secret = ObjectReference {
+        kind: ReferenceKind::Secret,
+        namespace: "default".into(),
+        name: "token".into(),
+    };
+    let scheme = "Bearer".to_owned();
+    let authorization = AuthorizationRule::Scheme { scheme, secret, key: "token".to_owned() };
+    EndpointRule { authorization: Some(authorization), ..EndpointRule::default() }
+}
+
+fn authorization(endpoint: &HookEndpoint) -> Option<HeaderValue> {
+    endpoint.current().and_then(|endpoint| endpoint.authorization.clone())
+}
+
+async fn until(endpoint: &mut HookEndpoint, expected: &'static str) {
+    let is_expected = |endpoint: &Option<Arc<Endpoint>>| {
+        endpoint.as_ref().is_some_and(|it| it.authorization.as_ref().unwrap() == expected)
+    };
+    timeout(WAIT, endpoint.endpoint.wait_for(is_expected)).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_secret_is_awaited_and_a_changed_one_takes_effect() {
+    let harness = Harness::start().await;
+    let mut endpoint = harness.credentials.endpoint(bearer(), |problem| panic!("{problem}"));
+    let mut ready = endpoint.ready();
+    let unmet = |verdict: &Verdict| matches!(verdict, Verdict::Unmet(_));
+    timeout(WAIT, endpoint.verdict.wait_for(unmet)).await.unwrap().unwrap();
+    let Verdict::Unmet(why) = ready.verdict() else { panic!() };
+    assert_eq!(why[0].reason.as_str(), "HookCredentialsMissing");
+    assert_eq!(why[0].message, "Secret default/token does not exist");
+    assert_eq!(authorization(&endpoint), None);
+
+    harness.store("one");
+    timeout(WAIT, ready.met()).await.unwrap();
+    until(&mut endpoint, "Bearer one").await;
+
+    harness.store("two");
+    until(&mut endpoint, "Bearer two").await;
+
+    drop(endpoint);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_stays() {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let reports = Arc::<Mutex<Vec<String>>>::default();
+    let noted = Arc::clone(&reports);
+    let mut endpoint =
+        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
+    until(&mut endpoint, "Bearer one").await;
+
+    harness.store(" ");
+    harness.store("  ");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    harness.server.remove("v1", "Secret", "default", "token").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
+    assert!(matches!(endpoint.ready().verdict(), Verdict::Met(_)));
+    let told = "token of Secret default/token is empty or not text; \
+                the last usable content stays in use";
+    assert_eq!(*reports.lock(), [told]);
+
+    harness.store("two");
+    until(&mut endpoint, "Bearer two").await;
+    drop(endpoint);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_watched_once_and_only_while_an_endpoint_reads_it() {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let ignored = |_problem: String| {};
+    let mut one = harness.credentials.endpoint(bearer(), ignored);
+    let mut other = harness.credentials.endpoint(bearer(), ignored);
+    until(&mut one, "Bearer one").await;
+    until(&mut other, "Bearer one").await;
+    let secrets = |harness: &Harness| {
+        harness.server.open_watches().get("secrets").copied().unwrap_or_default()
+    };
+    assert_eq!(secrets(&harness), 1);
+
+    drop(one);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(secrets(&harness), 1);
+    drop(other);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(secrets(&harness), 0);
+    harness.end().await;
+}

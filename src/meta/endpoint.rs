@@ -1,0 +1,440 @@
+//! Endpoint of a hook: the TLS configuration and the credentials that its author declares, and
+//! those that follow from the Secrets and ConfigMaps that it names. Functions without I/O.
+//!
+//! Semantics: Metacontroller's `pkg/hooks/{auth,cabundle,endpoint_config}.go`.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{HeaderValue, Uri};
+use rustls::{
+    ClientConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+
+use super::{
+    WebhookSpec,
+    composite_controller::{
+        Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig,
+    },
+    definition::Problems,
+    webhook::tls,
+};
+
+/// TLS and credentials of one hook, as declared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointRule {
+    /// Certificates that are trusted instead of the system's.
+    pub ca_bundle: Option<CaRule>,
+    /// Client certificate of the requests.
+    pub client_tls: Option<ClientTlsRule>,
+    /// Header `Authorization` of the requests.
+    pub authorization: Option<AuthorizationRule>,
+}
+
+/// Place of the trusted certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CaRule {
+    /// PEM in the specification.
+    Inline(String),
+    /// Key of a Secret or ConfigMap.
+    Key(ObjectReference, String),
+}
+
+/// Place of a client certificate and of its private key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientTlsRule {
+    /// The Secret.
+    pub secret: ObjectReference,
+    /// Key of the certificate.
+    pub certificate: String,
+    /// Key of the private key.
+    pub private_key: String,
+}
+
+/// Place of the credentials in the header `Authorization`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuthorizationRule {
+    /// A scheme with the value of a key.
+    Scheme {
+        /// Scheme, such as `Bearer`.
+        scheme: String,
+        /// The Secret.
+        secret: ObjectReference,
+        /// Key of the value.
+        key: String,
+    },
+    /// User name and password.
+    Basic {
+        /// The Secret.
+        secret: ObjectReference,
+        /// Key of the user name.
+        username: String,
+        /// Key of the password.
+        password: String,
+    },
+}
+
+/// Secret or ConfigMap that a hook names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectReference {
+    /// The kind.
+    pub kind: ReferenceKind,
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+/// Kind of an object that a hook names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReferenceKind {
+    /// `Secret`
+    Secret,
+    /// `ConfigMap`
+    ConfigMap,
+}
+
+/// Content of a Secret or ConfigMap.
+pub(crate) type Content = BTreeMap<String, Vec<u8>>;
+
+/// Endpoint whose TLS configuration and credentials are known.
+pub(crate) struct Endpoint {
+    /// TLS configuration; `None` for that of hooks without a rule.
+    pub(crate) tls: Option<ClientConfig>,
+    /// TLS configuration without a client certificate, for another host.
+    pub(crate) anonymous_tls: Option<ClientConfig>,
+    /// Value of `Authorization`.
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
+/// Part of a rule that cannot be used: the object with its problem.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EndpointError {
+    /// The object has not been read yet.
+    #[error("{0} has not been read yet")]
+    Unread(ObjectReference),
+    /// The object does not exist.
+    #[error("{0} does not exist")]
+    Missing(ObjectReference),
+    /// The object cannot be read; with the reason.
+    #[error("{0} cannot be read: {1}")]
+    Unreadable(ObjectReference, String),
+    /// The content cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl fmt::Display for ObjectReference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind.word(), self.namespace, self.name)
+    }
+}
+
+impl ReferenceKind {
+    /// Returns the name of the kind.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Secret => "Secret",
+            Self::ConfigMap => "ConfigMap",
+        }
+    }
+}
+
+impl EndpointRule {
+    /// Returns the rule of a webhook at `field`: its own fields if it sets one of them, else the
+    /// first entry of `endpointConfigs` with its host. Adds what is wrong to `problems`.
+    pub(super) fn of(
+        field: &str,
+        webhook: &WebhookSpec,
+        configs: &[EndpointConfig],
+        url: &Uri,
+        problems: &mut Problems,
+    ) -> Option<Self> {
+        let own = EndpointConfig {
+            host: String::new(),
+            ca_bundle: webhook.ca_bundle.clone(),
+            client_tls: webhook.client_tls.clone(),
+            authorization: webhook.authorization.clone(),
+            basic_auth: webhook.basic_auth.clone(),
+        };
+        if own != EndpointConfig::default() {
+            return Self::read(field, &own, problems);
+        }
+        let hosts = hosts_of(url);
+        let is_named =
+            |config: &&EndpointConfig| hosts.contains(&config.host.trim().to_ascii_lowercase());
+        let Some(config) = configs.iter().find(is_named) else { return Some(Self::default()) };
+        let index = configs.iter().position(|one| std::ptr::eq(one, config)).unwrap_or_default();
+        Self::read(&format!("spec.endpointConfigs[{index}]"), config, problems)
+    }
+
+    fn read(field: &str, config: &EndpointConfig, problems: &mut Problems) -> Option<Self> {
+        let EndpointConfig { ca_bundle, client_tls, authorization, basic_auth, .. } = config;
+        let before = problems.len();
+        let ca_bundle = ca_bundle
+            .as_ref()
+            .and_then(|bundle| ca_rule(&format!("{field}.caBundle"), bundle, problems));
+        let client_tls = client_tls
+            .as_ref()
+            .and_then(|tls| client_tls_rule(&format!("{field}.clientTLS"), tls, problems));
+        let authorization = match (authorization, basic_auth) {
+            (Some(_), Some(_)) => {
+                problems.invalid(
+                    format!("{field}.basicAuth"),
+                    "excludes authorization: both set the header Authorization",
+                );
+                None
+            }
+            (Some(authorization), None) => {
+                scheme_rule(&format!("{field}.authorization"), authorization, problems)
+            }
+            (None, Some(basic)) => basic_rule(&format!("{field}.basicAuth"), basic, problems),
+            (None, None) => None,
+        };
+        (problems.len() == before).then_some(Self { ca_bundle, client_tls, authorization })
+    }
+
+    /// Returns the objects that the rule reads.
+    pub(crate) fn references(&self) -> impl Iterator<Item = &ObjectReference> {
+        let ca = match &self.ca_bundle {
+            Some(CaRule::Key(object, _)) => Some(object),
+            Some(CaRule::Inline(_)) | None => None,
+        };
+        let client = self.client_tls.as_ref().map(|rule| &rule.secret);
+        let authorization = self.authorization.as_ref().map(|rule| match rule {
+            AuthorizationRule::Scheme { secret, .. } | AuthorizationRule::Basic { secret, .. } => {
+                secret
+            }
+        });
+        ca.into_iter().chain(client).chain(authorization)
+    }
+
+    /// Returns whether the endpoint is that of a hook without a rule.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the endpoint, from the contents of the objects that the rule reads.
+    ///
+    /// # Errors
+    ///
+    /// [`EndpointError`] names the object and its key, but quotes no content.
+    pub(crate) fn resolve<'a>(
+        &self,
+        read: impl Fn(&ObjectReference) -> Result<&'a Content, EndpointError>,
+    ) -> Result<Endpoint, EndpointError> {
+        let value = |object: &ObjectReference, key: &str| {
+            let value = read(object)?.get(key).filter(|value| !value.is_empty());
+            value.ok_or_else(|| EndpointError::Invalid(format!("{object} has no value of {key}")))
+        };
+        let roots = match &self.ca_bundle {
+            None => None,
+            Some(CaRule::Inline(pem)) => Some(certificates(pem.as_bytes(), "caBundle.inline")?),
+            Some(CaRule::Key(object, key)) => {
+                Some(certificates(value(object, key)?, &format!("{key} of {object}"))?)
+            }
+        };
+        let identity = match &self.client_tls {
+            None => None,
+            Some(ClientTlsRule { secret, certificate, private_key }) => {
+                let chain = value(secret, certificate)?;
+                let chain = certificates(chain, &format!("{certificate} of {secret}"))?;
+                let key = PrivateKeyDer::from_pem_slice(value(secret, private_key)?);
+                let key = key.map_err(|_| {
+                    EndpointError::Invalid(format!(
+                        "{private_key} of {secret} holds no private key as PEM"
+                    ))
+                })?;
+                Some((chain, key))
+            }
+        };
+        let authorization = self.authorization.as_ref();
+        let authorization = authorization.map(|rule| header(rule, value)).transpose()?;
+        let invalid = |error: rustls::Error| {
+            let from = self.references().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            EndpointError::Invalid(format!("the certificates of {from} are unusable: {error}"))
+        };
+        let anonymous_tls = match &roots {
+            Some(roots) => Some(tls::configuration(Some(roots), None).map_err(invalid)?),
+            None => None,
+        };
+        let tls = match identity {
+            Some(identity) => {
+                let roots = roots.as_deref();
+                Some(tls::configuration(roots, Some(identity)).map_err(invalid)?)
+            }
+            None => anonymous_tls.clone(),
+        };
+        Ok(Endpoint { tls, anonymous_tls, authorization })
+    }
+}
+
+/// Returns the spellings of the host that an entry of `endpointConfigs` may have.
+fn hosts_of(url: &Uri) -> Vec<String> {
+    let host = url.host().unwrap_or_default().to_ascii_lowercase();
+    let default = if url.scheme_str() == Some("https") { 443 } else { 80 };
+    match url.port_u16() {
+        None => vec![format!("{host}:{default}"), host],
+        Some(port) if port == default => vec![format!("{host}:{port}"), host],
+        Some(port) => vec![format!("{host}:{port}")],
+    }
+}
+
+fn ca_rule(field: &str, bundle: &CaBundle, problems: &mut Problems) -> Option<CaRule> {
+    let CaBundle { inline, secret_ref, config_map_ref } = bundle;
+    let key = |kind, name: &str, reference: &CaReference, problems: &mut Problems| {
+        let CaReference { name: object, namespace, key } = reference;
+        let object = reference_to(kind, &format!("{field}.{name}"), namespace, object, problems)?;
+        Some(CaRule::Key(object, or_default(key.as_deref(), "ca.crt")))
+    };
+    match (inline, secret_ref, config_map_ref) {
+        (Some(pem), None, None) if !pem.trim().is_empty() => Some(CaRule::Inline(pem.clone())),
+        (Some(_), None, None) => {
+            problems.invalid(format!("{field}.inline"), "must not be empty");
+            None
+        }
+        (None, Some(secret), None) => key(ReferenceKind::Secret, "secretRef", secret, problems),
+        (None, None, Some(map)) => key(ReferenceKind::ConfigMap, "configMapRef", map, problems),
+        (None, None, None)
+        | (Some(_), Some(_), _)
+        | (Some(_), _, Some(_))
+        | (_, Some(_), Some(_)) => {
+            problems.invalid(field, "needs exactly one of inline, secretRef and configMapRef");
+            None
+        }
+    }
+}
+
+fn client_tls_rule(field: &str, tls: &ClientTls, problems: &mut Problems) -> Option<ClientTlsRule> {
+    let field = format!("{field}.secretRef");
+    let Some(secret) = &tls.secret_ref else {
+        problems.invalid(field, "is required");
+        return None;
+    };
+    let kind = ReferenceKind::Secret;
+    Some(ClientTlsRule {
+        secret: reference_to(kind, &field, &secret.namespace, &secret.name, problems)?,
+        certificate: or_default(tls.cert_key.as_deref(), "tls.crt"),
+        private_key: or_default(tls.private_key_key.as_deref(), "tls.key"),
+    })
+}
+
+fn scheme_rule(
+    field: &str,
+    authorization: &Authorization,
+    problems: &mut Problems,
+) -> Option<AuthorizationRule> {
+    let scheme = or_default(authorization.type_.as_deref().map(str::trim), "Bearer");
+    if scheme.eq_ignore_ascii_case("basic") {
+        problems.invalid(format!("{field}.type"), "must not be Basic; use basicAuth");
+        return None;
+    }
+    if !scheme.bytes().all(|byte| byte.is_ascii_graphic()) {
+        problems.invalid(format!("{field}.type"), format!("{scheme:?} is not one word of ASCII"));
+        return None;
+    }
+    let field = format!("{field}.secretRef");
+    let Some(secret) = &authorization.secret_ref else {
+        problems.invalid(field, "is required");
+        return None;
+    };
+    if secret.key.is_empty() {
+        problems.invalid(format!("{field}.key"), "must not be empty");
+        return None;
+    }
+    let kind = ReferenceKind::Secret;
+    Some(AuthorizationRule::Scheme {
+        scheme,
+        secret: reference_to(kind, &field, &secret.namespace, &secret.name, problems)?,
+        key: secret.key.clone(),
+    })
+}
+
+fn basic_rule(
+    field: &str,
+    basic: &BasicAuth,
+    problems: &mut Problems,
+) -> Option<AuthorizationRule> {
+    let field = format!("{field}.secretRef");
+    let Some(secret) = &basic.secret_ref else {
+        problems.invalid(field, "is required");
+        return None;
+    };
+    let kind = ReferenceKind::Secret;
+    Some(AuthorizationRule::Basic {
+        secret: reference_to(kind, &field, &secret.namespace, &secret.name, problems)?,
+        username: or_default(basic.username_key.as_deref(), "username"),
+        password: or_default(basic.password_key.as_deref(), "password"),
+    })
+}
+
+fn reference_to(
+    kind: ReferenceKind,
+    field: &str,
+    namespace: &str,
+    name: &str,
+    problems: &mut Problems,
+) -> Option<ObjectReference> {
+    for (part, text) in [("name", name), ("namespace", namespace)] {
+        // The name becomes part of a field selector.
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+        if text.is_empty() || !text.bytes().all(is_name) {
+            problems.invalid(format!("{field}.{part}"), format!("{text:?} is not a name"));
+            return None;
+        }
+    }
+    Some(ObjectReference { kind, namespace: namespace.into(), name: name.into() })
+}
+
+fn or_default(value: Option<&str>, default: &str) -> String {
+    value.filter(|value| !value.is_empty()).unwrap_or(default).to_owned()
+}
+
+/// Returns the certificates of a PEM text; other sections are ignored, as in Go.
+fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, EndpointError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
+    certificates
+        .ok_or_else(|| EndpointError::Invalid(format!("{place} holds no certificate as PEM")))
+}
+
+/// Returns the value of `Authorization`.
+fn header<'a>(
+    rule: &AuthorizationRule,
+    value: impl Fn(&ObjectReference, &str) -> Result<&'a Vec<u8>, EndpointError>,
+) -> Result<HeaderValue, EndpointError> {
+    let text = |object: &ObjectReference, key: &str| {
+        let text = std::str::from_utf8(value(object, key)?).ok().map(str::trim);
+        text.filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(|| {
+            EndpointError::Invalid(format!("{key} of {object} is empty or not text"))
+        })
+    };
+    let (object, header) = match rule {
+        AuthorizationRule::Scheme { scheme, secret, key } => {
+            (secret, format!("{scheme} {}", text(secret, key)?))
+        }
+        AuthorizationRule::Basic { secret, username, password } => {
+            let (user, password) = (text(secret, username)?, text(secret, password)?);
+            if user.contains(':') {
+                let message = format!("{username} of {secret} must not contain ':'");
+                return Err(EndpointError::Invalid(message));
+            }
+            (secret, format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
+        }
+    };
+    let mut header = HeaderValue::try_from(header).map_err(|_| {
+        EndpointError::Invalid(format!("{object} has characters that a header cannot hold"))
+    })?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("tls", &self.tls.is_some()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! TLS configurations of hooks.
+
+use std::sync::{Arc, OnceLock};
+
+use http::{Uri, uri::Scheme};
+use hyper_rustls::ConfigBuilderExt;
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer},
+};
+
+use crate::meta::HookError;
+
+/// Certificate of a client, with its intermediates, and its private key.
+pub(in crate::meta) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A hook
+/// without TLS gets no roots, and so works on a system that has no root certificates. Hooks share each
+/// configuration with its cache of sessions, which takes 14 KiB.
+pub(super) fn shared(url: &Uri) -> Result<ClientConfig, HookError> {
+    static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
+    static WITHOUT_ROOTS: OnceLock<ClientConfig> = OnceLock::new();
+    let secure = url.scheme() == Some(&Scheme::HTTPS);
+    let shared = if secure { &TRUSTED } else { &WITHOUT_ROOTS };
+    if let Some(shared) = shared.get() {
+        return Ok(shared.clone());
+    }
+    let no_roots: &[CertificateDer<'static>] = &[];
+    let created = configuration((!secure).then_some(no_roots), None)
+        .map_err(|error| HookError::Transport(format!("preparing TLS: {error}")))?;
+    Ok(shared.get_or_init(|| created).clone())
+}
+
+/// Returns a TLS configuration that trusts `roots`, or else the system's. TLS 1.2 or 1.3.
+///
+/// # Errors
+///
+/// If a certificate cannot be used, or the key is not that of the certificate.
+pub(in crate::meta) fn configuration(
+    roots: Option<&[CertificateDer<'static>]>,
+    identity: Option<Identity>,
+) -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = match roots {
+        None => builder.try_with_platform_verifier()?,
+        Some(certificates) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates {
+                roots.add(certificate.clone())?;
+            }
+            builder.with_root_certificates(roots)
+        }
+    };
+    match identity {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key),
+        None => Ok(builder.with_no_client_auth()),
+    }
+}

@@ -1,0 +1,231 @@
+//! Hooks with a private authority, a client certificate and a token, all from objects of the cluster.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::ByteString;
+use pilotlight::testing::CrdBuilder;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::{RootCertStore, pki_types::PrivateKeyDer, server::WebPkiClientVerifier};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::{Bench, sized};
+
+/// Number of times that the credentials are replaced.
+const ROTATIONS: usize = 20;
+
+/// Hook that requires a client certificate and a token.
+struct SecureHook {
+    url: String,
+    tokens: Arc<Mutex<Vec<String>>>,
+    _serving: JoinSet<()>,
+}
+
+type Authority = CertifiedIssuer<'static, KeyPair>;
+
+fn authority() -> Authority {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+impl SecureHook {
+    async fn start(authority: &Authority) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let certificate = certificate.signed_by(&key, authority).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut clients = RootCertStore::empty();
+        clients.add(authority.der().clone()).unwrap();
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(clients), Arc::clone(&provider));
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+            )
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}/sync", listener.local_addr().unwrap());
+        let tokens = Arc::<Mutex<Vec<String>>>::default();
+        let (noted, mut accepting) = (Arc::clone(&tokens), JoinSet::new());
+        accepting.spawn(async move {
+            let mut serving = JoinSet::new();
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let (acceptor, noted) = (acceptor.clone(), Arc::clone(&noted));
+                serving.spawn(async move {
+                    let Ok(tls) = acceptor.accept(tcp).await else { return };
+                    let answer = service_fn(|request| answer(request, &noted));
+                    drop(http1::Builder::new().serve_connection(TokioIo::new(tls), answer).await);
+                });
+            }
+        });
+        Self { url, tokens, _serving: accepting }
+    }
+
+    /// Number of calls that were answered.
+    fn calls(&self) -> usize {
+        self.tokens.lock().unwrap().len()
+    }
+
+    fn last_token(&self) -> String {
+        self.tokens.lock().unwrap().last().cloned().unwrap_or_default()
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    tokens: &Mutex<Vec<String>>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let token = request.headers().get(header::AUTHORIZATION).cloned();
+    let token = token.and_then(|token| token.to_str().map(str::to_owned).ok()).unwrap_or_default();
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    if !token.starts_with("Bearer token-") {
+        let mut refusal = Response::new(Full::default());
+        *refusal.status_mut() = StatusCode::UNAUTHORIZED;
+        return Ok(refusal);
+    }
+    tokens.lock().unwrap().push(token);
+    let request = serde_json::from_slice::<Value>(&body).unwrap();
+    Ok(Response::new(Full::from(sized(&request).to_string())))
+}
+
+fn secret(bench: &Bench, name: &str, values: &[(&str, &str)]) {
+    let bytes = |value: &str| json!(ByteString(value.as_bytes().to_vec()));
+    let data: serde_json::Map<_, _> =
+        values.iter().map(|(key, value)| ((*key).to_owned(), bytes(value))).collect();
+    let metadata = json!({"name": name, "namespace": "default"});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
+    bench.server.apply(secret).unwrap();
+}
+
+/// Gives the client another certificate and another token.
+fn rotate(bench: &Bench, authority: &Authority, number: usize) {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(["client".to_owned()]).unwrap();
+    let certificate = certificate.signed_by(&key, authority).unwrap().pem();
+    let values = [("tls.crt", &*certificate), ("tls.key", &*key.serialize_pem())];
+    secret(bench, "client", &values);
+    secret(bench, "token", &[("token", &format!("token-{number}"))]);
+}
+
+fn parent(bench: &Bench, name: &str, text: &str) {
+    let parent = json!({
+        "apiVersion": "secure.test/v1", "kind": "Widget",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "size": 1, "text": text },
+    });
+    bench.server.apply(parent).unwrap();
+}
+
+fn state(bench: &Bench) -> (String, Value) {
+    let all = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+    let all = all.first().cloned().unwrap_or_default();
+    let status = &all["status"];
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let ready = conditions.into_iter().find(|it| it["type"] == "Ready").unwrap_or_default();
+    (ready["message"].as_str().unwrap_or_default().to_owned(), status["epoch"].clone())
+}
+
+#[tokio::test]
+async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
+    let authority = authority();
+    let hook = SecureHook::start(&authority).await;
+    let bench = Bench::with_web_hooks().await;
+    let crd = CrdBuilder::new("secure.test", "Widget");
+    bench.server.install(&crd.build()).unwrap();
+    bench.server.wait_established(&crd.name()).await;
+    let token = json!({"name": "token", "namespace": "default", "key": "token"});
+    let controller = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+        "metadata": { "name": "secure" },
+        "spec": {
+            "parentResource": { "apiVersion": "secure.test/v1", "resource": "widgets" },
+            "childResources": [{
+                "apiVersion": "v1", "resource": "configmaps",
+                "updateStrategy": { "method": "InPlace" },
+            }],
+            "generateSelector": true,
+            "hooks": { "sync": { "webhook": { "url": hook.url } } },
+            "endpointConfigs": [{
+                "host": hook.url.trim_start_matches("https://").trim_end_matches("/sync"),
+                "caBundle": { "configMapRef": { "name": "authority", "namespace": "default" } },
+                "clientTLS": { "secretRef": { "name": "client", "namespace": "default" } },
+                "authorization": { "secretRef": token },
+            }],
+        },
+    });
+    bench.server.apply(controller).unwrap();
+    bench
+        .until("the missing authority is named", |bench| {
+            state(bench).0.contains("default/authority does not exist")
+        })
+        .await;
+
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "authority", "namespace": "default" },
+        "data": { "ca.crt": authority.pem() },
+    });
+    bench.server.apply(map).unwrap();
+    rotate(&bench, &authority, 0);
+    parent(&bench, "one", "first");
+    bench.until("the hook is called", |_| hook.calls() > 0).await;
+
+    for number in 1..=ROTATIONS {
+        rotate(&bench, &authority, number);
+        for name in ["one", "two", "three"] {
+            parent(&bench, name, &number.to_string());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    let last = format!("Bearer token-{ROTATIONS}");
+    let used = async {
+        while hook.last_token() != last {
+            parent(&bench, "one", &format!("again-{}", hook.calls()));
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), used).await.unwrap();
+
+    // The authority is replaced by text without a certificate: the last usable one stays in use.
+    let broken = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "authority", "namespace": "default" }, "data": { "ca.crt": "none" },
+    });
+    bench.server.apply(broken).unwrap();
+    let events = |bench: &Bench| bench.list("v1", "Event");
+    bench
+        .until("the unusable authority is reported", |bench| {
+            events(bench).iter().any(|event| event["reason"] == "HookCredentialsStale")
+        })
+        .await;
+    let calls = hook.calls();
+    parent(&bench, "one", "after");
+    bench.until("the hook is called again", |_| hook.calls() > calls).await;
+
+    let failed: Vec<_> =
+        events(&bench).into_iter().filter(|event| event["reason"] == "SyncError").collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert_eq!(state(&bench).1, json!(1), "no restart");
+    bench.end().await;
+}
