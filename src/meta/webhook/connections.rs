@@ -22,6 +22,11 @@ use crate::meta::{HookError, hook_metrics::HookTasks};
 /// Timeout of connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time for which an unused connection is kept for the next call. The buffers of a connection take
+/// 25 KiB. Shorter than the 5 s after which common servers, such as Node.js and uvicorn, close an idle
+/// connection: a call on a connection that is being closed would fail.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+
 pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// Connections that are kept for the next call, and the tasks that drive them.
@@ -53,7 +58,7 @@ impl Connections {
         let tasks = Tasks { alive, ..Tasks::default() };
         let client = Client::builder(tasks.clone())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(90))
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(32)
             .build(connector);
         Ok(Self { client, tasks })
