@@ -126,6 +126,7 @@ impl Run {
             status
         });
         let (statuses, settled) = InputStatuses::new(epoch.clone(), inputs.collect());
+        spec.series.watch_inputs(Arc::downgrade(&statuses));
         let cancel = epoch.token().child_token();
         let writes = spec.carried_over.unconfirmed.observer();
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
