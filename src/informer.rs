@@ -22,6 +22,7 @@ mod resume_version;
 mod retention;
 mod selector;
 mod set;
+mod share;
 mod shared_informer;
 mod store;
 mod string_map;
@@ -48,6 +49,7 @@ pub use selector::{Selector, SelectorError};
 #[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
+pub use share::CacheShare;
 pub use store::{KeepsEntries, Store};
 pub use string_map::StringMap;
 pub use subscription::{Delta, Ended, Linger, MovingInterests, Progress, Subscription};

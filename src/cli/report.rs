@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
-    informer::{InformerStatus, Progress},
+    informer::{CacheShare, InformerStatus, Progress},
     manager::{ControllerState, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
@@ -87,6 +87,7 @@ pub(super) struct ControllerRow {
     pub(super) pending: Option<String>,
     pub(super) last_done: Option<String>,
     pub(super) queue_depth: Option<u64>,
+    pub(super) cache: Option<CacheRow>,
     pub(super) unmet: Vec<UnmetRow>,
     pub(super) forbidden: Vec<String>,
     pub(super) missing: Option<Vec<String>>,
@@ -113,6 +114,15 @@ pub(super) struct WatchRow {
     pub(super) type_: String,
     pub(super) state: String,
     pub(super) error: Option<String>,
+}
+
+/// Share of a controller in the caches of its types.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CacheRow {
+    pub(super) whole: usize,
+    pub(super) entries: usize,
+    pub(super) accounted_bytes: usize,
 }
 
 /// Shared informer.
@@ -158,6 +168,7 @@ impl StatusReport {
         for status in controllers.values() {
             let row = ControllerRow {
                 queue_depth: cluster.metrics.queue_depth(&status.name),
+                cache: cluster.metrics.cache_share(&status.name).map(CacheRow::from),
                 ..ControllerRow::from(&**status)
             };
             let declared = rows.remove(&status.name);
@@ -242,6 +253,7 @@ impl From<&RunnableStatus> for ControllerRow {
             pending: status.pending.clone(),
             last_done: status.last_done.as_ref().map(|done| done.reason.word().to_owned()),
             queue_depth: None,
+            cache: None,
             unmet: status
                 .unmet
                 .iter()
@@ -313,6 +325,7 @@ impl ControllerRow {
             last_error: self.last_error.or(declared.last_error),
             last_done: self.last_done,
             queue_depth: self.queue_depth,
+            cache: self.cache,
             unmet: self.unmet,
             missing: self.missing,
             watches: self.watches,
@@ -366,6 +379,7 @@ impl ControllerRow {
             pending: (reason == "SpecPending").then(|| message.clone()),
             last_done: None,
             queue_depth: None,
+            cache: None,
             unmet: unmet
                 .map(|types| UnmetRow {
                     type_: None,
@@ -389,6 +403,13 @@ impl ControllerRow {
             message,
             conditions: Some(status.conditions.clone()),
         }
+    }
+}
+
+impl From<CacheShare> for CacheRow {
+    fn from(share: CacheShare) -> Self {
+        let CacheShare { whole, entries, accounted } = share;
+        Self { whole, entries, accounted_bytes: accounted }
     }
 }
 

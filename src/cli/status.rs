@@ -40,6 +40,8 @@ that the source does not know is null:
     outdated   the status describes an older specification
     failing    no sync has succeeded for a minute
     stuck, stale, failures, lastError, pending, lastDone, queueDepth
+    cache{whole,entries,accountedBytes}
+               counts of objects and bytes of those kept whole, only from an instance
     unmet[], forbidden[], missing[], watches[]
   held[]         objects with the finalizer of a CompositeController that does not exist, with
                  --finalizers: controller, type, namespace, name, terminating
@@ -183,6 +185,7 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
         "SINCE",
         "EPOCH",
         "QUEUE",
+        "MEMORY",
         "WATCHES",
         "LAST ERROR",
     ]);
@@ -195,6 +198,7 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
             row.since.map_or_else(|| "-".to_owned(), |since| age(since, now)),
             number(row.epoch),
             number(row.queue_depth),
+            number(row.cache.as_ref().map(|cache| cache.accounted_bytes as u64)),
             watches(row),
             or_dash(row.last_error.as_deref().or(Some(row.message.as_str()))),
         ]);

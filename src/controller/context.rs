@@ -3,7 +3,7 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
 };
 
 use kube::{
@@ -11,6 +11,7 @@ use kube::{
     api::GetParams,
     core::{Request as HttpRequest, request},
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
@@ -24,13 +25,15 @@ use super::{
 use crate::{
     informer::{InformerKey, KeepsEntries, MovingInterests, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
-    manager::{Epoch, WatchState},
+    manager::{Epoch, Fence, WatchState, WriteObserver},
 };
 
 /// Context of a reconcile. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<Shared>,
+    // Set at its first use, and dropped with the reconcile.
+    client: Arc<OnceLock<Arc<Client>>>,
     // `None` for a context from `Context::new`.
     request: Option<Request>,
     attempt: u32,
@@ -43,8 +46,12 @@ pub struct Context {
 /// Parts that all reconciles of an epoch share.
 struct Shared {
     epoch: Epoch,
-    // Shared, since each client has a buffer task, and the end of the epoch waits for its tasks.
-    client: Client,
+    // Not behind the epoch's fence.
+    unfenced: Client,
+    writes: WriteObserver,
+    // Client behind the fence, shared by the reconciles that run: the channel of kube's client takes
+    // 10 KiB, which a controller at rest does not need.
+    fenced: Mutex<Weak<Client>>,
     cancel: CancellationToken,
     statuses: Arc<InputStatuses>,
     // `None` for a context from `Context::new`.
@@ -57,15 +64,11 @@ impl Context {
     /// Returns a context without inputs, to call a reconciler directly, as in a test.
     ///
     /// `client` is put behind the epoch's fence.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime, as every construction of a client does.
     pub fn new(epoch: Epoch, client: &Client) -> Self {
         let (statuses, _settled) = InputStatuses::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
-        let client = epoch.client(client);
-        Self::of(epoch, client, cancel, statuses, None, None)
+        let writes = Fence::unobserved();
+        Self::of(epoch, client.clone(), writes, cancel, statuses, None, None)
     }
 
     /// Adds an input with its cache.
@@ -81,16 +84,24 @@ impl Context {
 
     pub(super) fn of(
         epoch: Epoch,
-        // Already behind the epoch's fence.
-        client: Client,
+        unfenced: Client,
+        writes: WriteObserver,
         cancel: CancellationToken,
         statuses: Arc<InputStatuses>,
         queue: Option<Queue<Request>>,
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
-        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue, named });
-        let slot = Weak::new();
-        Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false, slot }
+        let fenced = Mutex::default();
+        let shared = Shared { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        Self {
+            shared: Arc::new(shared),
+            client: Arc::default(),
+            request: None,
+            attempt: 0,
+            reconcile_id: 0,
+            after_unknown: false,
+            slot: Weak::new(),
+        }
     }
 
     /// Returns the context of one reconcile.
@@ -101,9 +112,15 @@ impl Context {
         after_unknown: bool,
         slot: &Arc<Slot>,
     ) -> Self {
-        let (shared, request) = (Arc::clone(&self.shared), Some(request.clone()));
-        let (reconcile_id, slot) = (fastrand::u64(..), Arc::downgrade(slot));
-        Self { shared, request, attempt, reconcile_id, after_unknown, slot }
+        Self {
+            shared: Arc::clone(&self.shared),
+            client: Arc::default(),
+            request: Some(request.clone()),
+            attempt,
+            reconcile_id: fastrand::u64(..),
+            after_unknown,
+            slot: Arc::downgrade(slot),
+        }
     }
 
     /// Returns the caches of a type, at any version.
@@ -118,8 +135,12 @@ impl Context {
 
     /// Returns a client behind the epoch's fence. Use no other client for writes, which must not
     /// outlive the epoch.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
     pub fn client(&self) -> &Client {
-        &self.shared.client
+        self.client.get_or_init(|| self.shared.fenced())
     }
 
     /// Spawns a task that the reconcile does not wait for, in the current span.
@@ -304,6 +325,19 @@ impl Context {
     }
 }
 
+impl Shared {
+    /// Returns the client behind the epoch's fence, built unless another reconcile uses it.
+    fn fenced(&self) -> Arc<Client> {
+        let mut fenced = self.fenced.lock();
+        fenced.upgrade().unwrap_or_else(|| {
+            let writes = Arc::clone(&self.writes);
+            let built = Arc::new(self.epoch.fence().observed_client(&self.unfenced, writes));
+            *fenced = Arc::downgrade(&built);
+            built
+        })
+    }
+}
+
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
@@ -401,5 +435,41 @@ impl<K: DeserializeOwned> Lister<K> {
     pub fn list(&self) -> Result<Vec<Result<K, serde_json::Error>>, KeepsEntries> {
         let objects = self.store.list()?;
         Ok(objects.iter().map(|object| object.decode()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, time::Duration};
+
+    use http::{Request as HttpRequest, Response};
+    use kube::client::Body;
+    use tokio::time::timeout;
+    use tower::service_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn client_is_built_at_its_first_use_and_dropped_with_the_last_reconcile() {
+        let service = service_fn(|_: HttpRequest<Body>| async {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        });
+        let epoch = Epoch::new("c", 1, Duration::ZERO);
+        let shared = Context::new(epoch.clone(), &Client::new(service, "default"));
+        let reconcile = || Context { client: Arc::default(), ..shared.clone() };
+        let (one, other) = (reconcile(), reconcile());
+        let clients = epoch.fence().clients();
+        assert_eq!(clients.len(), 0, "no client before its first use");
+
+        for context in [&one, &one.clone(), &other] {
+            context.client();
+        }
+        assert_eq!(clients.len(), 1, "reconciles that run share the client");
+
+        drop(one);
+        assert_eq!(clients.len(), 1);
+        drop(other);
+        clients.close();
+        timeout(Duration::from_secs(10), clients.wait()).await.expect("the client is dropped");
     }
 }

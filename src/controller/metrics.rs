@@ -26,7 +26,7 @@ use prometheus_client::{
 };
 
 pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, Work, WorkProbe};
-use crate::manager::ControllerName;
+use crate::{informer::CacheShare, manager::ControllerName};
 
 /// Metric families of all controllers of a cluster. Cheap to clone.
 ///
@@ -153,6 +153,12 @@ impl ControllerMetrics {
         Some(u64::try_from(series.ready()).unwrap_or_default())
     }
 
+    /// Returns the share of a controller in its caches; `None` if no controller has that name.
+    pub fn cache_share(&self, name: &ControllerName) -> Option<CacheShare> {
+        let series = self.families.live().get(name).and_then(Weak::upgrade)?;
+        Some(series.share())
+    }
+
     /// Returns the series of a controller name, which all controllers of this name share.
     pub(super) fn series(&self, name: &ControllerName) -> Arc<Series> {
         let mut live = self.families.live();
@@ -217,6 +223,27 @@ const WORK: [WorkGauge; 3] = [
     ),
 ];
 
+/// Gauge with name, help, and value of the share.
+type ShareGauge = (&'static str, &'static str, fn(&CacheShare) -> usize);
+
+const SHARES: [ShareGauge; 3] = [
+    (
+        "pilotlight_controller_cached_objects",
+        "Objects cached whole for a controller; one that several controllers need counts for each",
+        |share| share.whole,
+    ),
+    (
+        "pilotlight_controller_cached_entries",
+        "Metadata entries in the caches of a controller, which all controllers share",
+        |share| share.entries,
+    ),
+    (
+        "pilotlight_controller_accounted_bytes",
+        "Estimated bytes of memory that the objects cached whole for a controller take",
+        |share| share.accounted,
+    ),
+];
+
 impl Collector for Unfinished {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Collected outside of the lock: dropping the last handle of a series takes it.
@@ -231,6 +258,15 @@ impl Collector for Unfinished {
                     controller: controller.as_str().into(),
                 };
                 ConstGauge::new(value(work)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let rows: Vec<_> = live.iter().map(|series| (&series.name, series.share())).collect();
+        for (name, help, value) in SHARES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (controller, share) in &rows {
+                let labels = ControllerLabels { controller: controller.as_str().into() };
+                let value = i64::try_from(value(share)).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())

@@ -16,18 +16,21 @@ mod core;
 mod limit;
 
 use std::{
+    collections::BTreeSet,
     fmt,
     future::poll_fn,
     hash::Hash,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{self, Poll},
     time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::{sync::Notify, time::Instant};
-use tokio_util::time::{DelayQueue, delay_queue};
+use tokio::{
+    sync::Notify,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use self::core::{Core, Timer};
 pub use self::limit::{Backoff, Limit};
@@ -46,7 +49,7 @@ const NORMAL_PRIORITY: i32 = 0;
 /// interval.
 const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
 
-/// Upper bound of a delay, one year: `DelayQueue` panics beyond two.
+/// Upper bound of a delay, one year: the end of any longer delay may be out of range.
 const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Rate limits of a queue.
@@ -113,14 +116,18 @@ struct Shared<K> {
 
 struct State<K> {
     core: Core<K>,
-    // Applied by a caller of `get`, since an add may come from outside a runtime.
-    timer_changes: Vec<Timer>,
-    delays: DelayQueue<u32>,
-    timers: Vec<Option<delay_queue::Key>>,
-    // Kept for its capacity.
-    expired: Vec<((Instant, u64), u32)>,
+    // Delayed slots by their time and rank.
+    delays: BTreeSet<(Due, u32)>,
+    // Entry of each slot in `delays`.
+    timers: Vec<Option<Due>>,
+    // Until the first delay ends. Set by a caller of `get`, since an add may come from outside a
+    // runtime.
+    sleep: Option<Pin<Box<Sleep>>>,
     getters: usize,
 }
+
+/// Time of a delayed key, and its rank among the keys of the same time.
+type Due = (Instant, u64);
 
 /// Caller inside `get`. On drop it wakes another one, since the leaving caller may have been the
 /// one whose waker the timers hold.
@@ -135,10 +142,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub(super) fn with_metrics(options: QueueOptions, metrics: QueueMetrics) -> Self {
         let state = State {
             core: Core::new(options, metrics, Instant::now()),
-            timer_changes: Vec::new(),
-            delays: DelayQueue::new(),
+            delays: BTreeSet::new(),
             timers: Vec::new(),
-            expired: Vec::new(),
+            sleep: None,
             getters: 0,
         };
         let shared =
@@ -260,9 +266,7 @@ impl<K: Clone + Eq + Hash> Shared<K> {
     }
 
     fn settle(&self, mut state: MutexGuard<'_, State<K>>, (timer, ready): (Timer, bool)) {
-        if timer != Timer::Keep {
-            state.timer_changes.push(timer);
-        }
+        state.set_timer(timer);
         if state.core.is_finished() {
             self.announce_finished(state);
         } else if ready || timer != Timer::Keep {
@@ -308,45 +312,49 @@ impl<K: Clone + Eq + Hash> State<K> {
     }
 
     fn clear_timers(&mut self) {
-        self.timer_changes.clear();
-        self.timers.clear();
         self.delays.clear();
+        self.timers.clear();
+        self.sleep = None;
     }
 
+    fn set_timer(&mut self, timer: Timer) {
+        let (slot, due) = match timer {
+            Timer::Keep => return,
+            Timer::Set(slot, _) => (slot, self.core.due(slot)),
+            Timer::Cancel(slot) => (slot, None),
+        };
+        let index = slot as usize;
+        if self.timers.len() <= index {
+            self.timers.resize(index + 1, None);
+        }
+        if let Some(old) = self.timers[index].take() {
+            self.delays.remove(&(old, slot));
+        }
+        if let Some(due) = due {
+            self.timers[index] = Some(due);
+            self.delays.insert((due, slot));
+        }
+    }
+
+    /// Makes the keys ready whose time has come, and sleeps until the next time.
     fn poll_timers(&mut self, context: &mut task::Context<'_>) {
-        let Self { core, timer_changes, delays, timers, expired, .. } = self;
-        for timer in timer_changes.drain(..) {
-            match timer {
-                Timer::Keep => {}
-                // May be outdated: the core holds the current time, and a later change follows.
-                Timer::Set(slot, at) => {
-                    let index = slot as usize;
-                    if timers.len() <= index {
-                        timers.resize(index + 1, None);
-                    }
-                    match &timers[index] {
-                        Some(timer) => delays.reset_at(timer, at),
-                        None => timers[index] = Some(delays.insert_at(slot, at)),
-                    }
-                }
-                Timer::Cancel(slot) => {
-                    if let Some(timer) = timers.get_mut(slot as usize).and_then(Option::take) {
-                        delays.remove(&timer);
-                    }
-                }
+        while let Some(((at, _), slot)) = self.delays.first().copied() {
+            let now = Instant::now();
+            if at <= now {
+                self.delays.pop_first();
+                self.timers[slot as usize] = None;
+                self.core.expire(slot, now);
+                continue;
+            }
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
+            if sleep.deadline() != at {
+                sleep.as_mut().reset(at);
+            }
+            if sleep.as_mut().poll(context).is_pending() {
+                return;
             }
         }
-        while let Poll::Ready(Some(slot)) = delays.poll_expired(context) {
-            let slot = slot.into_inner();
-            timers[slot as usize] = None;
-            expired.extend(core.due(slot).map(|at| (at, slot)));
-        }
-        // `DelayQueue` yields the slots of one millisecond in any order.
-        expired.sort_unstable();
-        let now = Instant::now();
-        for (_, slot) in expired.drain(..) {
-            core.expire(slot, now);
-        }
+        self.sleep = None;
     }
 }
 

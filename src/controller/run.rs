@@ -126,13 +126,13 @@ impl Run {
             status
         });
         let (statuses, settled) = InputStatuses::new(epoch.clone(), inputs.collect());
+        spec.series.watch_inputs(Arc::downgrade(&statuses));
         let cancel = epoch.token().child_token();
-        let client =
-            epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
+        let writes = spec.carried_over.unconfirmed.observer();
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let named = Some(Arc::clone(&spec.named));
-        let own = cancel.clone();
-        let context = Context::of(epoch.clone(), client, own, own_statuses, own_queue, named);
+        let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
+        let context = Context::of(inside, client, writes, own, own_statuses, own_queue, named);
         let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
         let slots = WorkerSlots::new(spec.workers, spec.most_running);
         let mut run = Self {

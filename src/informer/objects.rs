@@ -7,11 +7,12 @@ use std::{
     borrow::Borrow,
     cmp::Ordering,
     collections::{BTreeMap, HashMap},
+    mem,
     ops::Bound,
     sync::Arc,
 };
 
-use super::{Interest, Object, ObjectKey, interest::Selection};
+use super::{Interest, Object, ObjectKey, interest::Selection, share::Count};
 use crate::kind::GroupKind;
 
 /// Objects by key and by their indexes.
@@ -32,6 +33,7 @@ pub(super) type Generation = u32;
 #[derive(Default)]
 struct OwnedByKind {
     whole: Bucket,
+    accounted: usize,
     entries: usize,
 }
 
@@ -176,6 +178,15 @@ impl Objects {
         }
     }
 
+    /// Returns the count of the whole objects with an owner of a kind.
+    pub(super) fn count_of(&self, kind: &GroupKind) -> Count {
+        let count = |owned: &OwnedByKind| Count {
+            objects: owned.whole.0.len(),
+            accounted: owned.accounted,
+        };
+        self.owner_kinds.get(kind).map(count).unwrap_or_default()
+    }
+
     /// Returns whether an interest concerns a metadata entry.
     pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
         match interest {
@@ -223,7 +234,7 @@ impl Objects {
         for owner in &object.header().owners {
             let owned = self.owner_kinds.entry(owner.kind.clone()).or_default();
             if object.is_whole() {
-                owned.whole.insert(object);
+                owned.insert(object);
                 self.owners.entry(owner.uid.clone()).or_default().insert(object);
             } else {
                 owned.entries += 1;
@@ -236,7 +247,7 @@ impl Objects {
     fn replace(&mut self, object: &Object) {
         for owner in object.header().owners.iter().filter(|_| object.is_whole()) {
             if let Some(owned) = self.owner_kinds.get_mut(&owner.kind) {
-                owned.whole.insert(object);
+                owned.insert(object);
             }
             if let Some(bucket) = self.owners.get_mut(&owner.uid) {
                 bucket.insert(object);
@@ -259,7 +270,7 @@ impl Objects {
         for owner in &object.header().owners {
             if let Some(owned) = self.owner_kinds.get_mut(&owner.kind) {
                 if object.is_whole() {
-                    owned.whole.remove(object.key());
+                    owned.remove(object.key());
                 } else {
                     owned.entries -= 1;
                 }
@@ -291,10 +302,22 @@ impl Objects {
     }
 }
 
+impl OwnedByKind {
+    fn insert(&mut self, object: &Object) {
+        let old = self.whole.insert(object);
+        self.accounted += object.accounted();
+        self.accounted -= old.as_ref().map_or(0, Object::accounted);
+    }
+
+    fn remove(&mut self, key: &ObjectKey) {
+        self.accounted -= self.whole.remove(key).as_ref().map_or(0, Object::accounted);
+    }
+}
+
 impl LabelIndex {
     fn insert(&mut self, value: &str, object: &Object) {
         match self.values.get_mut(value) {
-            Some(bucket) => bucket.insert(object),
+            Some(bucket) => drop(bucket.insert(object)),
             None => drop(self.values.insert(value.into(), Bucket(Vec::from([object.clone()])))),
         }
     }
@@ -328,23 +351,25 @@ impl Bucket {
         &self.0[from..until]
     }
 
-    /// Adds or replaces an object.
-    fn insert(&mut self, object: &Object) {
+    /// Adds or replaces an object; returns the old one.
+    fn insert(&mut self, object: &Object) -> Option<Object> {
         // Lists arrive in the order of keys.
         if self.0.last().is_none_or(|last| last.key() < object.key()) {
             self.0.push(object.clone());
-            return;
+            return None;
         }
         match self.find(object.key()) {
-            Ok(at) => self.0[at] = object.clone(),
-            Err(at) => self.0.insert(at, object.clone()),
+            Ok(at) => Some(mem::replace(&mut self.0[at], object.clone())),
+            Err(at) => {
+                self.0.insert(at, object.clone());
+                None
+            }
         }
     }
 
-    fn remove(&mut self, key: &ObjectKey) {
-        if let Ok(at) = self.find(key) {
-            self.0.remove(at);
-        }
+    fn remove(&mut self, key: &ObjectKey) -> Option<Object> {
+        let at = self.find(key).ok()?;
+        Some(self.0.remove(at))
     }
 
     fn find(&self, key: &ObjectKey) -> Result<usize, usize> {

@@ -104,8 +104,9 @@ impl Pending {
         self.arrivals.remove(&delta.key);
         self.initial -= usize::from(delta.initial);
         if self.deltas.is_empty() {
-            // Frees the capacity that a burst used.
+            // Frees the capacity that a burst used, and the last node of the map.
             self.arrivals = HashMap::new();
+            self.deltas = BTreeMap::new();
         }
         Some(delta)
     }

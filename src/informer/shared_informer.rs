@@ -68,7 +68,8 @@ pub(super) struct List {
 
 #[derive(Debug, Default)]
 struct State {
-    subscribers: BTreeMap<SubscriberId, Subscriber>,
+    // Boxed: a node of the map has room for eleven, and most informers have one.
+    subscribers: BTreeMap<SubscriberId, Box<Subscriber>>,
     next_id: u64,
     index: InterestIndex<SubscriberId>,
     // Subscribers that a change concerns; kept for its capacity.
@@ -150,7 +151,7 @@ impl SharedInformer {
         if let Some(filled) = state.complete {
             subscriber.complete(filled, &self.store);
         }
-        state.subscribers.insert(id, subscriber);
+        state.subscribers.insert(id, Box::new(subscriber));
         self.idle.send_replace(None);
         drop(state);
         Some(Joined { id, mailbox, store })

@@ -17,11 +17,13 @@ use std::{
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{
-    Index, Interest, Object, ObjectKey,
+    CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection},
     objects::{Generation, Objects, Scanned},
+    share::{Count, Shares},
     subscriber::SubscriberId,
 };
+use crate::kind::GroupKind;
 
 /// Reader of an informer's objects. Cheap to clone. Does not keep the informer alive: once that has
 /// ended and has no subscribers, the store is empty. The indexes belong to the subscription that
@@ -53,6 +55,15 @@ struct Reader {
     id: SubscriberId,
     // Set under the store's lock.
     left: AtomicBool,
+    counted: Counted,
+}
+
+/// Index that counts the objects that a subscription keeps whole.
+enum Counted {
+    All,
+    None,
+    OfKind(GroupKind),
+    Of(Vec<Interest>),
 }
 
 struct Shared {
@@ -70,6 +81,7 @@ struct State {
     objects: Objects,
     // Indexes of the subscribers that have any.
     custom: BTreeMap<SubscriberId, Custom>,
+    shares: Shares,
 }
 
 /// Indexes of one subscriber.
@@ -184,6 +196,23 @@ impl Store {
         self.shared.accounted.load(Ordering::Relaxed)
     }
 
+    /// Returns the counts of this subscription; those of the whole store for a reader without one.
+    pub fn share(&self) -> CacheShare {
+        let all = || Count { objects: self.len() - self.entries(), accounted: self.accounted() };
+        let state = self.read();
+        let count = match self.reader.as_deref() {
+            None => all(),
+            Some(Reader { id, counted, .. }) => match counted {
+                Counted::All => all(),
+                Counted::None => Count::default(),
+                Counted::OfKind(kind) => state.objects.count_of(kind),
+                Counted::Of(_) => state.shares.of(*id),
+            },
+        };
+        let Count { objects: whole, accounted } = count;
+        CacheShare { whole, entries: self.len().saturating_sub(whole), accounted }
+    }
+
     /// Returns the resourceVersion up to which the objects include every change; 0 if it is not
     /// known, as for a type whose versions are opaque.
     pub(crate) fn version(&self) -> u64 {
@@ -249,7 +278,17 @@ impl Store {
         for interest in whole {
             index.insert(interest, ());
         }
-        let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false) }));
+        let counted = match whole {
+            [] => Counted::None,
+            all if all.contains(&Interest::Everything) => Counted::All,
+            [Interest::OwnerKind(kind)] => Counted::OfKind(kind.clone()),
+            interests => {
+                let State { objects, shares, .. } = &mut *self.write();
+                shares.join(id, interests, objects.iter());
+                Counted::Of(interests.to_vec())
+            }
+        };
+        let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false), counted }));
         Self { shared: self.shared.clone(), reader, whole: Arc::new(index) }
     }
 
@@ -258,6 +297,9 @@ impl Store {
         let left = self.reader.as_ref().and_then(|reader| {
             let mut state = self.write();
             reader.left.store(true, Ordering::Relaxed);
+            if let Counted::Of(interests) = &reader.counted {
+                state.shares.leave(reader.id, interests);
+            }
             state.custom.remove(&reader.id)
         });
         // Not under the lock: dropping a user's function may call this store.
@@ -275,9 +317,11 @@ impl Store {
         let old = state.objects.put(object, generation);
         if let Some(old) = &old {
             state.unindex(old);
+            state.shares.subtract(old);
             self.discount(old);
         }
         state.index(object);
+        state.shares.add(object);
         drop(state);
         self.shared.len.fetch_add(1, Ordering::Relaxed);
         self.shared.entries.fetch_add(usize::from(!object.is_whole()), Ordering::Relaxed);
@@ -301,6 +345,7 @@ impl Store {
         let mut state = self.write();
         let old = state.objects.remove(key)?;
         state.unindex(&old);
+        state.shares.subtract(&old);
         self.discount(&old);
         Some(old)
     }
@@ -342,6 +387,7 @@ impl Store {
             for custom in state.custom.values_mut() {
                 values.extend(custom.indexes.iter_mut().map(|(_, buckets)| mem::take(buckets)));
             }
+            state.shares.clear();
             self.shared.len.store(0, Ordering::Relaxed);
             self.shared.entries.store(0, Ordering::Relaxed);
             self.shared.bytes.store(0, Ordering::Relaxed);

@@ -194,7 +194,7 @@ impl Fence {
     }
 
     /// Tasks of the clients behind this fence.
-    pub(super) fn clients(&self) -> &TaskTracker {
+    pub(crate) fn clients(&self) -> &TaskTracker {
         &self.clients
     }
 
@@ -218,7 +218,12 @@ impl Fence {
     /// kube spawns a task for each call of this method to move requests through: clone the returned
     /// client rather than call this again.
     pub(crate) fn client(&self, client: &Client) -> Client {
-        self.observed_client(client, Arc::new(|_write| Box::new(|_end| {})))
+        self.observed_client(client, Self::unobserved())
+    }
+
+    /// Returns an observer that ignores writes.
+    pub(crate) fn unobserved() -> WriteObserver {
+        Arc::new(|_write| Box::new(|_end| {}))
     }
 
     /// As [`Fence::client`], with an observer of the writes that the server has carried out or may

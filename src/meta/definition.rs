@@ -55,8 +55,6 @@ pub struct Definition {
     pub finalize: Option<HookRule>,
     /// The accepted object with an empty status, which hooks receive as `controller`.
     pub controller: Bytes,
-    /// `spec` of the object, to detect edits.
-    pub spec: Value,
 }
 
 /// Type of children.
@@ -118,9 +116,8 @@ impl Definition {
                 }
             })?;
         let mut problems = Problems::default();
-        let raw = raw.clone();
         let depth = max_owner_depth(&value, &mut problems);
-        let read = Self::read(name, &spec, raw, without_status(value), &mut problems);
+        let read = Self::read(name, &spec, without_status(value), &mut problems);
         let read = read.map(|definition| Self { max_owner_depth: depth, ..definition });
         match (read, problems.rejection()) {
             (Some(definition), None) => Ok(definition),
@@ -133,7 +130,6 @@ impl Definition {
     fn read(
         name: String,
         spec: &CompositeControllerSpec,
-        raw: Value,
         controller: Bytes,
         problems: &mut Problems,
     ) -> Option<Self> {
@@ -193,7 +189,6 @@ impl Definition {
             sync: inverted(sync)?,
             finalize: inverted(finalize)?,
             controller,
-            spec: raw,
         })
     }
 
@@ -208,7 +203,8 @@ impl Definition {
     /// Returns whether both declare the same controller. Defaults that the server fills in count as
     /// written.
     pub(crate) fn declares_same(&self, other: &Self) -> bool {
-        self.max_owner_depth == other.max_owner_depth && same_spec(&self.spec, &other.spec)
+        self.max_owner_depth == other.max_owner_depth
+            && same_spec(&self.controller, &other.controller)
     }
 
     /// Sets the resync period, unless the object declares one.
@@ -235,11 +231,15 @@ fn without_status(mut object: Value) -> Bytes {
     object.to_string().into()
 }
 
-/// Returns whether two specifications declare the same controller. Defaults that the server fills
+/// Returns whether two accepted objects declare the same controller. Defaults that the server fills
 /// in count as written.
-fn same_spec(one: &Value, other: &Value) -> bool {
-    let typed = |value: &Value| serde_json::from_value::<CompositeControllerSpec>(value.clone());
-    match (typed(one), typed(other)) {
+fn same_spec(one: &Bytes, other: &Bytes) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Declared {
+        spec: CompositeControllerSpec,
+    }
+    let spec = |object: &Bytes| serde_json::from_slice::<Declared>(object).map(|it| it.spec);
+    match (spec(one), spec(other)) {
         (Ok(one), Ok(other)) => one == other,
         _ => one == other,
     }
@@ -649,9 +649,11 @@ mod tests {
         let mut other = one.clone();
         other["hooks"]["sync"]["version"] = json!("v1");
 
-        assert!(same_spec(&one, &other));
+        let accepted = |spec: &Value| Bytes::from(json!({ "spec": spec }).to_string());
+
+        assert!(same_spec(&accepted(&one), &accepted(&other)));
 
         other["resyncPeriodSeconds"] = json!(5);
-        assert!(!same_spec(&one, &other));
+        assert!(!same_spec(&accepted(&one), &accepted(&other)));
     }
 }

@@ -13,7 +13,9 @@ use prometheus_client::{
 };
 
 use super::{ControllerLabels, DepthLabels, Families, QueueLabels, ResultLabels};
-use crate::manager::ControllerName;
+use crate::{
+    controller::run::input_status::InputStatuses, informer::CacheShare, manager::ControllerName,
+};
 
 /// Result of a reconcile, a label value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +44,8 @@ pub(in crate::controller) struct Series {
     depth: Mutex<Vec<(i32, Gauge)>>,
     // Queues of the current epoch, and of older epochs whose queue still exists.
     probes: Mutex<Vec<Weak<dyn WorkProbe>>>,
+    // Inputs of the current epoch, if any.
+    inputs: Mutex<Weak<InputStatuses>>,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +106,7 @@ impl Series {
             },
             depth: Mutex::default(),
             probes: Mutex::default(),
+            inputs: Mutex::default(),
             families,
         }
     }
@@ -130,6 +135,17 @@ impl Series {
             longest: all.longest.max(one.longest),
             waiting: all.waiting + one.waiting,
         })
+    }
+
+    /// Sets the inputs of the current epoch, whose caches are counted.
+    pub(in crate::controller) fn watch_inputs(&self, inputs: Weak<InputStatuses>) {
+        *self.inputs.lock() = inputs;
+    }
+
+    /// Returns the share of the controller in its caches; none between two epochs.
+    pub(super) fn share(&self) -> CacheShare {
+        let inputs = self.inputs.lock().upgrade();
+        inputs.map(|inputs| inputs.share()).unwrap_or_default()
     }
 
     /// Returns the number of ready keys, of all priorities.

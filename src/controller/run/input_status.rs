@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     controller::inputs::{InputState, Progress},
     discovery::TypeStatus,
-    informer::{InformerKey, MovingInterests, Store, Subscription},
+    informer::{CacheShare, InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState as State},
 };
@@ -175,6 +175,13 @@ impl InputStatuses {
             *identity.group == *group && *identity.plural == *plural
         };
         attached.filter(is).cloned().collect()
+    }
+
+    /// Returns the share of the inputs in their caches. An object of two inputs counts twice.
+    pub(in crate::controller) fn share(&self) -> CacheShare {
+        let inputs = self.inputs();
+        let attached = inputs.values().filter_map(|input| input.attached.as_ref());
+        attached.map(|attached| attached.store.share()).fold(CacheShare::default(), CacheShare::and)
     }
 
     /// Returns whether a cache is known to be behind.

@@ -192,6 +192,57 @@ async fn selected_and_named_objects_are_delivered_and_others_are_entries() {
     harness.shutdown().await;
 }
 
+/// Returns the exported counts of a controller: whole objects, entries and bytes.
+fn exported_share(harness: &Harness, controller: &str) -> Vec<String> {
+    let mut registry = prometheus_client::registry::Registry::default();
+    harness.cluster.metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let value = |name: &str| {
+        let series = format!("{name}{{controller=\"{controller}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&series)).unwrap_or("none").to_owned()
+    };
+    ["cached_objects", "cached_entries", "accounted_bytes"]
+        .map(|name| value(&format!("pilotlight_controller_{name}")))
+        .to_vec()
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_and_bytes_are_counted_for_each_controller_until_it_is_removed() {
+    let harness = harness();
+    add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
+    let selected = Controller::builder("selected")
+        .watches::<Part>(Handler::Object)
+        .matching("mark=x".parse().unwrap());
+    add(&harness, "selected", selected).await;
+    // The foreign part is listed again, since it is to be kept whole.
+    sleep(Duration::from_secs(1)).await;
+    harness.log().await;
+    let share = |name: &str| harness.cluster.metrics.cache_share(&name.into()).unwrap();
+
+    // A widget and its part; the foreign part is an entry to one controller, and whole to the other.
+    let owner = share(NAME);
+    assert_eq!((owner.whole, owner.entries), (2, 1));
+    assert_eq!((share("selected").whole, share("selected").entries), (1, 1));
+    let informers = harness.cluster.informers.status();
+    let accounted: usize = informers.iter().map(|informer| informer.accounted).sum();
+    assert_eq!(accounted, owner.accounted + share("selected").accounted, "each object is of one");
+    let text = [owner.whole, owner.entries, owner.accounted].map(|count| count.to_string());
+    assert_eq!(exported_share(&harness, NAME), text);
+
+    harness.server.apply(object("Part", "foreign", "z"));
+    harness.log().await;
+    assert_eq!((share("selected").whole, share("selected").accounted), (0, 0));
+    assert_eq!(share(NAME), owner);
+    harness.server.delete("Part", "own");
+    harness.log().await;
+    assert_eq!((share(NAME).whole, share(NAME).entries), (1, 1));
+
+    harness.manager.remove(NAME).await;
+    assert_eq!(exported_share(&harness, NAME), ["none"; 3]);
+    harness.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
     let harness = Harness::new();

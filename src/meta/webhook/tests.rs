@@ -3,10 +3,11 @@
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
+    sync::watch,
     task::JoinSet,
 };
 
-use super::{body::EXCERPT_BYTES, *};
+use super::{body::EXCERPT_BYTES, connections::IDLE_TIMEOUT, *};
 use crate::{
     meta::{AnswerLimits, budget::UNRESERVED_BYTES},
     transport::{Transport, TransportOptions},
@@ -312,6 +313,52 @@ async fn garbage_instead_of_http_is_an_error() {
     let answer = ask("hello\r\n\r\n").await;
 
     assert!(matches!(answer, Err(HookError::Transport(_))), "{answer:?}");
+}
+
+/// Hook that answers every request, with the number of its connections that are open.
+async fn keep_alive_server() -> (Uri, JoinSet<()>, watch::Receiver<(usize, usize)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/sync", listener.local_addr().unwrap()).parse().unwrap();
+    // Connections accepted, and those of them that are closed.
+    let (sender, connections) = watch::channel((0, 0));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            sender.send_modify(|(accepted, _)| *accepted += 1);
+            let mut request = Vec::new();
+            while stream.read_buf(&mut request).await.is_ok_and(|read| read > 0) {
+                if request.ends_with(b"{}") {
+                    request.clear();
+                    stream.write_all(response("200 OK", "{}").as_bytes()).await.unwrap();
+                }
+            }
+            sender.send_modify(|(_, closed)| *closed += 1);
+        }
+    });
+    (url, tasks, connections)
+}
+
+#[tokio::test]
+async fn connection_is_reused_by_the_next_call_and_closed_when_the_hook_is_idle() {
+    let (url, _server, mut connections) = keep_alive_server().await;
+    let hook = Webhook::new(url, Duration::from_secs(5));
+    for _ in 0..3 {
+        hook.call(Bytes::from_static(b"{}")).await.unwrap();
+    }
+    assert_eq!(*connections.borrow(), (1, 0));
+
+    tokio::time::pause();
+    tokio::time::advance(2 * IDLE_TIMEOUT).await;
+    tokio::time::resume();
+    timeout(Duration::from_secs(10), connections.wait_for(|(_, closed)| *closed == 1))
+        .await
+        .expect("the idle connection is closed")
+        .unwrap();
+
+    hook.call(Bytes::from_static(b"{}")).await.unwrap();
+    assert_eq!(*connections.borrow(), (2, 1));
+    hook.release().await;
 }
 
 #[tokio::test]
