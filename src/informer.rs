@@ -39,6 +39,8 @@ mod script;
 
 pub use index::Index;
 pub(crate) use index::IndexPanic;
+#[cfg(all(test, feature = "meta"))]
+pub(crate) use interest::COMPARED;
 #[cfg(feature = "meta")]
 pub(crate) use interest::InterestIndex;
 pub use interest::{Interest, Interests, Selection};

@@ -400,7 +400,6 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
     supervised.child("gear", 1).await;
     let rule =
         |version: &str, resource: &str| json!({ "apiVersion": version, "resource": resource });
-    let hook = || json!({ "webhook": { "url": "http://127.0.0.1:1/" } });
     let cases = [
         ("/parentResource/apiVersion", json!("a/b/c"), "spec.parentResource.apiVersion"),
         ("/parentResource/resource", json!("../x"), "spec.parentResource.resource"),
@@ -437,7 +436,6 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
             json!({ "service": { "name": "a", "namespace": "b", "port": 70000 }, "path": "/" }),
             "spec.hooks.sync.webhook.service.port",
         ),
-        ("/hooks/customize", hook(), "spec.hooks.customize"),
         ("/endpointConfigs", json!([{ "host": "x" }]), "spec.endpointConfigs"),
     ];
     for (index, (pointer, value, _)) in cases.iter().enumerate() {

@@ -199,6 +199,21 @@ impl Context {
         self.shared.statuses.attached(type_ref).map(|attached| attached.store)
     }
 
+    /// Returns the cache of an input that was added by this name; `None` while it has no complete
+    /// list.
+    pub fn store_of(&self, input: &str) -> Option<Store> {
+        self.shared.statuses.named(input).map(|attached| attached.store)
+    }
+
+    /// Returns the served type of an input that was added by this name, with its interests if it
+    /// was added with [`Builder::claims_type`]; `None` while it has no complete list.
+    ///
+    /// [`Builder::claims_type`]: super::Builder::claims_type
+    pub fn claimed(&self, input: &str) -> Option<(Arc<ServedType>, Option<MovingInterests>)> {
+        let attached = self.shared.statuses.named(input)?;
+        Some((attached.current(), attached.moving))
+    }
+
     /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler names
     /// while it runs; `None` for any other input, and where [`Context::store`] returns `None`.
     ///
@@ -291,8 +306,8 @@ impl Context {
         }
     }
 
-    /// Returns the inputs by name, to be changed while the epoch runs. Inputs added here end with the
-    /// epoch. `None` for a context from [`Context::new`].
+    /// Returns the inputs by name, to be changed while the epoch runs. Inputs added here end with
+    /// the epoch. `None` for a context from [`Context::new`].
     pub fn inputs(&self) -> Option<Inputs> {
         let named = self.shared.named.as_ref().map(Arc::clone)?;
         Some(Inputs { named, epoch: Some(self.shared.epoch.number()) })

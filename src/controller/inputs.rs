@@ -147,6 +147,12 @@ impl Inputs {
         is_known
     }
 
+    /// Removes the input of a name without waiting for its end.
+    #[cfg(feature = "meta")]
+    pub(crate) fn remove_now(&self, name: &str) {
+        drop(self.named.unwant(name));
+    }
+
     /// Returns the names of the inputs, and their states.
     pub fn states(&self) -> Vec<(String, InputState)> {
         self.named.states()

@@ -22,6 +22,8 @@ pub enum Interest {
     Orphans(Selection),
     /// The object of this name.
     Named(ObjectKey),
+    /// Objects of this name, in all namespaces.
+    NamedAnywhere(Arc<str>),
 }
 
 /// Selection of objects by labels.
@@ -50,17 +52,29 @@ pub(crate) struct InterestIndex<T> {
     owner_kinds: HashMap<GroupKind, Vec<T>>,
     owner_uids: HashMap<Arc<str>, Vec<T>>,
     named: HashMap<ObjectKey, Vec<T>>,
+    names: HashMap<Arc<str>, Vec<T>>,
     // By one positive requirement of the selector: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
-    // Selectors without a positive requirement, which are compared with each object.
+    // Selectors without a positive requirement, which are compared with each object of their
+    // namespace,
+    by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,
+    // or with each object.
     unindexed: Vec<(Interest, T)>,
 }
 
 type ByValue<T> = HashMap<Box<str>, Vec<(Interest, T)>>;
 
+#[cfg(test)]
+thread_local! {
+    /// Number of comparisons of an interest with an object in this thread.
+    pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl Interest {
     /// Returns whether an object concerns the subscriber.
     pub(crate) fn concerns(&self, object: &Header) -> bool {
+        #[cfg(test)]
+        COMPARED.with(|compared| compared.set(compared.get() + 1));
         match self {
             Self::Everything => true,
             Self::OwnerKind(kind) => object.owners.iter().any(|owner| *owner.kind == *kind),
@@ -70,6 +84,7 @@ impl Interest {
                 !object.owners.iter().any(|owner| owner.controller) && selection.selects(object)
             }
             Self::Named(key) => object.key == *key,
+            Self::NamedAnywhere(name) => object.key.name == *name,
         }
     }
 
@@ -77,7 +92,11 @@ impl Interest {
     pub(crate) fn reads_labels(&self) -> bool {
         match self {
             Self::Selected(_) | Self::Orphans(_) => true,
-            Self::Everything | Self::OwnerKind(_) | Self::OwnerUid(_) | Self::Named(_) => false,
+            Self::Everything
+            | Self::OwnerKind(_)
+            | Self::OwnerUid(_)
+            | Self::Named(_)
+            | Self::NamedAnywhere(_) => false,
         }
     }
 }
@@ -89,7 +108,7 @@ impl Selection {
     }
 
     /// Returns the requirements that only objects with one of certain values of a label meet.
-    pub(super) fn positive(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
+    pub(crate) fn positive(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
         self.selector.expressions().iter().filter_map(|expression| match expression {
             Expression::Equal(key, value) => Some((key.as_str(), vec![value.as_str()])),
             Expression::In(key, values) => {
@@ -120,6 +139,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
             Interest::OwnerKind(kind) => add(&mut self.owner_kinds, kind, holder),
             Interest::OwnerUid(uid) => add(&mut self.owner_uids, uid, holder),
             Interest::Named(key) => add(&mut self.named, key, holder),
+            Interest::NamedAnywhere(name) => add(&mut self.names, name, holder),
             Interest::Selected(selection) | Interest::Orphans(selection) => {
                 // The requirement with the fewest interests so far: a label that all selectors
                 // share separates none of them.
@@ -127,7 +147,11 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                     self.routed_count(key, values, selection.namespace.as_deref())
                 });
                 let Some((key, values)) = requirement else {
-                    self.unindexed.push((interest.clone(), holder));
+                    let routed = (interest.clone(), holder);
+                    match &selection.namespace {
+                        Some(namespace) => add(&mut self.by_namespace, namespace, routed),
+                        None => self.unindexed.push(routed),
+                    }
                     return None;
                 };
                 let by_value = self.labelled.entry(key.into()).or_default();
@@ -153,6 +177,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
             Interest::OwnerKind(kind) => subtract(&mut self.owner_kinds, kind, holder),
             Interest::OwnerUid(uid) => subtract(&mut self.owner_uids, uid, holder),
             Interest::Named(key) => subtract(&mut self.named, key, holder),
+            Interest::NamedAnywhere(name) => subtract(&mut self.names, name, holder),
             Interest::Selected(selection) | Interest::Orphans(selection) => {
                 let is_it = |(other, of): &(Interest, T)| of == holder && other == interest;
                 for (key, values) in selection.positive() {
@@ -175,7 +200,13 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                         return Some(key.into());
                     }
                 }
-                take(&mut self.unindexed, is_it);
+                match &selection.namespace {
+                    Some(namespace) => {
+                        let routed = (interest.clone(), holder.clone());
+                        subtract(&mut self.by_namespace, namespace, &routed);
+                    }
+                    None => take(&mut self.unindexed, is_it),
+                }
             }
         }
         None
@@ -195,6 +226,9 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         if !self.named.is_empty() {
             self.named.get(&object.key).into_iter().flatten().for_each(&mut visit);
         }
+        if !self.names.is_empty() {
+            self.names.get(&object.key.name).into_iter().flatten().for_each(&mut visit);
+        }
         let mut compare = |routed: slice::Iter<'_, (Interest, T)>| {
             for (interest, holder) in routed {
                 if interest.concerns(object) {
@@ -203,6 +237,11 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
             }
         };
         compare(self.unindexed.iter());
+        if let Some(namespace) = &object.key.namespace
+            && let Some(routed) = self.by_namespace.get(namespace)
+        {
+            compare(routed.iter());
+        }
         if !self.labelled.is_empty() {
             for (key, value) in object.labels.iter() {
                 let Some(by_value) = self.labelled.get(key) else { continue };
@@ -221,13 +260,19 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
 
     /// Returns whether an object concerns any holder.
     pub(crate) fn concerns(&self, object: &Header) -> bool {
-        if !self.everything.is_empty() || self.named.contains_key(&object.key) {
+        if !self.everything.is_empty()
+            || self.named.contains_key(&object.key)
+            || self.names.contains_key(&object.key.name)
+        {
             return true;
         }
         let owned = object.owners.iter().any(|owner| {
             self.owner_kinds.contains_key(&*owner.kind) || self.owner_uids.contains_key(&owner.uid)
         });
-        if owned || self.labelled.is_empty() && self.unindexed.is_empty() {
+        let has_selectors = !self.labelled.is_empty()
+            || !self.unindexed.is_empty()
+            || !self.by_namespace.is_empty();
+        if owned || !has_selectors {
             return owned;
         }
         let mut found = false;
@@ -255,7 +300,9 @@ impl<T> Default for InterestIndex<T> {
             owner_kinds: HashMap::new(),
             owner_uids: HashMap::new(),
             named: HashMap::new(),
+            names: HashMap::new(),
             labelled: HashMap::new(),
+            by_namespace: HashMap::new(),
             unindexed: Vec::new(),
         }
     }
@@ -326,6 +373,7 @@ mod tests {
             selection.clone().prop_map(Interest::Selected),
             selection.prop_map(Interest::Orphans),
             name().prop_map(|name| Interest::Named(ObjectKey::namespaced("n", name))),
+            name().prop_map(|name| Interest::NamedAnywhere(name.into())),
         ]
     }
 
@@ -389,7 +437,21 @@ mod tests {
             prop_assert!(index.labelled.is_empty() && index.unindexed.is_empty());
             prop_assert!(index.owner_kinds.is_empty() && index.owner_uids.is_empty());
             prop_assert!(index.named.is_empty() && index.everything.is_empty());
+            prop_assert!(index.names.is_empty() && index.by_namespace.is_empty());
         }
+    }
+
+    #[test]
+    fn selectors_without_a_label_are_compared_with_objects_of_their_namespace_only() {
+        let mut index = InterestIndex::default();
+        for parent in 0..100 {
+            let namespace = Some(format!("ns-{parent}").into());
+            let selection = Selection { namespace, selector: Selector::default() };
+            index.insert(&Interest::Selected(selection), parent);
+        }
+
+        assert!(index.unindexed.is_empty());
+        assert_eq!(index.by_namespace["ns-7"].len(), 1);
     }
 
     #[test]

@@ -196,6 +196,7 @@ impl Objects {
             Interest::Named(key) => self.get(key).is_some_and(|object| !object.is_whole()),
             Interest::Everything
             | Interest::OwnerUid(_)
+            | Interest::NamedAnywhere(_)
             | Interest::Selected(_)
             | Interest::Orphans(_) => {
                 let mut entries = self.iter().filter(|object| !object.is_whole());

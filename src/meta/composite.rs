@@ -2,6 +2,7 @@
 
 mod adopt;
 mod counted_hook;
+mod customize;
 mod hook_call;
 mod observation;
 mod owner_chain;
@@ -40,6 +41,7 @@ use crate::{
     controller::{
         Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
     },
+    discovery::TypeRegistry,
     informer::Object,
     redaction,
 };
@@ -55,6 +57,7 @@ struct Composite {
     backoff: Backoff,
     /// Namespace that is watched, if only one is.
     restricted: Option<Arc<str>>,
+    types: TypeRegistry,
 }
 
 impl Reconciler for Composite {
@@ -149,6 +152,7 @@ impl Composite {
                 moving.remove(key);
             }
         }
+        self.parents.related.forget(key, context);
         self.parents.forget(key);
         for hook in self.hooks.all() {
             hook.hook.forget(key);
@@ -194,6 +198,7 @@ impl Composite {
             .map_err(SyncError::Failed)?;
         self.parents.writes.track(&parent.key, &parent.uid);
         let last = self.parents.writes.take_record(&parent.key);
+        let related = self.related(parent, object, context).await?;
         let observation = self.observe(parent, &selector, context).await?;
         let rules = Rules {
             parent,
@@ -205,7 +210,7 @@ impl Composite {
             restricted: self.restricted.as_deref(),
         };
         let (resync_after, recheck) = match self
-            .call_hook(hook, object, &rules, last, context)
+            .call_hook(hook, object, &rules, &related, last, context)
             .await?
         {
             Response::Unchanged(record) => {

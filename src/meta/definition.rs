@@ -53,6 +53,8 @@ pub struct Definition {
     pub sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
     pub finalize: Option<HookRule>,
+    /// The customize hook; without it, no objects are related to parents.
+    pub customize: Option<HookRule>,
     /// The accepted object with an empty status, which hooks receive as `controller`.
     pub controller: Bytes,
 }
@@ -150,9 +152,6 @@ impl Definition {
         };
         let children = child_rules(spec, problems);
         let hooks = spec.hooks.clone().unwrap_or_default();
-        if hooks.customize.is_some() {
-            problems.unsupported("spec.hooks.customize");
-        }
         let sync = hooks
             .sync
             .as_ref()
@@ -161,6 +160,10 @@ impl Definition {
             .finalize
             .as_ref()
             .map(|hook| hook_rule("spec.hooks.finalize", hook, &spec.endpoint_configs, problems));
+        let customize = hooks
+            .customize
+            .as_ref()
+            .map(|hook| hook_rule("spec.hooks.customize", hook, &spec.endpoint_configs, problems));
         if sync.is_none() && finalize.is_none() {
             problems.invalid("spec.hooks.sync", "is required, unless finalize is declared");
         }
@@ -188,6 +191,7 @@ impl Definition {
             max_owner_depth: OWNER_DEPTH,
             sync: inverted(sync)?,
             finalize: inverted(finalize)?,
+            customize: inverted(customize)?,
             controller,
         })
     }
@@ -197,6 +201,7 @@ impl Definition {
         match kind {
             HookKind::Sync => self.sync.as_ref(),
             HookKind::Finalize => self.finalize.as_ref(),
+            HookKind::Customize => self.customize.as_ref(),
         }
     }
 
@@ -304,7 +309,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
     rules
 }
 
-fn type_ref(
+pub(super) fn type_ref(
     field: &str,
     api_version: &str,
     resource: &str,
@@ -508,6 +513,16 @@ mod tests {
     }
 
     #[test]
+    fn customize_hook_stands_beside_another() {
+        let hook = || json!({"version": "v2", "webhook": {"url": "http://x/"}});
+        let parse = |hooks: Value| Definition::parse(&object(|spec| spec["hooks"] = hooks));
+        let both = parse(json!({"sync": hook(), "customize": hook()})).unwrap();
+        assert_eq!(both.customize.unwrap().version, HookVersion::V2);
+        assert!(parse(json!({"customize": hook()})).is_err(), "nothing receives related objects");
+        check("/hooks/customize", json!({}), &["spec.hooks.customize.webhook"]);
+    }
+
+    #[test]
     fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
         let named = |name: &str, hook: &str| {
             let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
@@ -527,9 +542,7 @@ mod tests {
 
     #[test]
     fn unsupported_field_is_refused_by_name() {
-        let hook = || json!({"webhook": {"url": "http://x/"}});
-        check("/hooks/customize", hook(), &["spec.hooks.customize"]);
-        check("/hooks/preUpdateChild", hook(), &[]);
+        check("/hooks/preUpdateChild", json!({"webhook": {"url": "http://x/"}}), &[]);
         check(
             "/childResources",
             json!([{
@@ -538,8 +551,10 @@ mod tests {
             }]),
             &["spec.childResources[0].updateStrategy.method"],
         );
-        let customize = |spec: &mut Value| spec["hooks"]["customize"] = hook();
-        let rejected = Definition::parse(&object(customize)).unwrap_err();
+        let rolling = |spec: &mut Value| {
+            spec["childResources"][0]["updateStrategy"] = json!({"method": "RollingInPlace"});
+        };
+        let rejected = Definition::parse(&object(rolling)).unwrap_err();
         assert_eq!(rejected.reason(), "SpecUnsupported");
     }
 

@@ -35,6 +35,21 @@ impl Fingerprint {
         serde_json::from_slice(json)
     }
 
+    /// Reads an object of the API without the fields that change although nothing is declared
+    /// differently: its status, resourceVersion and managed fields.
+    ///
+    /// # Errors
+    ///
+    /// When the text is no JSON object that can be decoded.
+    pub(crate) fn of_declared(json: &[u8]) -> Result<Self, serde_json::Error> {
+        let mut decoder = serde_json::Deserializer::from_slice(json);
+        let metadata: &[&str] = &["resourceVersion", "managedFields"];
+        let fields = Fields { metadata: Some(metadata), ignored: &["status"] };
+        let found = decoder.deserialize_map(fields)?;
+        decoder.end()?;
+        Ok(found)
+    }
+
     /// Reads an object of the API, without these fields of its metadata.
     ///
     /// # Errors
@@ -147,6 +162,28 @@ struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
+
+    #[test]
+    fn declared_object_is_equal_until_more_than_its_status_changes() {
+        let of = |metadata: Value, spec: u8, status: u8| {
+            let object = json!({"metadata": metadata, "spec": spec, "status": {"n": status}});
+            Fingerprint::of_declared(object.to_string().as_bytes()).unwrap()
+        };
+        let before = of(json!({"name": "a", "resourceVersion": "1", "labels": {"a": "b"}}), 1, 1);
+
+        let later = json!({
+            "name": "a", "resourceVersion": "2", "labels": {"a": "b"},
+            "managedFields": [{"manager": "m"}]
+        });
+        assert_eq!(of(later, 1, 2), before);
+        for (metadata, spec) in [
+            (json!({"name": "a", "resourceVersion": "1", "labels": {"a": "c"}}), 1),
+            (json!({"name": "a", "labels": {"a": "b"}, "annotations": {"x": "y"}}), 1),
+            (json!({"name": "a", "resourceVersion": "1", "labels": {"a": "b"}}), 2),
+        ] {
+            assert_ne!(of(metadata.clone(), spec, 1), before, "{metadata} {spec}");
+        }
+    }
 
     use super::*;
     use crate::meta::last_applied;

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    LabelSelector, MAX_CHILDREN, Selector, last_applied, merge, protocol::sync_response, selection,
+    HookVersion, LabelSelector, MAX_CHILDREN, Selector, customize::related_rules, last_applied,
+    merge, protocol::sync_response, selection,
 };
 
 /// Checks the parser of hook responses. A response that is accepted in strict mode is accepted in
@@ -19,6 +20,7 @@ use super::{
 /// If the property does not hold.
 pub fn hook_response(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
+    rules(&body);
     let loose = sync_response(&body, false);
     let strict = sync_response(&body, true);
     let response = match (loose, strict) {
@@ -44,6 +46,19 @@ pub fn hook_response(data: &[u8]) {
     assert_eq!(&children, tree["children"].as_array().unwrap_or(&Vec::new()));
     let status = response.status.as_ref().map(read);
     assert_eq!(status.as_ref(), Some(&tree["status"]).filter(|status| status.is_object()));
+}
+
+/// Checks the parser of customize responses: strict mode accepts no more than loose mode, and the
+/// same rules.
+fn rules(body: &Bytes) {
+    for version in [HookVersion::V1, HookVersion::V2] {
+        let namespace = "ns".into();
+        let of = |strict| related_rules(body, strict, version, Some(&namespace));
+        match (of(false), of(true)) {
+            (loose, Ok(strict)) => assert_eq!(loose, Ok(strict)),
+            (_, Err(error)) => assert!(!error.is_empty()),
+        }
+    }
 }
 
 /// Checks selectors. A selector that is formatted and parsed again is equal, and selects the same

@@ -415,6 +415,24 @@ mod tests {
     }
 
     #[test]
+    fn series_of_a_customize_hook_have_their_own_names() {
+        let mut registry = Registry::default();
+        let metrics = HookMetrics::default();
+        metrics.register(&mut registry);
+
+        let series = metrics.series(HookKind::Customize, "c", "CompositeController", "http://x/");
+        series.begin().end(Some(StatusCode::OK));
+
+        let counted = text(&registry);
+        for name in
+            ["requests_total", "request_duration_histogram_seconds_count", "in_flight_requests"]
+        {
+            assert!(counted.contains(&format!("metacontroller_customize_{name}{{")), "{counted}");
+        }
+        assert!(!counted.contains("metacontroller_sync_requests_total{"));
+    }
+
+    #[test]
     fn series_have_metacontrollers_names_and_are_removed_with_their_controller() {
         let mut registry = Registry::default();
         let metrics = HookMetrics::default();

@@ -22,17 +22,20 @@ pub enum HookKind {
     Sync,
     /// Called instead of sync while a parent is being deleted or no longer selected.
     Finalize,
+    /// Names the related objects that the other hooks receive.
+    Customize,
 }
 
 impl HookKind {
     /// All hooks.
-    pub(crate) const ALL: [Self; 2] = [Self::Sync, Self::Finalize];
+    pub(crate) const ALL: [Self; 3] = [Self::Sync, Self::Finalize, Self::Customize];
 
     /// Returns the name of the field in `spec.hooks`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Sync => "sync",
             Self::Finalize => "finalize",
+            Self::Customize => "customize",
         }
     }
 
@@ -41,6 +44,7 @@ impl HookKind {
         match self {
             Self::Sync => "Sync",
             Self::Finalize => "Finalize",
+            Self::Customize => "Customize",
         }
     }
 }

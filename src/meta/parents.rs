@@ -1,6 +1,8 @@
 //! Per-parent state of a controller, each part with its own lock.
 
-use super::{HookHealth, ParentIndex, ParentWrites};
+use std::sync::Arc;
+
+use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
 use crate::informer::ObjectKey;
 
 /// Parents of one controller.
@@ -8,6 +10,8 @@ use crate::informer::ObjectKey;
 pub(crate) struct Parents {
     /// Maps a child to its parents.
     pub(crate) index: ParentIndex,
+    /// Objects that the customize hook relates to parents.
+    pub(crate) related: Arc<Related>,
     /// Failures of the hook.
     pub(crate) hook: HookHealth,
     /// Write limits, and the last status.
@@ -30,6 +34,7 @@ impl Parents {
     /// Forgets all parents at the end of an epoch.
     pub(crate) fn clear(&self) {
         self.index.clear();
+        self.related.clear();
         self.writes.clear();
         self.hook.clear();
     }

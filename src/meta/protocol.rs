@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::{
     HookKind, HookVersion,
     children::{Child, Group, Parent},
+    related::RelatedGroup,
     rewrite,
 };
 use crate::{
@@ -42,58 +43,102 @@ pub(crate) fn sync_request(
     controller: &[u8],
     parent: &Parent,
     parent_json: &[u8],
-    groups: &[Group],
-    children: &[Child],
+    observed: ObservedObjects<'_>,
 ) -> Vec<u8> {
-    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, children));
+    let ObservedObjects { groups, children, related } = observed;
+    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, observed));
     body.extend_from_slice(b"{\"controller\":");
     body.extend_from_slice(controller);
     body.extend_from_slice(b",\"parent\":");
     body.extend_from_slice(parent_json);
-    body.extend_from_slice(b",\"children\":{");
-    let mut order: Vec<(String, usize)> =
-        groups.iter().enumerate().map(|(index, group)| (group_key(&group.served), index)).collect();
-    order.sort();
-    for (position, (name, index)) in order.iter().enumerate() {
+    body.extend_from_slice(b",\"children\":");
+    let mut members = Vec::with_capacity(groups.len());
+    for (index, group) in groups.iter().enumerate() {
+        let children = children.iter().filter(|child| child.group == index);
+        let children = children.map(|child| (&child.key, &child.json[..]));
+        members.push((&*group.served, children.collect()));
+    }
+    push_groups(&mut body, version, parent, members);
+    body.extend_from_slice(b",\"related\":");
+    push_groups(&mut body, version, parent, related.iter().map(members_of).collect());
+    body.extend_from_slice(match kind {
+        HookKind::Sync | HookKind::Customize => b",\"finalizing\":false}",
+        HookKind::Finalize => b",\"finalizing\":true}",
+    });
+    body
+}
+
+/// Objects of a request besides the parent.
+#[derive(Clone, Copy)]
+pub(crate) struct ObservedObjects<'a> {
+    /// Types of children.
+    pub(crate) groups: &'a [Group],
+    /// Children of the parent.
+    pub(crate) children: &'a [Child],
+    /// Objects that the customize hook relates to the parent.
+    pub(crate) related: &'a [RelatedGroup],
+}
+
+/// Returns the request of a customize hook.
+pub(crate) fn customize_request(controller: &[u8], parent_json: &[u8]) -> Vec<u8> {
+    let parts: [&[u8]; 5] = [b"{\"controller\":", controller, b",\"parent\":", parent_json, b"}"];
+    parts.concat()
+}
+
+/// Objects of a type, with their JSON.
+type Members<'a> = (&'a ServedType, Vec<(&'a ObjectKey, &'a [u8])>);
+
+fn members_of(group: &RelatedGroup) -> Members<'_> {
+    let members = group.objects.iter().map(|object| (object.key(), &object.json()[..]));
+    (&group.served, members.collect())
+}
+
+/// Appends the type map of a request: the objects of each type by their keys.
+fn push_groups(
+    body: &mut Vec<u8>,
+    version: HookVersion,
+    parent: &Parent,
+    groups: Vec<Members<'_>>,
+) {
+    let mut order: Vec<_> =
+        groups.into_iter().map(|(served, members)| (group_key(served), served, members)).collect();
+    order.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+    body.push(b'{');
+    for (position, (name, served, members)) in order.iter().enumerate() {
         if position > 0 {
             body.push(b',');
         }
-        push_text(&mut body, name);
+        push_text(body, name);
         body.extend_from_slice(b":{");
-        let mut members: Vec<(MemberKey<'_>, &Child)> = children
+        let scope = served.identity.scope;
+        let keyed = members
             .iter()
-            .filter(|child| child.group == *index)
-            .filter_map(|child| {
-                let scope = groups[*index].served.identity.scope;
-                Some((MemberKey::of(version, parent, scope, &child.key)?, child))
-            })
-            .collect();
-        members.sort_by(|(one, _), (other, _)| one.compare(other));
-        for (position, (key, child)) in members.iter().enumerate() {
+            .filter_map(|(key, json)| Some((MemberKey::of(version, parent, scope, key)?, *json)));
+        let mut keyed: Vec<_> = keyed.collect();
+        keyed.sort_by(|(one, _), (other, _)| one.compare(other));
+        for (position, (key, json)) in keyed.iter().enumerate() {
             if position > 0 {
                 body.push(b',');
             }
-            push_text(&mut body, format_args!("{key}"));
+            push_text(body, format_args!("{key}"));
             body.push(b':');
-            body.extend_from_slice(&child.json);
+            body.extend_from_slice(json);
         }
         body.push(b'}');
     }
-    body.extend_from_slice(match kind {
-        HookKind::Sync => b"},\"related\":{},\"finalizing\":false}",
-        HookKind::Finalize => b"},\"related\":{},\"finalizing\":true}",
-    });
-    body
+    body.push(b'}');
 }
 
 /// Bytes to reserve for a request: a few more than it has.
 pub(crate) fn sync_request_bytes(
     controller: &[u8],
     parent_json: &[u8],
-    children: &[Child],
+    observed: ObservedObjects<'_>,
 ) -> usize {
-    let size: usize =
-        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
+    let children = observed.children.iter().map(|child| (child.json.len(), &child.key));
+    let related = observed.related.iter().flat_map(|group| &group.objects);
+    let related = related.map(|object| (object.json().len(), object.key()));
+    let size: usize = children.chain(related).map(|(json, key)| json + key.name.len() + 80).sum();
     controller.len() + parent_json.len() + size + 256
 }
 
@@ -358,10 +403,71 @@ mod tests {
             br#"{"kind":"CompositeController"}"#,
             &parent(namespace),
             br#"{"kind":"Thing"}"#,
-            &groups(UpdateMethod::OnDelete),
-            &children,
+            ObservedObjects {
+                groups: &groups(UpdateMethod::OnDelete),
+                children: &children,
+                related: &related(),
+            },
         );
         String::from_utf8(body).unwrap()
+    }
+
+    /// A ConfigMap in each of two namespaces, a Namespace, and a type without objects.
+    fn related() -> Vec<RelatedGroup> {
+        let group = |plural: &str, kind: &str, scope, at: &[(&str, &str)]| {
+            let served = served("", plural, kind, scope);
+            let object = |(namespace, name): &(&str, &str)| {
+                let mut json = json!({"metadata": {"name": name}});
+                if !namespace.is_empty() {
+                    json["metadata"]["namespace"] = json!(namespace);
+                }
+                crate::informer::Object::from_json(json.to_string(), &served).unwrap()
+            };
+            RelatedGroup { objects: at.iter().map(object).collect(), served: served.clone() }
+        };
+        vec![
+            group("secrets", "Secret", Scope::Namespaced, &[]),
+            group("configmaps", "ConfigMap", Scope::Namespaced, &[("ns", "r"), ("far", "r")]),
+            group("namespaces", "Namespace", Scope::Cluster, &[("", "ns")]),
+        ]
+    }
+
+    #[test]
+    fn related_objects_have_a_key_for_each_type_and_are_relative_in_version_1() {
+        for (version, namespace, expected) in [
+            (
+                HookVersion::V1,
+                Some("ns"),
+                json!({"ConfigMap.v1": ["r"], "Namespace.v1": [], "Secret.v1": []}),
+            ),
+            (
+                HookVersion::V1,
+                None,
+                json!({"ConfigMap.v1": ["far/r", "ns/r"], "Namespace.v1": ["ns"], "Secret.v1": []}),
+            ),
+            (
+                HookVersion::V2,
+                Some("ns"),
+                json!({"ConfigMap.v1": ["far/r", "ns/r"], "Namespace.v1": ["ns"], "Secret.v1": []}),
+            ),
+        ] {
+            let request: Value = serde_json::from_str(&request(version, namespace)).unwrap();
+
+            let keys =
+                |group: &Value| group.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+            let found = request["related"].as_object().unwrap().iter();
+            let found: Value =
+                found.map(|(name, group)| (name.clone(), json!(keys(group)))).collect();
+            assert_eq!(found, expected, "{version:?} {namespace:?}");
+        }
+    }
+
+    #[test]
+    fn customize_request_has_controller_and_parent() {
+        let request = customize_request(b"{\"kind\":\"C\"}", b"{\"kind\":\"P\"}");
+
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        assert_eq!(request, json!({"controller": {"kind": "C"}, "parent": {"kind": "P"}}));
     }
 
     #[test]
@@ -372,7 +478,9 @@ mod tests {
                 r#"{"controller":{"kind":"CompositeController"},"parent":{"kind":"Thing"},"#,
                 r#""children":{"ConfigMap.v1":{"a":{"metadata":{"name":"a","namespace":"ns"}},"#,
                 r#""b":{"metadata":{"name":"b","namespace":"ns"}}},"Deployment.apps/v1":{},"#,
-                r#""Namespace.v1":{}},"related":{},"finalizing":false}"#
+                r#""Namespace.v1":{}},"related":{"ConfigMap.v1":{"r":{"apiVersion":"v1","#,
+                r#""kind":"ConfigMap","metadata":{"name":"r","namespace":"ns"}}},"#,
+                r#""Namespace.v1":{},"Secret.v1":{}},"finalizing":false}"#
             )
         );
     }
@@ -398,7 +506,11 @@ mod tests {
                 r#""ns/b":{"metadata":{"name":"b","namespace":"ns"}},"#,
                 r#""other/far":{"metadata":{"name":"far","namespace":"other"}}},"#,
                 r#""Deployment.apps/v1":{},"Namespace.v1":{"wide":{"metadata":{"name":"wide"}}}},"#,
-                r#""related":{},"finalizing":false}"#
+                r#""related":{"ConfigMap.v1":{"far/r":{"apiVersion":"v1","kind":"ConfigMap","#,
+                r#""metadata":{"name":"r","namespace":"far"}},"ns/r":{"apiVersion":"v1","#,
+                r#""kind":"ConfigMap","metadata":{"name":"r","namespace":"ns"}}},"#,
+                r#""Namespace.v1":{"ns":{"apiVersion":"v1","kind":"Namespace","metadata":"#,
+                r#"{"name":"ns"}}},"Secret.v1":{}},"finalizing":false}"#
             )
         );
     }

@@ -79,7 +79,7 @@ impl Failure {
 fn named(kind: HookKind, message: String) -> String {
     match kind {
         HookKind::Sync => message,
-        HookKind::Finalize => format!("{}: {message}", kind.word()),
+        HookKind::Finalize | HookKind::Customize => format!("{}: {message}", kind.word()),
     }
 }
 

@@ -56,6 +56,7 @@ struct Running {
 /// Published state of one input.
 #[derive(Clone, Debug)]
 pub(in crate::controller) struct Progress {
+    pub(in crate::controller) name: Arc<str>,
     state: Arc<watch::Sender<InputState>>,
     wake: Arc<Notify>,
 }
@@ -114,7 +115,7 @@ impl NamedInputs {
         }
         state.last += 1;
         let number = state.last;
-        let progress = Progress::new(Arc::clone(&self.wake));
+        let progress = Progress::new(&name, Arc::clone(&self.wake));
         let receiver = progress.state.subscribe();
         let replaced = state.running_of(&name);
         let before = state.wanted.insert(name, Wanted { number, input, until, progress });
@@ -242,8 +243,8 @@ impl State {
 }
 
 impl Progress {
-    fn new(wake: Arc<Notify>) -> Self {
-        Self { state: Arc::new(watch::Sender::new(idle())), wake }
+    fn new(name: &str, wake: Arc<Notify>) -> Self {
+        Self { name: name.into(), state: Arc::new(watch::Sender::new(idle())), wake }
     }
 
     /// Publishes a state.

@@ -156,14 +156,24 @@ impl InputStatuses {
         found.and_then(|input| input.attached.clone())
     }
 
-    /// Returns the interests of the input of a type whose objects the reconciler names.
+    /// Returns the interests of the builder's input of a type whose objects the reconciler names.
     pub(in crate::controller) fn moving_interests(
         &self,
         type_ref: &TypeRef,
     ) -> Option<MovingInterests> {
         let inputs = self.inputs();
-        let attached = inputs.values().filter(|input| input.type_ref.as_ref() == Some(type_ref));
-        attached.filter_map(|input| input.attached.as_ref()?.moving.clone()).next()
+        let of_builder = inputs.values().filter(|input| input.progress.is_none());
+        let of_type = of_builder.filter(|input| input.type_ref.as_ref() == Some(type_ref));
+        of_type.filter_map(|input| input.attached.as_ref()?.moving.clone()).next()
+    }
+
+    /// Returns the cache of an input that was added by this name; the newer one during a
+    /// replacement.
+    pub(in crate::controller) fn named(&self, name: &str) -> Option<Attached> {
+        let inputs = self.inputs();
+        let is_named =
+            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
+        inputs.values().rev().filter(is_named).find_map(|input| input.attached.clone())
     }
 
     /// Returns the caches of a type, at any version.

@@ -10,7 +10,8 @@ use crate::{
         children::{Desired, Rules},
         hook,
         hook_metrics::CallOutcome,
-        protocol,
+        protocol::{self, ObservedObjects},
+        related::RelatedGroup,
         sync_record::{ObservedDigest, SyncRecord},
     },
 };
@@ -42,12 +43,14 @@ impl Composite {
         hook: &CountedHook,
         object: &Object,
         rules: &Rules<'_>,
+        related: &[RelatedGroup],
         last: Option<SyncRecord>,
         context: &Context,
     ) -> Result<Response, SyncError> {
         let Rules { parent, groups, missing, observed, .. } = *rules;
         let definition = &*self.definition;
-        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), observed);
+        let objects = ObservedObjects { groups, children: observed, related };
+        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
         let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
         let room = room.ok_or(SyncError::Cancelled)?;
         let request = protocol::sync_request(
@@ -56,8 +59,7 @@ impl Composite {
             &definition.controller,
             parent,
             object.json(),
-            groups,
-            observed,
+            objects,
         );
         let digest = ObservedDigest::of(&request, groups, missing);
         // The reservation is released after the request was sent.

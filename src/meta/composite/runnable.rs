@@ -90,6 +90,7 @@ impl CompositeRunnable {
             parents: Arc::clone(&parents),
             backoff,
             restricted: cluster.namespace.clone(),
+            types: cluster.types.clone(),
         };
         Ok(Self {
             controller: builder.build(cluster, reconciler)?,

@@ -1,5 +1,6 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
+mod customize;
 mod finalize;
 mod panics;
 mod slots;

@@ -7,13 +7,13 @@ const OURS: &str = "metacontroller.io/compositecontroller-a";
 const WIDGET: (&str, &str) = ("example.com/v1", "Thing");
 
 /// Hook that records its requests and answers by a function.
-struct Answering {
+pub(super) struct Answering {
     kind: HookKind,
     answer: Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>,
     calls: Calls,
 }
 
-type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
+pub(super) type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
 
 impl Hook for Answering {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
@@ -24,7 +24,7 @@ impl Hook for Answering {
     }
 }
 
-async fn harness(
+pub(super) async fn harness(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
     let (answer, calls) = (Arc::new(answer), Calls::default());
@@ -73,6 +73,7 @@ fn teardown(kind: HookKind, request: &Value) -> Value {
             let finalized = children.as_object().unwrap().is_empty();
             json!({"children": [], "status": {"phase": "down"}, "finalized": finalized})
         }
+        HookKind::Customize => panic!("it is not declared"),
     }
 }
 
@@ -100,7 +101,7 @@ fn events(harness: &Harness, reason: &str) -> Vec<String> {
     events.map(|event| event["involvedObject"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
-async fn pass() {
+pub(super) async fn pass() {
     sleep(Duration::from_secs(5)).await;
 }
 
@@ -175,7 +176,7 @@ async fn finalize_only_controller_acts_when_its_parent_is_deleted() {
 #[tokio::test(start_paused = true)]
 async fn children_of_a_parent_that_the_collector_handles_are_left_alone() {
     let (harness, calls) = harness(|kind, request| match kind {
-        HookKind::Sync => teardown(kind, request),
+        HookKind::Sync | HookKind::Customize => teardown(kind, request),
         HookKind::Finalize => json!({"children": [], "resyncAfterSeconds": 60}),
     })
     .await;

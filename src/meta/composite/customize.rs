@@ -1,0 +1,89 @@
+//! Customize hook of a parent: its rules, called for or kept, and the objects that they relate.
+
+use std::sync::Arc;
+
+use super::{Composite, CountedHook, SyncError};
+use crate::{
+    controller::Context,
+    informer::Object,
+    meta::{
+        HookKind,
+        children::Parent,
+        customize::{self, RelatedRule},
+        fingerprint::Fingerprint,
+        hook,
+        hook_metrics::CallOutcome,
+        protocol,
+        related::{RelatedError, RelatedGroup},
+    },
+};
+
+impl Composite {
+    /// Reads the objects that the customize hook relates to a parent; none without such a hook.
+    pub(super) async fn related(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        context: &Context,
+    ) -> Result<Vec<RelatedGroup>, SyncError> {
+        let Some(hook) = self.hooks.get(HookKind::Customize) else { return Ok(Vec::new()) };
+        let rules = self.rules(hook, parent, object, context).await?;
+        let related = &self.parents.related;
+        related.read(&parent.key, &rules, &self.types, context).await.map_err(|error| match error {
+            RelatedError::Cancelled => SyncError::Cancelled,
+            // The parent is enqueued when the type is listed.
+            RelatedError::NotListed(why) => SyncError::Behind(format!("related objects: {why}")),
+            RelatedError::Invalid(wrong) => {
+                related.forget_answer(&parent.key);
+                hook.hook.forget(&parent.key);
+                SyncError::answer(hook.kind, format!("hook answer is unusable: {wrong}"))
+            }
+        })
+    }
+
+    /// Returns the rules of a parent. Calls the hook if the parent was declared differently since
+    /// the last answer, or if that is old.
+    async fn rules(
+        &self,
+        hook: &CountedHook,
+        parent: &Parent,
+        object: &Object,
+        context: &Context,
+    ) -> Result<Arc<[RelatedRule]>, SyncError> {
+        let declared = Fingerprint::of_declared(object.json())
+            .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
+        let related = &self.parents.related;
+        if let Some(rules) = related.answer(&parent.key, &parent.uid, declared) {
+            return Ok(rules);
+        }
+        let controller = &self.definition.controller;
+        let bytes = controller.len() + object.json().len() + 256;
+        let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
+        let room = room.ok_or(SyncError::Cancelled)?;
+        let request = protocol::customize_request(controller, object.json());
+        // The reservation is released after the request was sent.
+        let request = match room {
+            Some(room) => room.hold_all(request),
+            None => request.into(),
+        };
+        let (answer, call) =
+            hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
+                .await
+                .map_err(|error| SyncError::of_hook(hook.kind, error))?;
+        for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
+            context.enqueue(waiting);
+        }
+        let rules = {
+            let _permit = self.budget.decode_permit(answer.len()).await;
+            let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
+            customize::related_rules(&answer, hook.rule.strict, version, namespace)
+        };
+        call.end(if rules.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
+        let rules: Arc<[RelatedRule]> = rules.map(Arc::from).map_err(|message| {
+            hook.hook.forget(&parent.key);
+            SyncError::answer(hook.kind, message)
+        })?;
+        related.keep_answer(&parent.key, &parent.uid, declared, &rules);
+        Ok(rules)
+    }
+}

@@ -1,0 +1,505 @@
+//! Customize hook: its rules, which name the related objects that the other hooks receive.
+
+use std::{fmt, marker::PhantomData, sync::Arc};
+
+use bytes::Bytes;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, SeqAccess, Visitor},
+};
+
+use super::{
+    HookVersion, LabelSelector,
+    definition::{Problems, type_ref},
+    protocol::bounded,
+    selection,
+};
+use crate::{
+    informer::{Interest, ObjectKey, Selection, Selector},
+    kind::{Scope, TypeRef},
+    redaction,
+};
+
+/// Maximum number of rules in one response, and of names in one rule: no useful answer has more.
+const MAX_RULES: usize = 1000;
+/// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// Rule of a response, as declared.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+struct DeclaredRule {
+    #[serde(default, deserialize_with = "or_default")]
+    api_version: String,
+    #[serde(default, deserialize_with = "or_default")]
+    resource: String,
+    label_selector: Option<LabelSelector>,
+    namespace_selector: Option<LabelSelector>,
+    #[serde(default, deserialize_with = "or_default")]
+    namespace: String,
+    #[serde(default, deserialize_with = "or_default")]
+    names: Few<String>,
+}
+
+/// List of at most [`MAX_RULES`] elements.
+#[derive(Clone, Debug, PartialEq)]
+struct Few<T>(Vec<T>);
+
+/// Rule for related objects of one parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RelatedRule {
+    /// Type of the objects.
+    pub(crate) type_ref: TypeRef,
+    /// Field of the response, for messages.
+    field: String,
+    namespaces: Namespaces,
+    objects: Objects,
+}
+
+/// Namespaces of the related objects, for types that are namespaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Namespaces {
+    All,
+    One(Arc<str>),
+    /// Namespaces whose labels match.
+    Matching(Selector),
+}
+
+/// Objects within their namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Objects {
+    Selected(Selector),
+    Named(Vec<Arc<str>>),
+}
+
+/// Parses the response of a customize hook.
+///
+/// # Errors
+///
+/// Names the rule and its field. With `strict`, unknown fields of the response are errors too.
+pub(crate) fn related_rules(
+    body: &Bytes,
+    strict: bool,
+    version: HookVersion,
+    parent_namespace: Option<&Arc<str>>,
+) -> Result<Vec<RelatedRule>, String> {
+    let declared = decode(body, strict)
+        .map_err(|error| bounded(format!("hook answer is unusable: {error}")))?;
+    let rules = declared.into_iter().enumerate();
+    rules
+        .map(|(index, rule)| {
+            let field = format!("relatedResources[{index}]");
+            RelatedRule::of(field, rule, version, parent_namespace)
+        })
+        .collect::<Result<_, _>>()
+        .map_err(|wrong| bounded(format!("hook answer is unusable: {wrong}")))
+}
+
+fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Loose {
+        related_resources: Option<Few<DeclaredRule>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct Strict {
+        // Decoded by `Loose`.
+        #[serde(rename = "relatedResources")]
+        _related_resources: Option<IgnoredAny>,
+    }
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err("must be an object with relatedResources".to_owned());
+    }
+    if body.len() > MAX_BYTES {
+        return Err(format!("has {} bytes; at most {MAX_BYTES} are read", body.len()));
+    }
+    let decoding = |error| redaction::decoding(error);
+    let Loose { related_resources } = serde_json::from_slice(body).map_err(decoding)?;
+    if strict {
+        let Strict { .. } = serde_json::from_slice(body).map_err(decoding)?;
+    }
+    Ok(related_resources.unwrap_or_default().0)
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+            type Value = Few<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Few<T>, A::Error> {
+                let mut few = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    if few.len() == MAX_RULES {
+                        return Err(A::Error::custom(format!("more than {MAX_RULES} of them")));
+                    }
+                    few.push(item);
+                }
+                Ok(Few(few))
+            }
+        }
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+impl RelatedRule {
+    /// Checks a rule for a parent of this namespace, which is `None` for a cluster-scoped one.
+    ///
+    /// In version 1, a namespaced parent is related to objects of its own namespace, except for
+    /// objects that are named without a namespace.
+    fn of(
+        field: String,
+        rule: DeclaredRule,
+        version: HookVersion,
+        parent_namespace: Option<&Arc<str>>,
+    ) -> Result<Self, String> {
+        let Few(names) = rule.names;
+        let namespace = Some(rule.namespace).filter(|namespace| !namespace.is_empty());
+        let mut problems = Problems::default();
+        let named = type_ref(&field, &rule.api_version, &rule.resource, &mut problems);
+        let Some(type_ref) = named else {
+            return Err(problems.rejection().map(|wrong| wrong.to_string()).unwrap_or_default());
+        };
+        let selector = |selector: Option<&LabelSelector>, part: &str| match selector {
+            None => Ok(Selector::default()),
+            Some(selector) => selection::parse(selector)
+                .map_err(|(inner, message)| format!("{field}.{part}.{inner}: {message}")),
+        };
+        let labels = selector(rule.label_selector.as_ref(), "labelSelector")?;
+        let namespace_labels = selector(rule.namespace_selector.as_ref(), "namespaceSelector")?;
+        if !names.is_empty() {
+            for (part, is_set) in [
+                ("labelSelector", rule.label_selector.is_some()),
+                ("namespaceSelector", rule.namespace_selector.is_some()),
+            ] {
+                if is_set {
+                    return Err(format!("{field}.names: must not be set with {part}"));
+                }
+            }
+        }
+        if namespace.is_some() && rule.namespace_selector.is_some() {
+            return Err(format!("{field}.namespace: must not be set with namespaceSelector"));
+        }
+        let own = parent_namespace.filter(|_| version == HookVersion::V1);
+        if let (Some(own), Some(namespace)) = (own, &namespace)
+            && **own != **namespace
+        {
+            return Err(format!(
+                "{field}.namespace: {namespace:?} is not the namespace of the parent, {own:?}; \
+                 other namespaces need version v2"
+            ));
+        }
+        let namespaces = match (rule.namespace_selector.is_some(), namespace) {
+            (true, _) if own.is_some() => {
+                return Err(format!(
+                    "{field}.namespaceSelector: needs version v2 for a namespaced parent"
+                ));
+            }
+            (true, _) => Namespaces::Matching(namespace_labels),
+            (false, Some(namespace)) => Namespaces::One(namespace.into()),
+            (false, None) => match own {
+                Some(own) if names.is_empty() => Namespaces::One(own.clone()),
+                Some(_) | None => Namespaces::All,
+            },
+        };
+        let objects = if names.is_empty() {
+            Objects::Selected(labels)
+        } else {
+            Objects::Named(names.into_iter().map(Arc::from).collect())
+        };
+        Ok(Self { type_ref, field, namespaces, objects })
+    }
+
+    /// Selector of the namespaces, if the rule has one.
+    pub(crate) fn namespace_selector(&self) -> Option<&Selector> {
+        match &self.namespaces {
+            Namespaces::Matching(selector) => Some(selector),
+            Namespaces::All | Namespaces::One(_) => None,
+        }
+    }
+
+    /// Returns the interests in objects of the rule's type; `matching` has the namespaces that
+    /// match [`RelatedRule::namespace_selector`].
+    ///
+    /// A namespace is ignored for a type that is cluster-scoped.
+    ///
+    /// # Errors
+    ///
+    /// If the rule has a namespace selector for a cluster-scoped type.
+    pub(crate) fn interests(
+        &self,
+        scope: Scope,
+        matching: &[Arc<str>],
+    ) -> Result<Vec<Interest>, String> {
+        let namespaces: Vec<Option<Arc<str>>> = match (&self.namespaces, scope) {
+            (Namespaces::Matching(_), Scope::Cluster) => {
+                return Err(format!(
+                    "{}.namespaceSelector: {} is cluster-scoped",
+                    self.field, self.type_ref
+                ));
+            }
+            (Namespaces::Matching(_), Scope::Namespaced) => {
+                matching.iter().cloned().map(Some).collect()
+            }
+            (Namespaces::One(namespace), Scope::Namespaced) => vec![Some(namespace.clone())],
+            (Namespaces::All | Namespaces::One(_), _) => vec![None],
+        };
+        let is_anywhere =
+            |namespace: &Option<Arc<str>>| namespace.is_none() && scope == Scope::Namespaced;
+        let interests = namespaces.into_iter().flat_map(|namespace| match &self.objects {
+            Objects::Selected(selector) => {
+                vec![Interest::Selected(Selection { namespace, selector: selector.clone() })]
+            }
+            Objects::Named(names) if is_anywhere(&namespace) => {
+                names.iter().cloned().map(Interest::NamedAnywhere).collect()
+            }
+            Objects::Named(names) => {
+                let key = |name: &Arc<str>| ObjectKey {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                };
+                names.iter().map(|name| Interest::Named(key(name))).collect()
+            }
+        });
+        Ok(interests.map(everything).collect())
+    }
+}
+
+/// Simplifies an interest that selects all objects.
+fn everything(interest: Interest) -> Interest {
+    match interest {
+        Interest::Selected(Selection { namespace: None, selector })
+            if selector.expressions().is_empty() =>
+        {
+            Interest::Everything
+        }
+        other => other,
+    }
+}
+
+/// Reads a field that may be `null`.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn rules(
+        version: HookVersion,
+        parent: Option<&str>,
+        rule: Value,
+    ) -> Result<RelatedRule, String> {
+        let mut rule = rule;
+        rule["apiVersion"] = json!("v1");
+        rule["resource"] = json!("configmaps");
+        let body = Bytes::from(json!({ "relatedResources": [rule] }).to_string());
+        let parent = parent.map(Arc::from);
+        related_rules(&body, false, version, parent.as_ref()).map(|mut rules| rules.remove(0))
+    }
+
+    /// Texts of the interests that a rule has in namespaced and in cluster-scoped objects.
+    fn interests(rule: &RelatedRule) -> [String; 2] {
+        [Scope::Namespaced, Scope::Cluster].map(|scope| {
+            let text = |interest: &Interest| match interest {
+                Interest::Everything => "all".to_owned(),
+                Interest::Named(key) => key.to_string(),
+                Interest::NamedAnywhere(name) => format!("*/{name}"),
+                Interest::Selected(Selection { namespace, selector }) => {
+                    let selector = format!("{:?}", selector.expressions());
+                    let labels = if selector == "[]" { "all" } else { "labels" };
+                    format!("{}:{labels}", namespace.as_deref().unwrap_or("*"))
+                }
+                other @ (Interest::OwnerKind(_) | Interest::OwnerUid(_) | Interest::Orphans(_)) => {
+                    panic!("{other:?}")
+                }
+            };
+            match rule.interests(scope, &["m".into(), "n".into()]) {
+                Ok(interests) => interests.iter().map(text).collect::<Vec<_>>().join(" "),
+                Err(error) => error,
+            }
+        })
+    }
+
+    #[test]
+    fn mode_of_a_rule_depends_on_version_and_parent() {
+        use HookVersion::{V1, V2};
+        let labels = json!({"matchLabels": {"a": "b"}});
+        let is_cluster = "relatedResources[0].namespaceSelector: configmaps/v1 is cluster-scoped";
+        for (version, parent, rule, namespaced, cluster) in [
+            // Labels; nothing at all means everything.
+            (V1, Some("own"), json!({}), "own:all", "all"),
+            (V1, Some("own"), json!({"labelSelector": {}}), "own:all", "all"),
+            (V1, Some("own"), json!({"labelSelector": labels}), "own:labels", "*:labels"),
+            (V1, None, json!({"labelSelector": labels}), "*:labels", "*:labels"),
+            (V2, Some("own"), json!({"labelSelector": labels}), "*:labels", "*:labels"),
+            (V2, Some("own"), json!({"labelSelector": null}), "all", "all"),
+            // A namespace and labels.
+            (
+                V1,
+                Some("own"),
+                json!({"namespace": "own", "labelSelector": labels}),
+                "own:labels",
+                "*:labels",
+            ),
+            (
+                V1,
+                None,
+                json!({"namespace": "far", "labelSelector": labels}),
+                "far:labels",
+                "*:labels",
+            ),
+            (
+                V2,
+                Some("own"),
+                json!({"namespace": "far", "labelSelector": labels}),
+                "far:labels",
+                "*:labels",
+            ),
+            (
+                V2,
+                Some("own"),
+                json!({"namespace": "", "labelSelector": labels}),
+                "*:labels",
+                "*:labels",
+            ),
+            // A namespace, names, or both.
+            (V1, Some("own"), json!({"namespace": "own"}), "own:all", "all"),
+            (V2, Some("own"), json!({"namespace": "far"}), "far:all", "all"),
+            (V1, Some("own"), json!({"names": ["x", "y"]}), "*/x */y", "x y"),
+            (V1, Some("own"), json!({"namespace": "own", "names": ["x"]}), "own/x", "x"),
+            (V2, None, json!({"namespace": "far", "names": ["x"]}), "far/x", "x"),
+            (V2, Some("own"), json!({"names": ["x"]}), "*/x", "x"),
+            // A selector of namespaces.
+            (V2, Some("own"), json!({"namespaceSelector": labels}), "m:all n:all", is_cluster),
+            (V1, None, json!({"namespaceSelector": {}}), "m:all n:all", is_cluster),
+            (
+                V2,
+                None,
+                json!({"namespaceSelector": labels, "labelSelector": labels}),
+                "m:labels n:labels",
+                is_cluster,
+            ),
+        ] {
+            let found = rules(version, parent, rule.clone()).unwrap();
+
+            let expected = [namespaced, cluster].map(str::to_owned);
+            assert_eq!(interests(&found), expected, "{version:?} {parent:?} {rule}");
+        }
+    }
+
+    #[test]
+    fn refused_rule_is_named_with_its_field() {
+        use HookVersion::{V1, V2};
+        let labels = json!({"matchLabels": {"a": "b"}});
+        for (version, rule, expected) in [
+            (
+                V2,
+                json!({"names": ["x"], "labelSelector": labels}),
+                "names: must not be set with labelSelector",
+            ),
+            (
+                V2,
+                json!({"names": ["x"], "namespaceSelector": {}}),
+                "names: must not be set with namespaceSelector",
+            ),
+            (
+                V2,
+                json!({"namespace": "n", "namespaceSelector": {}}),
+                "namespace: must not be set with namespaceSelector",
+            ),
+            (
+                V1,
+                json!({"namespace": "far"}),
+                "namespace: \"far\" is not the namespace of the parent, \"own\"",
+            ),
+            (V1, json!({"namespace": "far", "names": ["x"]}), "namespace: \"far\" is not"),
+            (V1, json!({"namespace": "far", "labelSelector": labels}), "namespace: \"far\" is not"),
+            (V1, json!({"namespaceSelector": {}}), "namespaceSelector: needs version v2"),
+            (
+                V2,
+                json!({"labelSelector": {"matchExpressions": [{"key": "a", "operator": "Has"}]}}),
+                "labelSelector.matchExpressions[0].operator: ",
+            ),
+            (
+                V2,
+                json!({"namespaceSelector": {"matchLabels": {"-": "x"}}}),
+                "namespaceSelector.matchLabels: ",
+            ),
+        ] {
+            let error = rules(version, Some("own"), rule.clone()).unwrap_err();
+
+            let expected = format!("relatedResources[0].{expected}");
+            assert!(error.contains(&expected), "{rule}: {error}");
+        }
+    }
+
+    #[track_caller]
+    fn check(body: &str, strict: bool, expected: Result<usize, &str>) {
+        let found =
+            related_rules(&Bytes::copy_from_slice(body.as_bytes()), strict, HookVersion::V2, None);
+
+        match (&found, expected) {
+            (Ok(rules), Ok(count)) => assert_eq!(rules.len(), count, "{body}"),
+            (Err(error), Err(part)) => assert!(error.contains(part), "{error}"),
+            (found, expected) => panic!("{body}: {found:?} {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn answer_is_an_object_with_a_list_of_rules() {
+        let rule = r#"{"apiVersion":"v1","resource":"configmaps","names":null,"namespace":null}"#;
+        check(&format!(r#"{{"relatedResources":[{rule},{rule}]}}"#), true, Ok(2));
+        check(r#"{"relatedResources":null}"#, true, Ok(0));
+        check("{}", true, Ok(0));
+        check(r#"{"other":1}"#, false, Ok(0));
+        check(r#"{"other":1}"#, true, Err("unknown field"));
+        check("", false, Err("must be an object"));
+        check("null", false, Err("must be an object"));
+        check("[]", false, Err("must be an object"));
+        check(r#"{"relatedResources":{}}"#, false, Err("unusable"));
+        check(
+            r#"{"relatedResources":[{"resource":"pods"}]}"#,
+            false,
+            Err("relatedResources[0].apiVersion: "),
+        );
+        check(
+            r#"{"relatedResources":[{"apiVersion":"v1","resource":"Pod"}]}"#,
+            false,
+            Err("relatedResources[0].resource: "),
+        );
+        let many = vec![rule; MAX_RULES + 1].join(",");
+        check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 1000"));
+        let names = vec!["\"n\""; MAX_RULES + 1].join(",");
+        let body = format!(r#"{{"relatedResources":[{{"names":[{names}]}}]}}"#);
+        check(&body, false, Err("more than 1000"));
+        check(&format!("{{\"x\":\"{}\"}}", "x".repeat(MAX_BYTES)), false, Err("at most 1048576"));
+    }
+
+    #[test]
+    fn error_quotes_no_secret_value_of_the_answer() {
+        let error = related_rules(
+            &Bytes::from_static(br#"{"relatedResources":["hush"]}"#),
+            false,
+            HookVersion::V1,
+            None,
+        );
+        assert!(!error.unwrap_err().contains("hush"));
+    }
+}

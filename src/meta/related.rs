@@ -1,0 +1,379 @@
+//! Related objects of one controller: the rules of each parent, the inputs of their types, and the
+//! index from a related object to the parents that it concerns.
+//!
+//! The handlers of the inputs read the index only, so that an event never calls a hook.
+
+mod concerned;
+mod lookup;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
+
+use self::{
+    concerned::ConcernedParents,
+    lookup::{by_label, by_name, select},
+};
+use super::{customize::RelatedRule, fingerprint::Fingerprint};
+use crate::{
+    controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs},
+    discovery::{TypeRegistry, TypeState},
+    informer::{Delta, Interest, Object, ObjectKey, Selection, Store},
+    kind::{ServedType, TypeRef},
+};
+
+/// Time for which the answer of a customize hook is used, as in Metacontroller.
+const ANSWER_LIFETIME: Duration = Duration::from_secs(20 * 60);
+/// Time for which a sync waits for the first list of a type.
+const LIST_PATIENCE: Duration = Duration::from_secs(1);
+/// Name of the input of the namespaces that rules select.
+const NAMESPACES: &str = "selected namespaces";
+
+/// Related objects of the parents of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct Related(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    answers: HashMap<ObjectKey, Answer>,
+    /// Types by the name of their input.
+    types: HashMap<String, RelatedType>,
+}
+
+/// Answer of the customize hook for a parent.
+#[derive(Debug)]
+struct Answer {
+    uid: Arc<str>,
+    declared: Fingerprint,
+    at: Instant,
+    rules: Arc<[RelatedRule]>,
+}
+
+/// Type that rules of at least one parent name.
+#[derive(Debug)]
+struct RelatedType {
+    handle: InputHandle,
+    concerned: ConcernedParents,
+    /// Served type as of the last sync that read it, for its kind.
+    served: Option<Arc<ServedType>>,
+}
+
+/// Related objects of one type.
+#[derive(Clone, Debug)]
+pub(crate) struct RelatedGroup {
+    pub(crate) served: Arc<ServedType>,
+    pub(crate) objects: Vec<Object>,
+}
+
+/// Reason why related objects cannot be read.
+#[derive(Debug, PartialEq)]
+pub(crate) enum RelatedError {
+    /// The epoch is over.
+    Cancelled,
+    /// A type is served and not listed yet. Its parents are enqueued when it is.
+    NotListed(String),
+    /// A rule does not fit its type.
+    Invalid(String),
+}
+
+/// Cache of a related type.
+enum Cache {
+    Listed {
+        served: Arc<ServedType>,
+        store: Store,
+    },
+    /// The type is not served. Holds it as it was served last.
+    Missing(Option<Arc<ServedType>>),
+}
+
+impl Related {
+    /// Returns the rules of a parent from an earlier answer, unless the parent was declared
+    /// differently since, or the answer is old.
+    pub(crate) fn answer(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        declared: Fingerprint,
+    ) -> Option<Arc<[RelatedRule]>> {
+        let state = self.lock();
+        let answer = state.answers.get(key)?;
+        let is_current = *answer.uid == *uid
+            && answer.declared == declared
+            && answer.at.elapsed() < ANSWER_LIFETIME;
+        is_current.then(|| Arc::clone(&answer.rules))
+    }
+
+    /// Keeps the rules of a parent.
+    pub(crate) fn keep_answer(
+        &self,
+        key: &ObjectKey,
+        uid: &Arc<str>,
+        declared: Fingerprint,
+        rules: &Arc<[RelatedRule]>,
+    ) {
+        let (uid, rules, at) = (uid.clone(), Arc::clone(rules), Instant::now());
+        self.lock().answers.insert(key.clone(), Answer { uid, declared, at, rules });
+    }
+
+    /// Forgets the answer for a parent, so that the next sync calls the hook.
+    pub(crate) fn forget_answer(&self, key: &ObjectKey) {
+        self.lock().answers.remove(key);
+    }
+
+    /// Reads the related objects of a parent, in one group for each type of its rules. A type that
+    /// is not served has an empty group if its kind is known, and none otherwise.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a dropped read leaves the inputs of the types.
+    pub(crate) async fn read(
+        self: &Arc<Self>,
+        parent: &ObjectKey,
+        rules: &[RelatedRule],
+        types: &TypeRegistry,
+        context: &Context,
+    ) -> Result<Vec<RelatedGroup>, RelatedError> {
+        let inputs = context.inputs().ok_or(RelatedError::Cancelled)?;
+        self.want(parent, rules, &inputs, context)?;
+        let namespaces = self.namespaces(parent, rules, types, context).await?;
+        let mut by_type: BTreeMap<String, Vec<&RelatedRule>> = BTreeMap::new();
+        for rule in rules {
+            by_type.entry(input_of(&rule.type_ref)).or_default().push(rule);
+        }
+        let mut groups = Vec::with_capacity(by_type.len());
+        for (input, rules) in by_type {
+            let (served, store) =
+                match self.cache(&input, &rules[0].type_ref, types, context).await? {
+                    Cache::Listed { served, store } => (served, store),
+                    Cache::Missing(served) => {
+                        groups.extend(
+                            served.map(|served| RelatedGroup { served, objects: Vec::new() }),
+                        );
+                        continue;
+                    }
+                };
+            let mut interests = Vec::new();
+            for rule in rules {
+                let none: &[Arc<str>] = &[];
+                let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
+                let matching = selector.and_then(|selector| namespaces.get(&selector));
+                let matching = matching.map_or(none, Vec::as_slice);
+                let found = rule.interests(served.identity.scope, matching);
+                interests.extend(found.map_err(RelatedError::Invalid)?);
+            }
+            self.set(&input, parent, interests.clone(), context);
+            groups.push(RelatedGroup { served, objects: select(&store, &interests) });
+        }
+        Ok(groups)
+    }
+
+    /// Forgets a parent that is gone, or that the controller no longer selects.
+    pub(crate) fn forget(self: &Arc<Self>, parent: &ObjectKey, context: &Context) {
+        self.lock().answers.remove(parent);
+        if let Some(inputs) = context.inputs() {
+            self.want(parent, &[], &inputs, context).ok();
+        }
+    }
+
+    /// Forgets all parents at the end of an epoch, with which the inputs have ended.
+    pub(crate) fn clear(&self) {
+        *self.lock() = State::default();
+    }
+
+    /// Adds the inputs of the types that the rules of a parent name, and removes those that no
+    /// parent needs any more.
+    fn want(
+        self: &Arc<Self>,
+        parent: &ObjectKey,
+        rules: &[RelatedRule],
+        inputs: &Inputs,
+        context: &Context,
+    ) -> Result<(), RelatedError> {
+        let mut needed: BTreeMap<String, TypeRef> =
+            rules.iter().map(|rule| (input_of(&rule.type_ref), rule.type_ref.clone())).collect();
+        if rules.iter().any(|rule| rule.namespace_selector().is_some()) {
+            needed.insert(NAMESPACES.to_owned(), namespace_type());
+        }
+        let mut state = self.lock();
+        let mut left = Vec::new();
+        state.types.retain(|input, related| {
+            if !needed.contains_key(input) && related.concerned.leave(parent) {
+                left.push(input.clone());
+            }
+            let is_needed = !related.concerned.parents.is_empty() || needed.contains_key(input);
+            if !is_needed {
+                // Under the lock, so that a parent that needs the type now adds it after this.
+                inputs.remove_now(input);
+            }
+            is_needed
+        });
+        for (input, type_ref) in needed {
+            if !state.types.contains_key(&input) {
+                let handle = self.add(&input, type_ref, inputs)?;
+                let concerned = ConcernedParents::default();
+                let related = RelatedType { handle, concerned, served: None };
+                state.types.insert(input.clone(), related);
+            }
+            if let Some(related) = state.types.get_mut(&input) {
+                related.concerned.parents.entry(parent.clone()).or_default();
+            }
+        }
+        drop(state);
+        for input in left {
+            if let Some((_, Some(moving))) = context.claimed(&input) {
+                moving.remove(parent);
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        input: &str,
+        type_ref: TypeRef,
+        inputs: &Inputs,
+    ) -> Result<InputHandle, RelatedError> {
+        let (related, name) = (Arc::clone(self), input.to_owned());
+        let handler = Handler::delta(move |delta, enqueue| {
+            related.concerned(&name, delta).into_iter().for_each(|parent| enqueue.add(parent));
+        });
+        let (related, name) = (Arc::clone(self), input.to_owned());
+        let describe = move |builder: Builder| {
+            let builder = builder.claims_type(type_ref, handler).whole().optional();
+            builder.index(by_label()).index(by_name()).on_synced(move |enqueue| {
+                related.parents_of(&name).into_iter().for_each(|parent| enqueue.add(parent));
+            })
+        };
+        inputs.add(input, describe).map_err(|error| match error {
+            InputError::Build(_) | InputError::NotOne(..) | InputError::Primary(..) => {
+                RelatedError::Invalid(error.to_string())
+            }
+            InputError::NameTaken(..) | InputError::EpochOver(..) | InputError::Ended => {
+                RelatedError::Cancelled
+            }
+        })
+    }
+
+    /// Returns the names of the namespaces that each namespace selector of the rules selects.
+    async fn namespaces(
+        &self,
+        parent: &ObjectKey,
+        rules: &[RelatedRule],
+        types: &TypeRegistry,
+        context: &Context,
+    ) -> Result<HashMap<String, Vec<Arc<str>>>, RelatedError> {
+        let selectors = rules.iter().filter_map(RelatedRule::namespace_selector);
+        let interests = selectors.map(|selector| {
+            let selection = Selection { namespace: None, selector: selector.clone() };
+            (format!("{selector:?}"), Interest::Selected(selection))
+        });
+        let interests: BTreeMap<_, _> = interests.collect();
+        if interests.is_empty() {
+            return Ok(HashMap::new());
+        }
+        match self.cache(NAMESPACES, &namespace_type(), types, context).await? {
+            Cache::Missing(_) => {
+                Err(RelatedError::NotListed("namespaces are not served".to_owned()))
+            }
+            Cache::Listed { store, .. } => {
+                self.set(NAMESPACES, parent, interests.values().cloned().collect(), context);
+                let names = interests.into_iter().map(|(selector, interest)| {
+                    let found = select(&store, &[interest]);
+                    (selector, found.iter().map(|found| found.key().name.clone()).collect())
+                });
+                Ok(names.collect())
+            }
+        }
+    }
+
+    /// Returns the cache of a type. Waits a moment for its first list.
+    async fn cache(
+        &self,
+        input: &str,
+        type_ref: &TypeRef,
+        types: &TypeRegistry,
+        context: &Context,
+    ) -> Result<Cache, RelatedError> {
+        let handle = self.lock().types.get(input).map(|related| related.handle.clone());
+        let handle = handle.ok_or(RelatedError::Cancelled)?;
+        if is_missing(&types.get(type_ref).state) {
+            let state = self.lock();
+            let served = state.types.get(input).and_then(|related| related.served.clone());
+            return Ok(Cache::Missing(served));
+        }
+        tokio::select! {
+            biased;
+            started = handle.started() => started.map_err(|_ended| RelatedError::Cancelled)?,
+            () = context.cancelled() => return Err(RelatedError::Cancelled),
+            () = tokio::time::sleep(LIST_PATIENCE) => {}
+        }
+        match (handle.state(), context.store_of(input), context.claimed(input)) {
+            (InputState::Started, Some(store), Some((served, _))) => {
+                if let Some(related) = self.lock().types.get_mut(input) {
+                    related.served = Some(Arc::clone(&served));
+                }
+                Ok(Cache::Listed { served, store })
+            }
+            (InputState::Pending(why), ..) => Err(RelatedError::NotListed(why)),
+            (InputState::Started | InputState::Ended, ..) => {
+                Err(RelatedError::NotListed(format!("{type_ref} is not listed")))
+            }
+        }
+    }
+
+    /// Sets the interests of a parent in a type, before its objects are read, so that each later
+    /// change finds the parent.
+    fn set(&self, input: &str, parent: &ObjectKey, interests: Vec<Interest>, context: &Context) {
+        if let Some(related) = self.lock().types.get_mut(input) {
+            related.concerned.set(parent, interests.clone());
+        }
+        if let Some((_, Some(moving))) = context.claimed(input) {
+            moving.set(parent, interests);
+        }
+    }
+
+    fn parents_of(&self, input: &str) -> Vec<ObjectKey> {
+        let state = self.lock();
+        let related = state.types.get(input);
+        related.map(|it| it.concerned.parents.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Parents that a change of an object concerns.
+    fn concerned(&self, input: &str, delta: &Delta) -> Vec<ObjectKey> {
+        let state = self.lock();
+        match state.types.get(input) {
+            None => Vec::new(),
+            Some(related) if input == NAMESPACES => related.concerned.by_match(delta),
+            Some(related) => related.concerned.by_change(delta),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+}
+
+fn input_of(type_ref: &TypeRef) -> String {
+    format!("related {type_ref}")
+}
+
+fn namespace_type() -> TypeRef {
+    TypeRef::resource("", "v1", "namespaces")
+}
+
+/// Returns whether a type is proven not to be served, now or as of the last proof.
+fn is_missing(state: &TypeState) -> bool {
+    match state {
+        TypeState::Absent | TypeState::Installing(_) | TypeState::NotWatchable => true,
+        TypeState::Served | TypeState::Terminating | TypeState::Unknown(None) => false,
+        TypeState::Unknown(Some(last)) => is_missing(last),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! Related objects: the customize hook, its types and their changes.
+
+use super::{
+    finalize::{Calls, harness, pass},
+    *,
+};
+use crate::testing::{
+    Verb,
+    simulated::{AccessRule, SimulatedRequest},
+};
+
+/// Specification of cluster-scoped parents with a customize hook of this version.
+fn customizing(version: &str) -> Value {
+    let hook = || json!({"version": version, "webhook": {"url": "http://scripted/"}});
+    json!({
+        "generateSelector": true,
+        "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+        "hooks": {"sync": hook(), "customize": hook()},
+    })
+}
+
+fn thing(name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}, "spec": spec,
+    })
+}
+
+fn config_map(namespace: &str, name: &str, labels: Value, data: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "data": {"value": data},
+    })
+}
+
+/// Hooks whose rules are those in the parent's specification.
+fn as_declared(kind: HookKind, request: &Value) -> Value {
+    match kind {
+        HookKind::Customize => {
+            json!({"relatedResources": request["parent"]["spec"]["relatedResources"]})
+        }
+        HookKind::Sync | HookKind::Finalize => json!({"children": []}),
+    }
+}
+
+async fn declared(version: &str, rules: Value) -> (Harness, Calls) {
+    let (harness, calls) = harness(as_declared).await;
+    harness.declare("a", customizing(version));
+    harness.running("a", 1).await;
+    harness.server.apply(thing("p", json!({"relatedResources": rules}))).unwrap();
+    pass().await;
+    (harness, calls)
+}
+
+fn gadgets() -> CrdBuilder {
+    CrdBuilder::new("example.com", "Gadget")
+}
+
+/// Returns the number of calls of a hook.
+fn count(calls: &Calls, kind: HookKind) -> usize {
+    calls.lock().unwrap().iter().filter(|(it, _)| *it == kind).count()
+}
+
+/// Returns `related` of the last sync request.
+fn related(calls: &Calls) -> Value {
+    let calls = calls.lock().unwrap();
+    let last = calls.iter().rfind(|(kind, _)| *kind == HookKind::Sync).unwrap();
+    last.1["related"].clone()
+}
+
+/// Returns the keys of a type's related objects in the last sync request.
+fn keys(calls: &Calls, group: &str) -> Vec<String> {
+    related(calls)[group].as_object().unwrap().keys().cloned().collect()
+}
+
+fn maps(selector: Value) -> Value {
+    json!([{"apiVersion": "v1", "resource": "configmaps", "labelSelector": selector}])
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_request_has_the_objects_that_the_rules_select() {
+    let rules = json!([
+        {"apiVersion": "v1", "resource": "configmaps", "labelSelector": {"matchLabels": {"a": "b"}}},
+        {"apiVersion": "v1", "resource": "configmaps", "namespace": "default", "names": ["n"]},
+        {"apiVersion": "v1", "resource": "secrets", "names": ["none"]},
+    ]);
+    let (harness, calls) = declared("v2", rules).await;
+    for map in [
+        config_map("default", "l", json!({"a": "b"}), "1"),
+        config_map("default", "n", json!({}), "1"),
+        config_map("default", "other", json!({}), "1"),
+    ] {
+        harness.server.apply(map).unwrap();
+    }
+    pass().await;
+
+    assert_eq!(keys(&calls, "ConfigMap.v1"), ["default/l", "default/n"]);
+    assert_eq!(related(&calls)["ConfigMap.v1"]["default/l"]["data"]["value"], "1");
+    assert_eq!(related(&calls)["Secret.v1"], json!({}));
+    let first = calls.lock().unwrap()[0].clone();
+    assert_eq!(first.0, HookKind::Customize);
+    let fields: Vec<_> = first.1.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(fields, ["controller", "parent"]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_of_a_related_object_syncs_its_parents_without_asking_for_rules_again() {
+    let (harness, calls) = declared("v2", maps(json!({"matchLabels": {"a": "b"}}))).await;
+    harness.server.apply(config_map("default", "l", json!({"a": "b"}), "1")).unwrap();
+    pass().await;
+    let synced = count(&calls, HookKind::Sync);
+
+    harness.server.apply(config_map("default", "l", json!({"a": "b"}), "2")).unwrap();
+    harness.server.apply(config_map("default", "other", json!({"a": "c"}), "2")).unwrap();
+    pass().await;
+    assert_eq!(count(&calls, HookKind::Sync), synced + 1);
+    assert_eq!(related(&calls)["ConfigMap.v1"]["default/l"]["data"]["value"], "2");
+
+    harness.server.apply(config_map("default", "l", json!({"a": "c"}), "2")).unwrap();
+    pass().await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), [""; 0]);
+    assert_eq!(count(&calls, HookKind::Sync), synced + 2);
+    assert_eq!(count(&calls, HookKind::Customize), 1);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_are_asked_for_again_when_the_parent_is_declared_differently_or_after_20_minutes() {
+    let (harness, calls) = declared("v2", maps(json!({}))).await;
+    let asked = || count(&calls, HookKind::Customize);
+    assert_eq!(asked(), 1);
+    harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
+    pass().await;
+    assert_eq!(asked(), 1);
+
+    let labelled = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "p", "labels": {"x": "y"}},
+    });
+    harness.server.merge(&labelled).unwrap();
+    pass().await;
+    assert_eq!(asked(), 2);
+
+    sleep(Duration::from_secs(20 * 60)).await;
+    assert_eq!(asked(), 2, "nothing happens to the parent");
+    harness.server.apply(config_map("default", "l", json!({}), "2")).unwrap();
+    pass().await;
+    assert_eq!(asked(), 3);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn related_type_comes_and_goes_within_the_epoch() {
+    let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
+    let (harness, calls) = declared("v2", rules).await;
+    assert_eq!(related(&calls), json!({}), "its kind is not known");
+    let gadget = |name: &str| {
+        json!({
+            "apiVersion": "example.com/v1", "kind": "Gadget",
+            "metadata": {"name": name, "namespace": "default"},
+        })
+    };
+
+    for name in ["first", "second"] {
+        harness.server.install(&gadgets().build()).unwrap();
+        pass().await;
+        assert_eq!(related(&calls), json!({"Gadget.example.com/v1": {}}));
+        harness.server.apply(gadget(name)).unwrap();
+        pass().await;
+        assert_eq!(keys(&calls, "Gadget.example.com/v1"), [format!("default/{name}")]);
+
+        harness.server.uninstall(&gadgets().name()).unwrap();
+        pass().await;
+        assert_eq!(related(&calls), json!({"Gadget.example.com/v1": {}}), "its kind is known");
+        assert!(!harness.server.open_watches().contains_key("gadgets.example.com"));
+    }
+
+    assert_eq!(harness.epoch("a"), Some(1));
+    assert_eq!(count(&calls, HookKind::Customize), 1);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_begins_or_ends_to_match_syncs_its_parents() {
+    let rules = json!([{
+        "apiVersion": "v1", "resource": "configmaps",
+        "namespaceSelector": {"matchLabels": {"team": "x"}},
+    }]);
+    let (harness, calls) = declared("v2", rules).await;
+    let team = |labels: Value| {
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": "team", "labels": labels},
+        });
+        harness.server.apply(namespace).unwrap();
+    };
+    team(json!({"team": "y"}));
+    harness.server.apply(config_map("team", "m", json!({}), "1")).unwrap();
+    pass().await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), [""; 0]);
+    let synced = count(&calls, HookKind::Sync);
+
+    team(json!({"team": "x"}));
+    pass().await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), ["team/m"]);
+    team(json!({"team": "x", "other": "1"}));
+    pass().await;
+    assert_eq!(count(&calls, HookKind::Sync), synced + 1, "it still matches");
+    harness.server.apply(config_map("team", "m", json!({}), "2")).unwrap();
+    pass().await;
+    assert_eq!(related(&calls)["ConfigMap.v1"]["team/m"]["data"]["value"], "2");
+
+    team(json!({"team": "y"}));
+    pass().await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), [""; 0]);
+    assert_eq!(count(&calls, HookKind::Customize), 1);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn related_type_is_watched_until_no_parent_needs_it() {
+    let (harness, calls) = declared("v2", maps(json!({}))).await;
+    harness.server.apply(thing("q", json!({"relatedResources": maps(json!({}))}))).unwrap();
+    pass().await;
+    let watches = |harness: &Harness| harness.server.open_watches().get("configmaps").copied();
+    assert_eq!(watches(&harness), Some(1));
+
+    harness.server.remove("example.com/v1", "Thing", "", "q").unwrap();
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(watches(&harness), Some(1), "the other parent needs it");
+    harness.server.apply(thing("p", json!({"relatedResources": []}))).unwrap();
+    sleep(Duration::from_secs(30)).await;
+
+    assert_eq!(watches(&harness), None);
+    assert_eq!(related(&calls), json!({}));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_rule_is_reported_and_its_parent_is_not_synced() {
+    let rules = json!([{
+        "apiVersion": "v1", "resource": "namespaces", "namespaceSelector": {},
+    }]);
+    let (harness, calls) = declared("v2", rules).await;
+
+    assert_eq!(count(&calls, HookKind::Sync), 0);
+    assert!(count(&calls, HookKind::Customize) > 1, "it is asked again");
+    let events = harness.server.list("v1", "Event").unwrap();
+    let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
+    let message = event["message"].as_str().unwrap();
+    let expected = "relatedResources[0].namespaceSelector: namespaces/v1 is cluster-scoped";
+    assert!(message.contains("customize: ") && message.contains(expected), "{message}");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_is_not_synced_while_a_related_type_may_not_be_listed() {
+    let (harness, calls) = declared("v2", json!([])).await;
+    harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
+    harness.server.set_rbac([AccessRule::deny().resources(["configmaps"])]);
+    let synced = count(&calls, HookKind::Sync);
+
+    harness.server.apply(thing("p", json!({"relatedResources": maps(json!({}))}))).unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(count(&calls, HookKind::Sync), synced, "an unreadable type is not an empty one");
+    let events = harness.server.list("v1", "Event").unwrap();
+    let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
+    let message = event["message"].as_str().unwrap();
+    assert!(message.contains("related objects: ") && message.contains("configmaps"), "{message}");
+
+    harness.server.set_rbac([]);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), ["default/l"]);
+    harness.end().await;
+}
+
+/// Customize hook that fails until its error is removed.
+struct Failing {
+    kind: HookKind,
+    error: Arc<Mutex<Option<HookError>>>,
+    calls: Calls,
+}
+
+impl Hook for Failing {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        self.calls.lock().unwrap().push((self.kind, request));
+        let error = self.error.lock().unwrap().clone();
+        let failed = error.filter(|_| self.kind == HookKind::Customize);
+        async move { failed.map_or(Ok(Bytes::from_static(b"{}")), Err) }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn customize_hook_that_fails_delays_the_sync_as_a_sync_hook_does() {
+    for (failure, event) in [
+        (HookError::Busy(Duration::from_secs(7)), None),
+        (HookError::Status { code: 503, body: String::new() }, Some("customize: ")),
+        (HookError::Status { code: 404, body: String::new() }, Some("customize: ")),
+    ] {
+        let (error, calls) = (Arc::new(Mutex::new(Some(failure.clone()))), Calls::default());
+        let (failing, made) = (Arc::clone(&error), Arc::clone(&calls));
+        let factory: HookFactory = Arc::new(move |_, kind| {
+            let (error, calls) = (Arc::clone(&failing), Arc::clone(&made));
+            Arc::new(Failing { kind, error, calls })
+        });
+        let harness = Harness::with(factory, RESYNC).await;
+        harness.declare("a", customizing("v1"));
+        harness.running("a", 1).await;
+        harness.server.apply(thing("p", json!({}))).unwrap();
+        pass().await;
+        assert_eq!(count(&calls, HookKind::Sync), 0, "{failure}");
+        assert!(count(&calls, HookKind::Customize) > 0);
+        let events = harness.server.list("v1", "Event").unwrap();
+        let warned = events.iter().find(|event| event["reason"] == "SyncError");
+        let message = warned.map(|event| event["message"].as_str().unwrap());
+        assert_eq!(message.is_some(), event.is_some(), "{message:?}");
+        assert!(message.is_none_or(|message| message.contains(event.unwrap())), "{message:?}");
+
+        error.lock().unwrap().take();
+        sleep(Duration::from_secs(60)).await;
+        assert!(count(&calls, HookKind::Sync) > 0, "{failure}");
+        harness.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unchanged_sync_with_related_objects_sends_no_request() {
+    let (harness, calls) = declared("v2", maps(json!({}))).await;
+    harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
+    pass().await;
+    let (requests, synced) = (harness.server.requests().len(), count(&calls, HookKind::Sync));
+
+    sleep(RESYNC).await;
+
+    assert!(count(&calls, HookKind::Sync) > synced);
+    let sent = harness.server.requests();
+    // Watches are renewed, and discovery is refreshed.
+    let is_refresh =
+        |it: &SimulatedRequest| it.info.verb == Verb::Watch || it.resource().is_empty();
+    let sent: Vec<_> = sent[requests..].iter().filter(|it| !is_refresh(it)).collect();
+    assert!(sent.is_empty(), "{sent:?}");
+    harness.end().await;
+}
