@@ -40,6 +40,10 @@ pub struct Context {
     reconcile_id: u64,
     after_unknown: bool,
     // Empty for a context from `Context::new`.
+    #[cfg_attr(
+        not(any(test, feature = "meta")),
+        expect(dead_code, reason = "declared controllers alone give slots back")
+    )]
     slot: Weak<Slot>,
 }
 
