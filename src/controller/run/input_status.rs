@@ -37,11 +37,14 @@ pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
     // True once the sync timeout is over.
     overdue: AtomicBool,
-    inputs: Mutex<BTreeMap<usize, InputStatus>>,
+    inputs: Mutex<Inputs>,
     // Inputs of the builder that are synced or not waited for. Capacity is their number, since each
     // is sent once.
     settled: mpsc::Sender<usize>,
 }
+
+/// Inputs by number. Boxed: a node of the map has room for eleven, and most controllers have two.
+type Inputs = BTreeMap<usize, Box<InputStatus>>;
 
 /// Status of one input of a run.
 #[derive(Debug)]
@@ -87,7 +90,7 @@ impl InputStatuses {
         inputs: Vec<InputStatus>,
     ) -> (Arc<Self>, mpsc::Receiver<usize>) {
         let (settled, numbers) = mpsc::channel(inputs.len().max(1));
-        let inputs = inputs.into_iter().enumerate().collect();
+        let inputs = inputs.into_iter().map(Box::new).enumerate().collect();
         let statuses =
             Self { epoch, overdue: AtomicBool::new(false), inputs: Mutex::new(inputs), settled };
         statuses.report(&statuses.inputs());
@@ -98,7 +101,7 @@ impl InputStatuses {
     pub(in crate::controller) fn push(&self, input: InputStatus) -> usize {
         let mut inputs = self.inputs();
         let number = inputs.last_key_value().map_or(0, |(last, _)| last + 1);
-        inputs.insert(number, input);
+        inputs.insert(number, Box::new(input));
         self.report(&inputs);
         number
     }
@@ -119,7 +122,8 @@ impl InputStatuses {
         change: impl FnOnce(&mut InputStatus) -> T,
     ) -> T {
         let mut inputs = self.inputs();
-        let input = inputs.get_mut(&number).expect("an input is removed after its task has ended");
+        let input =
+            &mut **inputs.get_mut(&number).expect("an input is removed after its task has ended");
         let changed = change(input);
         if let Some(progress) = &input.progress {
             progress.set(if input.synced {
@@ -145,7 +149,7 @@ impl InputStatuses {
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
     pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
         let inputs = self.inputs();
-        let named = |input: &&InputStatus| {
+        let named = |input: &&Box<InputStatus>| {
             input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
         };
         let found = inputs.values().find(named).or_else(|| {
@@ -196,7 +200,7 @@ impl InputStatuses {
 
     /// Returns whether a cache is known to be behind.
     pub(in crate::controller) fn stale(&self) -> bool {
-        self.inputs().values().any(InputStatus::stale)
+        self.inputs().values().any(|input| input.stale())
     }
 
     /// Returns the reason why an input is not synced.
@@ -223,12 +227,12 @@ impl InputStatuses {
         self.inputs()[&input].mode
     }
 
-    fn inputs(&self) -> MutexGuard<'_, BTreeMap<usize, InputStatus>> {
+    fn inputs(&self) -> MutexGuard<'_, Inputs> {
         self.inputs.lock()
     }
 
-    fn report(&self, inputs: &BTreeMap<usize, InputStatus>) {
-        let inputs = || inputs.values();
+    fn report(&self, inputs: &Inputs) {
+        let inputs = || inputs.values().map(|input| &**input);
         let typed = |input: &InputStatus| input.type_ref.clone();
         let watches = inputs()
             .filter_map(|input| {
