@@ -1,6 +1,7 @@
 //! Apply: executes the plan for the children of one parent.
 //!
-//! This module does not decide on ownership: the rules of a sync complete each child and its owners.
+//! This module does not decide on ownership: the rules of a sync complete each child and its
+//! owners.
 
 mod dry_run_create;
 mod dry_run_update;
@@ -63,10 +64,10 @@ struct Execution<'a> {
 }
 
 impl Apply {
-    /// Applies the desired children in their order. A failure of one child does not stop the others;
-    /// a throttle and a cancellation do, and the writes under way are awaited. Returns whether all
-    /// children are as desired, without a write or a dry run, and without one that the limit holds
-    /// back.
+    /// Applies the desired children in their order. A failure of one child does not stop the
+    /// others; a throttle and a cancellation do, and the writes under way are awaited. Returns
+    /// whether all children are as desired, without a write or a dry run, and without one that the
+    /// limit holds back.
     ///
     /// # Cancel safety
     ///

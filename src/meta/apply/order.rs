@@ -3,7 +3,8 @@
 //! Deletions come first, then the other writes, each by group. A group begins when the one before
 //! it has ended. Within a group, writes begin in the order of the plan and overlap.
 //!
-//! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, where no writes overlap.
+//! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, where no writes
+//! overlap.
 
 use crate::meta::{
     UpdateMethod,
@@ -52,8 +53,8 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Returns the order of a sync after this many failures of its request. After a failure one write
-    /// at a time begins until one succeeds, so that a server that throttles is sent one request.
+    /// Returns the order of a sync after this many failures of its request. After a failure, one
+    /// write at a time is under way until one succeeds, so that a throttling server gets one request.
     pub(super) fn after(failures: u32) -> Self {
         let most = if failures == 0 { MOST_AT_ONCE } else { 1 };
         Self { most, stage: None, count: 0, alone: false }
