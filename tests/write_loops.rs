@@ -108,7 +108,7 @@ async fn hook_that_answers_differently_to_its_own_writes_is_limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_parents_that_name_one_object_are_told_once_each_without_endless_errors() {
+async fn object_that_two_parents_want_is_reported_once_to_each() {
     let bench = Bench::start().await;
     bench.hook.answers(async |request: Value| {
         let mut answer = sized(&request);

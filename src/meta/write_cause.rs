@@ -13,7 +13,7 @@ use std::{
 /// Cause of the writes of one sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteCause {
-    /// Nothing but writes of the last sync.
+    /// Writes of the last sync, and nothing else.
     OwnWrites,
     /// A change by another client, a resync, or the first sync.
     Work,
