@@ -176,7 +176,7 @@ impl InputStatuses {
     pub(in crate::controller) fn named(&self, name: &str) -> Option<Attached> {
         let inputs = self.inputs();
         let is_named =
-            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
+            |input: &&Box<InputStatus>| input.progress.as_ref().is_some_and(|it| *it.name == *name);
         inputs.values().rev().filter(is_named).find_map(|input| input.attached.clone())
     }
 
