@@ -90,7 +90,8 @@ impl Cli {
         };
         panics::report_without_values();
         let result = runtime.block_on(async {
-            self.logging.start(self.command.log_level(), self.command.log_format())?;
+            let (level, format) = (self.command.log_level(), self.command.log_format());
+            self.logging.start(level, format, self.command.logs_bodies())?;
             match self.command {
                 Command::Run(args) => args.run().await,
                 #[cfg(feature = "dev")]
@@ -123,6 +124,20 @@ impl Command {
             | Self::Release(_)
             | Self::Crds(_)
             | Self::Completions(_) => LevelFilter::WARN,
+        }
+    }
+
+    /// Returns whether bodies of hooks are logged.
+    fn logs_bodies(&self) -> bool {
+        match self {
+            Self::Run(args) => args.log_level() == LevelFilter::TRACE,
+            #[cfg(feature = "dev")]
+            Self::Dev(_) => false,
+            Self::Types(_)
+            | Self::Status(_)
+            | Self::Release(_)
+            | Self::Crds(_)
+            | Self::Completions(_) => false,
         }
     }
 

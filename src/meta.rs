@@ -24,6 +24,7 @@ mod hook_health;
 mod hook_metrics;
 mod hook_rule;
 mod last_applied;
+mod log_text;
 mod manager_source;
 mod merge;
 mod parent_index;
@@ -33,6 +34,7 @@ mod protocol;
 mod recorder;
 mod related;
 mod resource;
+mod resync;
 mod rewrite;
 mod selection;
 mod status;
@@ -40,6 +42,7 @@ mod supervisor;
 mod sync_error;
 mod sync_record;
 mod webhook;
+mod write_cause;
 mod write_limit;
 
 use composite_controller::{
@@ -67,6 +70,7 @@ pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
+pub use recorder::EventLimit;
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,

@@ -34,6 +34,8 @@ pub use lane::Lane;
 pub use metrics::TransportMetrics;
 pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
+#[cfg(feature = "meta")]
+pub(crate) use tunnel::authorization as basic_authorization;
 
 use std::{fmt, sync::Arc, time::Duration};
 

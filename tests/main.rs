@@ -53,6 +53,8 @@ mod owner_chain;
 mod production;
 #[cfg(feature = "cli")]
 mod reports;
+#[cfg(feature = "meta")]
+mod resync;
 #[cfg(feature = "cli")]
 mod scenarios;
 #[cfg(feature = "cli")]
@@ -78,6 +80,8 @@ mod unknown_outcome;
 #[cfg(feature = "meta")]
 mod watches;
 mod wire;
+#[cfg(feature = "meta")]
+mod write_loops;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

@@ -300,7 +300,7 @@ impl Scene {
             self.reason_of("unreachable", "HooksHealthy") == "HookUnreachable"
         })
         .await;
-        for name in ["credentials", "scheme", "broken"] {
+        for name in ["scheme", "broken"] {
             self.until(name, || self.reason_of(name, "Ready") == "SpecInvalid").await;
         }
         for refused in ["creating Secret", "updating Secret", "adopting Secret"] {

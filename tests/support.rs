@@ -76,7 +76,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "meta")]
 pub(crate) use self::{
-    bench::{Bench, sized},
+    bench::{Bench, redeclare, sized},
     logs::{Line, Logs},
 };
 #[cfg(feature = "cli")]

@@ -1,5 +1,7 @@
 //! Flags that limit the bytes of hook answers.
 
+use std::num::NonZeroUsize;
+
 use clap::Args;
 use pilotlight::meta::{AnswerBudget, AnswerLimits};
 
@@ -21,6 +23,9 @@ pub(super) struct BudgetArgs {
     /// 16Mi, or that budget if it is less.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
     hook_answer_limit: Option<usize>,
+    /// Maximum number of children in one hook answer.
+    #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
+    pub(super) hook_answer_children: NonZeroUsize,
 }
 
 impl BudgetArgs {

@@ -10,7 +10,7 @@ use pilotlight::{
     discovery::DiscoveryOptions,
     duration,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
-    meta::{HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
+    meta::{EventLimit, HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -57,6 +57,10 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
+    /// Delete a child that is to be recreated without asking the API server in dry runs whether it
+    /// differs and whether its replacement would be accepted, as Metacontroller does. Default: off.
+    #[arg(long)]
+    recreate_without_dry_run: bool,
     /// Interval for polling the served types where CRDs may not be watched; no effect where they
     /// may. A duration of at least 100ms, such as 30s.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
@@ -82,6 +86,15 @@ pub(super) struct ServerArgs {
     pub(super) health_probe_bind_address: BindAddress,
 }
 
+/// Options that flags of Metacontroller set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Upstream {
+    /// Resync period of controllers without `resyncPeriodSeconds`.
+    pub(super) resync_period: Option<Duration>,
+    /// Rate limit of the Events of one object.
+    pub(super) events: EventLimit,
+}
+
 /// Manager that has not run yet, with handles on its parts.
 #[derive(Debug)]
 pub(super) struct Instance {
@@ -98,13 +111,11 @@ pub(super) struct Instance {
 impl Instance {
     /// Binds the servers' addresses and builds the manager. Must be called on a tokio runtime;
     /// sends no request.
-    ///
-    /// `resync_period` applies to controllers without `resyncPeriodSeconds`.
     pub(super) fn new(
         config: Config,
         manager: &ManagerArgs,
         servers: &ServerArgs,
-        resync_period: Option<Duration>,
+        upstream: Upstream,
     ) -> anyhow::Result<Self> {
         let listeners =
             Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
@@ -146,7 +157,10 @@ impl Instance {
             metrics: hooks,
             answers: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
-            resync_period,
+            resync_period: upstream.resync_period,
+            events: upstream.events,
+            max_children: manager.budget.hook_answer_children.get(),
+            recreate_without_dry_run: manager.recreate_without_dry_run,
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
             user_agent: transport.user_agent().clone(),
@@ -198,7 +212,7 @@ mod tests {
             "--health-probe-bind-address=127.0.0.1:0",
         ]);
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        Instance::new(config, &flags.manager, &flags.servers, None).unwrap()
+        Instance::new(config, &flags.manager, &flags.servers, Upstream::default()).unwrap()
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -255,7 +269,8 @@ mod tests {
         let flags = Flags::parse_from(["test", &address, "--health-probe-bind-address=0"]);
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
 
-        let error = Instance::new(config, &flags.manager, &flags.servers, None).unwrap_err();
+        let error =
+            Instance::new(config, &flags.manager, &flags.servers, Upstream::default()).unwrap_err();
 
         assert!(format!("{error:#}").starts_with(&address.replace('=', " ")), "{error:#}");
     }

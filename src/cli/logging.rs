@@ -27,6 +27,9 @@ pub(super) struct LoggingArgs {
     log_format: Option<LogFormat>,
 }
 
+/// Target of the bodies of hooks, which may hold secrets: logged only if a flag asks for them.
+const HOOK_BODIES: &str = "hook_bodies";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
     /// Human-readable lines.
@@ -37,8 +40,15 @@ pub(super) enum LogFormat {
 
 impl LoggingArgs {
     /// Starts the log; `level` and `format` are the defaults of these flags.
-    pub(super) fn start(&self, level: LevelFilter, format: LogFormat) -> anyhow::Result<()> {
+    /// With `bodies`, bodies of hooks are logged too.
+    pub(super) fn start(
+        &self,
+        level: LevelFilter,
+        format: LogFormat,
+        bodies: bool,
+    ) -> anyhow::Result<()> {
         let level = self.log_level.clone().unwrap_or_else(|| of_level(level));
+        let level = if bodies { format!("{level},{HOOK_BODIES}=trace") } else { level };
         let lines = fmt::layer()
             .with_writer(std::io::stderr)
             // An internal error would be printed to the same failing stream, with a panic.
@@ -50,7 +60,10 @@ impl LoggingArgs {
         };
         tracing_subscriber::registry()
             .with(EnvFilter::try_new(&level)?)
-            .with(lines.with_filter(filter_fn(|metadata| !quotes_bodies(metadata.target()))))
+            .with(lines.with_filter(filter_fn(move |metadata| {
+                let target = metadata.target();
+                !quotes_bodies(target) && (bodies || target != HOOK_BODIES)
+            })))
             .try_init()
             .map_err(|error| anyhow!("starting the log: {error}"))
     }

@@ -4,21 +4,28 @@
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use pilotlight::duration;
+use pilotlight::{
+    duration::{self, DurationError},
+    meta::EventLimit,
+};
 use tracing::warn;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::logging::LogFormat;
 
-/// Values are parsed as by Metacontroller. A value that asks for a missing feature is refused.
+/// Resync period without --cache-flush-interval: Metacontroller's default.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(30 * 60);
+
+/// Values are parsed as by Metacontroller. A value that asks for a missing feature is logged.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags of Metacontroller that are accepted")]
 pub(super) struct MetacontrollerArgs {
     /// Resync period of parents whose controller has no resyncPeriodSeconds: a duration such as
-    /// 30m, or 0 for none. Default: 0. Caches are never flushed.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    /// 30m, or 0 for none. Default: 30m. Caches are never flushed.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration, allow_hyphen_values = true)]
     cache_flush_interval: Option<Duration>,
-    /// Same as --log-level; a number of at least 1 means debug, panic means error.
+    /// Same as --log-level; a number means debug, and trace from 6 on; panic means error. Debug has
+    /// actions and the fields that they change, trace has bodies of hooks without data of Secrets.
     #[arg(long, value_name = "LEVEL", value_parser = zap_level)]
     zap_log_level: Option<LevelFilter>,
     /// Same as --log-level=debug --log-format=text.
@@ -42,16 +49,17 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     client_go_burst: Option<i64>,
-    /// Ignored: Events are rate-limited for each object.
+    /// Events of one object in a second, after the burst; zero or less for no more than the burst.
+    /// Default: 1/300.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_qps: Option<f64>,
-    /// Ignored: Events are rate-limited for each object.
+    /// Events of one object without a pause. Default: 25.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_burst: Option<i64>,
-    /// Accepts only false: there is no leader election yet.
+    /// Ignored: there is no leader election yet. Run one replica with the strategy Recreate.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = no_leader_election, action = ArgAction::Set
+        default_missing_value = "true", value_parser = go_bool, action = ArgAction::Set
     )]
     leader_election: Option<bool>,
     /// Ignored: there is no leader election yet.
@@ -63,11 +71,12 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no leader election yet.
     #[arg(long, value_name = "NAME")]
     leader_election_id: Option<String>,
-    /// Accepts only 0: there is no pprof endpoint.
-    #[arg(long, value_name = "ADDRESS", value_parser = no_pprof)]
+    /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
+    #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
-    /// Accepts only dynamic-apply.
-    #[arg(long, value_name = "STRATEGY", value_parser = dynamic_apply)]
+    /// dynamic-apply, or server-side-apply, which is not there yet: children are applied as with
+    /// dynamic-apply.
+    #[arg(long, value_name = "STRATEGY", value_parser = ["dynamic-apply", "server-side-apply"])]
     apply_strategy: Option<String>,
     /// Ignored: children are applied as with dynamic-apply.
     #[arg(long, value_name = "NAME")]
@@ -77,7 +86,17 @@ pub(super) struct MetacontrollerArgs {
 impl MetacontrollerArgs {
     /// Returns the resync period of controllers without `resyncPeriodSeconds`.
     pub(super) fn resync_period(&self) -> Option<Duration> {
-        self.cache_flush_interval.filter(|interval| !interval.is_zero())
+        Some(self.cache_flush_interval.unwrap_or(FLUSH_INTERVAL)).filter(|it| !it.is_zero())
+    }
+
+    /// Returns the rate limit of the Events of one object.
+    pub(super) fn event_limit(&self) -> EventLimit {
+        let usual = EventLimit::default();
+        let refill = self.events_qps.map(|per_second| {
+            Duration::try_from_secs_f64(per_second.recip()).unwrap_or(Duration::MAX)
+        });
+        let burst = self.events_burst.map(|burst| u32::try_from(burst.max(0)).unwrap_or(u32::MAX));
+        EventLimit { burst: burst.unwrap_or(usual.burst), refill: refill.unwrap_or(usual.refill) }
     }
 
     /// Returns the log level that these flags set.
@@ -100,10 +119,10 @@ impl MetacontrollerArgs {
     fn meanings(&self) -> Vec<(&'static str, &'static str)> {
         const UNLIMITED: &str = "ignored: requests are not limited on this side, the API server's \
                                  priority and fairness decides";
-        const EVENTS: &str = "ignored: Events are limited for each object already";
         const LEVEL: &str = "sets the log level, unless --log-level does";
         const FORMAT: &str = "sets the log format, unless --log-format does";
-        const ELECTION: &str = "ignored: there is no leader election yet";
+        const ELECTION: &str = "ignored: there is no leader election yet; run one replica with the \
+                                strategy Recreate, as deploy/ does";
         let flushes = if self.resync_period().is_some() {
             "parents are synced this often where their controller has no resyncPeriodSeconds; \
              caches follow their watches and are never flushed"
@@ -131,8 +150,7 @@ impl MetacontrollerArgs {
             ),
             (self.client_go_qps.is_some(), "--client-go-qps", UNLIMITED),
             (self.client_go_burst.is_some(), "--client-go-burst", UNLIMITED),
-            (self.events_qps.is_some(), "--events-qps", EVENTS),
-            (self.events_burst.is_some(), "--events-burst", EVENTS),
+            (self.leader_election == Some(true), "--leader-election", ELECTION),
             (
                 self.leader_election_resource_lock.is_some(),
                 "--leader-election-resource-lock",
@@ -140,6 +158,16 @@ impl MetacontrollerArgs {
             ),
             (self.leader_election_namespace.is_some(), "--leader-election-namespace", ELECTION),
             (self.leader_election_id.is_some(), "--leader-election-id", ELECTION),
+            (
+                self.pprof_address.as_deref().is_some_and(|it| !matches!(it, "" | "0")),
+                "--pprof-address",
+                "ignored: there is no pprof endpoint; see /debug/status at --metrics-address",
+            ),
+            (
+                self.apply_strategy.as_deref() == Some("server-side-apply"),
+                "--apply-strategy",
+                "there is no server-side apply yet: children are applied as with dynamic-apply",
+            ),
             (
                 self.apply_strategy_ssa_field_manager.is_some(),
                 "--apply-strategy-ssa-field-manager",
@@ -163,6 +191,7 @@ fn go_bool(text: &str) -> Result<bool, String> {
 
 fn zap_level(text: &str) -> Result<LevelFilter, String> {
     match (text.to_lowercase().as_str(), text.parse::<u32>()) {
+        (_, Ok(6..)) => Ok(LevelFilter::TRACE),
         ("debug", _) | (_, Ok(1..)) => Ok(LevelFilter::DEBUG),
         ("info", _) => Ok(LevelFilter::INFO),
         ("warn", _) => Ok(LevelFilter::WARN),
@@ -180,31 +209,12 @@ fn zap_encoder(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-fn no_leader_election(text: &str) -> Result<bool, String> {
-    if go_bool(text)? {
-        Err("there is no leader election yet: run one replica with the strategy Recreate, as \
-             deploy/ does"
-            .to_owned())
-    } else {
-        Ok(false)
-    }
-}
-
-fn no_pprof(text: &str) -> Result<String, String> {
-    if matches!(text, "" | "0") {
-        Ok(text.to_owned())
-    } else {
-        Err("there is no pprof endpoint; see /debug/status at --metrics-address".to_owned())
-    }
-}
-
-fn dynamic_apply(text: &str) -> Result<String, String> {
-    match text {
-        "dynamic-apply" => Ok(text.to_owned()),
-        "server-side-apply" => {
-            Err("server-side apply is not supported yet; give dynamic-apply".to_owned())
-        }
-        _ => Err("give dynamic-apply".to_owned()),
+/// Parses a duration as Go does. A negative one counts as none, as with Metacontroller's resync.
+fn go_duration(text: &str) -> Result<Duration, DurationError> {
+    match duration::parse(text) {
+        Err(DurationError::Negative(_)) => Ok(Duration::ZERO),
+        Err(DurationError::TooLong(_)) => Ok(Duration::MAX),
+        parsed @ (Ok(_) | Err(DurationError::Malformed(_))) => parsed,
     }
 }
 
@@ -238,30 +248,30 @@ mod tests {
             "200",
             "--events-qps=0.0033",
             "--events-burst=25",
-            "--leader-election=false",
+            "--leader-election",
             "--leader-election-resource-lock=leases",
             "--leader-election-namespace=a",
             "--leader-election-id=metacontroller",
-            "--pprof-address=0",
-            "--apply-strategy=dynamic-apply",
+            "--pprof-address=:6060",
+            "--apply-strategy=server-side-apply",
             "--apply-strategy-ssa-field-manager=metacontroller",
         ])
         .unwrap();
 
         let explained: Vec<_> = flags.meanings().into_iter().map(|(flag, _)| flag).collect();
-        assert_eq!(explained.len(), 14, "{explained:?}");
-        assert!(!explained.contains(&"--leader-election"), "nothing was asked for");
-        assert!(parse(&[]).unwrap().meanings().is_empty());
+        assert_eq!(explained.len(), 15, "{explained:?}");
+        let nothing =
+            ["--leader-election=false", "--pprof-address=0", "--apply-strategy=dynamic-apply"];
+        for arguments in [&nothing as &[_], &["--pprof-address="], &[]] {
+            assert!(parse(arguments).unwrap().meanings().is_empty(), "{arguments:?}");
+        }
     }
 
     #[test]
-    fn flags_without_a_counterpart_are_refused_with_a_hint() {
+    fn values_that_metacontroller_refuses_are_refused_with_a_hint() {
         for (argument, hint) in [
-            ("--leader-election", "strategy Recreate"),
-            ("--leader-election=true", "strategy Recreate"),
             ("--leader-election=maybe", "true or false"),
-            ("--pprof-address=:6060", "/debug/status"),
-            ("--apply-strategy=server-side-apply", "not supported yet"),
+            ("--apply-strategy=kubectl", "dynamic-apply, server-side-apply"),
             ("--zap-log-level=0", "--log-level"),
             ("--zap-log-level=loud", "--log-level"),
             ("--zap-encoder=xml", "--log-format"),
@@ -280,7 +290,9 @@ mod tests {
         for (argument, level) in [
             ("--zap-log-level=debug", Some(LevelFilter::DEBUG)),
             ("--zap-log-level=1", Some(LevelFilter::DEBUG)),
-            ("--zap-log-level=10", Some(LevelFilter::DEBUG)),
+            ("--zap-log-level=5", Some(LevelFilter::DEBUG)),
+            ("--zap-log-level=6", Some(LevelFilter::TRACE)),
+            ("--zap-log-level=10", Some(LevelFilter::TRACE)),
             ("--zap-log-level=info", Some(LevelFilter::INFO)),
             ("--zap-log-level=error", Some(LevelFilter::ERROR)),
             ("--zap-devel", Some(LevelFilter::DEBUG)),
@@ -312,5 +324,27 @@ mod tests {
 
         assert_eq!(period("--cache-flush-interval=30m"), Some(Duration::from_secs(1800)));
         assert_eq!(period("--cache-flush-interval=0"), None);
+        assert_eq!(period("--cache-flush-interval=-1s"), None);
+    }
+
+    #[test]
+    fn parents_are_resynced_every_half_hour_without_a_flag() {
+        assert_eq!(parse(&[]).unwrap().resync_period(), Some(Duration::from_secs(1800)));
+    }
+
+    #[test]
+    fn flags_set_the_rate_of_events() {
+        let limit = |arguments: &[&str]| {
+            let EventLimit { burst, refill } = parse(arguments).unwrap().event_limit();
+            (burst, refill)
+        };
+
+        assert_eq!(limit(&[]), (25, Duration::from_secs(300)));
+        assert_eq!(
+            limit(&["--events-qps=2", "--events-burst=100"]),
+            (100, Duration::from_millis(500))
+        );
+        assert_eq!(limit(&["--events-qps=0", "--events-burst=-1"]), (0, Duration::MAX));
+        assert_eq!(limit(&["--events-qps=-1"]).1, Duration::MAX);
     }
 }

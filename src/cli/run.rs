@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{
     connection::ConnectionArgs,
-    instance::{Instance, ManagerArgs, ServerArgs},
+    instance::{Instance, ManagerArgs, ServerArgs, Upstream},
     logging::LogFormat,
     metacontroller::MetacontrollerArgs,
 };
@@ -42,7 +42,10 @@ impl RunArgs {
             config,
             &self.manager,
             &self.servers,
-            self.metacontroller.resync_period(),
+            Upstream {
+                resync_period: self.metacontroller.resync_period(),
+                events: self.metacontroller.event_limit(),
+            },
         )?;
         info!(
             %server,

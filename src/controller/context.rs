@@ -13,6 +13,7 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -315,6 +316,14 @@ impl Context {
     pub fn inputs(&self) -> Option<Inputs> {
         let named = self.shared.named.as_ref().map(Arc::clone)?;
         Some(Inputs { named, epoch: Some(self.shared.epoch.number()) })
+    }
+
+    /// Sets the time at which a request is reconciled at the latest, in place of an earlier one;
+    /// `None` removes it. Changes and failures of the request do not delay it.
+    pub(crate) fn resync(&self, request: &Request, at: Option<Instant>) {
+        if let Some(queue) = &self.shared.queue {
+            queue.resync(request.clone(), at);
+        }
     }
 
     /// Returns the number of failures of this request in a row.

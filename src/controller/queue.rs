@@ -5,6 +5,9 @@
 //! controller-runtime's `priorityqueue`. The queue runs no task: the callers that wait in
 //! [`Queue::get`] drive its timers.
 //!
+//! A key may have a resync beside its add: a due time that adds and failures of the key do not change.
+//! It makes the key ready at low priority.
+//!
 //! Low priorities do not starve, unlike in `priorityqueue`. A key with a priority below 0 that has
 //! been ready for a minute counts as priority 0, and precedes every key of priority 0 that became
 //! ready after it. Later adds at priority 0 cannot delay it further. Keys with a priority above 0
@@ -162,6 +165,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let mut state = self.shared.lock();
         let added = state.core.add(key, add, Instant::now());
         self.shared.settle(state, added);
+    }
+
+    /// Sets the time of the next resync of a key in place of an earlier one; `None` removes it. At
+    /// that time the key becomes ready at low priority, whatever was added meanwhile.
+    pub(super) fn resync(&self, key: K, at: Option<Instant>) {
+        let mut state = self.shared.lock();
+        let timer = state.core.resync(key, at, Instant::now());
+        self.shared.settle(state, (timer, false));
     }
 
     /// Adds a key that another queue had left.
@@ -343,7 +354,9 @@ impl<K: Clone + Eq + Hash> State<K> {
             if at <= now {
                 self.delays.pop_first();
                 self.timers[slot as usize] = None;
-                self.core.expire(slot, now);
+                // The slot may have a later time: of a resync, or of a delay.
+                let (timer, _) = self.core.expire(slot, now);
+                self.set_timer(timer);
                 continue;
             }
             let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));

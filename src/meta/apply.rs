@@ -23,7 +23,7 @@ use self::{
     dry_run_update::differs,
     failures::Failures,
     order::{Order, Stage},
-    refusal::{explain_existing, with_other_writer},
+    refusal::{Existing, explain_existing, with_other_writer},
 };
 use super::{
     ControllerBudget, Parents,
@@ -32,7 +32,7 @@ use super::{
     resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
 };
-use crate::controller::Context;
+use crate::{controller::Context, informer::ObjectKey, kind::VersionOrder};
 
 /// Executor of the plans of one controller.
 pub(crate) struct Apply {
@@ -133,7 +133,8 @@ impl<'a> Execution<'a> {
         // Deletions are not limited.
         let is_limited = !matches!(step, Step::Delete { .. });
         let (parents, parent) = (&self.apply.parents, &self.rules.parent.key);
-        if is_limited && !parents.writes.may_write(parent, &what) {
+        let is_create = matches!(step, Step::Create(_));
+        if is_limited && !parents.writes.may_write(parent, &what, is_create) {
             return;
         }
         // No other write of this parent is under way if this one has to wait.
@@ -232,31 +233,38 @@ impl Apply {
         // A body that is sent is not copied.
         let (verb, result) = match &mut step {
             Step::Delete { uid, .. } => {
-                ("deleting", resource.delete(key, uid).await.map(|()| false))
+                ("deleting", resource.delete(key, uid).await.map(|()| None))
             }
             Step::Recreate { uid, created, observed, merged } => {
-                let answer = resource.dry_run_update(key, take(merged)).await;
-                if !differs(observed, &answer, &what, context.attempt())? {
-                    return Ok(());
+                // An aggregated server may ignore `dryRun`, and carry the update out.
+                let has_dry_runs = served.version_order == VersionOrder::Comparable;
+                if !self.parents.recreates_at_once && has_dry_runs {
+                    let answer = resource.dry_run_update(key, take(merged)).await;
+                    if !differs(observed, &answer, &what, context.attempt())? {
+                        return Ok(());
+                    }
                 }
-                dry_run_create(&resource, served, created).await?;
-                ("replacing", resource.delete(key, uid).await.map(|()| false))
+                if !self.parents.recreates_at_once {
+                    let refused_for = || self.parents.writes.refused_for(&parent.key, &what);
+                    dry_run_create(&resource, served, created, refused_for).await?;
+                }
+                ("replacing", resource.delete(key, uid).await.map(|()| None))
             }
             Step::Create(Write { body, .. }) => {
-                ("creating", resource.create(key, take(body)).await.map(|_| true))
+                ("creating", resource.create(key, take(body)).await.map(Some))
             }
             Step::Update(Write { body, replaces, .. }) => {
                 // The server may store an equal value: `0.5` and `500m` are one quantity.
-                let changed = |stored: Stored| stored.version() != replaces.as_deref();
+                let changed = |stored: Stored| {
+                    Some(stored).filter(|stored| stored.version() != replaces.as_deref())
+                };
                 ("updating", resource.update(key, take(body)).await.map(changed))
             }
         };
         let error = match result {
             Ok(changed) => {
                 tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                if changed {
-                    self.parents.writes.wrote(&parent.key, what);
-                }
+                self.record(&parent.key, what, &step, changed);
                 return Ok(());
             }
             Err(error) => error,
@@ -267,7 +275,14 @@ impl Apply {
             // Deleted already, or replaced by another object of that name.
             Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
             _ if is_already_there(&error) => {
-                explain_existing(parent, rules.selector, &resource, key, &doing).await
+                match explain_existing(parent, rules.selector, &resource, key, &doing).await {
+                    Existing::Passing(error) => error,
+                    // Retried slowly, since nothing that this parent does changes it.
+                    Existing::NotOurs { message, owner } => {
+                        self.parents.writes.contest(&parent.key, what, message, owner);
+                        return Ok(());
+                    }
+                }
             }
             Step::Update(_) if gone => {
                 SyncError::Behind(format!("{doing}: the object no longer exists"))
@@ -281,6 +296,21 @@ impl Apply {
                 SyncError::of_write(&doing, &error)
             }
         })
+    }
+}
+
+impl Apply {
+    /// Records a write that succeeded, with the stored object if that changed.
+    fn record(&self, parent: &ObjectKey, what: String, step: &Step, stored: Option<Stored>) {
+        let writes = &self.parents.writes;
+        match (step, stored) {
+            (Step::Delete { uid, .. } | Step::Recreate { uid, .. }, _) => {
+                writes.deleted(parent, uid);
+            }
+            (Step::Create(_), Some(stored)) => writes.created(parent, what, &stored),
+            (Step::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
+            (Step::Create(_) | Step::Update(_), None) => {}
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    Selector, UpdateMethod, claim::UID_LABEL, equal_children::ChildDigest, last_applied, merge,
-    rewrite,
+    Selector, UpdateMethod, claim::UID_LABEL, equal_children::ChildDigest, last_applied, log_text,
+    merge, rewrite, write_cause::SeenVersion,
 };
 use crate::{
     informer::{Object, ObjectKey},
@@ -56,6 +56,8 @@ pub(crate) struct Child {
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
     pub(crate) terminating: bool,
+    /// Object and version.
+    pub(crate) seen: SeenVersion,
     /// The object.
     pub(crate) json: Bytes,
 }
@@ -63,11 +65,13 @@ pub(crate) struct Child {
 impl Child {
     /// Returns a cached object as a child.
     pub(crate) fn new(group: usize, object: &Object) -> Self {
+        let header = object.header();
         Self {
             group,
             key: object.key().clone(),
-            uid: object.header().uid.clone(),
-            terminating: object.header().deletion_timestamp.is_some(),
+            uid: header.uid.clone(),
+            terminating: header.deletion_timestamp.is_some(),
+            seen: SeenVersion::new(&header.uid, &header.resource_version),
             json: object.json().clone(),
         }
     }
@@ -271,10 +275,14 @@ impl Rules<'_> {
         let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
             format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
         })?;
-        let wanted = self.essence(&desired)?;
+        let wanted = self.complete_object(&desired)?;
         let merged = merge::apply(&observed, &wanted);
         if last_applied::same(&merged, &observed) {
             return Ok(None);
+        }
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let fields = log_text::differing(&observed, &merged);
+            tracing::debug!(%kind, name = %child.key, fields, "child differs");
         }
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
@@ -298,10 +306,15 @@ impl Rules<'_> {
 
     /// Returns a child as it is created: with its owner reference and last-applied annotation.
     fn new_child(&self, desired: Desired) -> Result<Write, String> {
-        let mut object = self.essence(&desired)?;
+        let object = self.complete_object(&desired)?;
         let remembered = last_applied::encode(&object);
+        let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+        let mut owners = owners.cloned().unwrap_or_default();
+        owners.retain(|owner| owner.get("uid").and_then(Value::as_str) != Some(&self.parent.uid));
+        owners.push(owner_reference(self.parent));
+        let mut object = last_applied::essence_of(object);
         last_applied::write_text(&mut object, remembered);
-        object["metadata"]["ownerReferences"] = json!([owner_reference(self.parent)]);
+        object["metadata"]["ownerReferences"] = owners.into();
         let mut body = last_applied::encode(&object).into_bytes();
         drop(object);
         let Desired { group, key, json } = desired;
@@ -321,15 +334,19 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Returns the completed fields of a desired child, without its status and without empty ones.
-    fn essence(&self, desired: &Desired) -> Result<Value, String> {
+    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
+    /// generated label. A status that the annotation has no room for is left out.
+    fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =
             |error: serde_json::Error| format!("{}: {}", name(), redaction::decoding(error));
-        let parts: BTreeMap<String, &RawValue> =
+        let all: BTreeMap<String, &RawValue> =
             serde_json::from_slice(&desired.json).map_err(unreadable)?;
-        let parts = || parts.iter().filter(|(field, _)| *field != "status");
-        let remembered = parts().filter(|(field, _)| *field != "metadata");
+        let total: usize = all.values().map(|part| part.get().len()).sum();
+        let with_status = total <= MAX_REMEMBERED_BYTES;
+        let parts = || all.iter().filter(|(field, _)| with_status || *field != "status");
+        let remembered =
+            parts().filter(|(field, _)| !matches!(field.as_str(), "metadata" | "status"));
         let text: usize = remembered.clone().map(|(_, part)| part.get().len()).sum();
         if text > MAX_REMEMBERED_BYTES {
             // Whitespace is not sent and not counted.
@@ -352,7 +369,9 @@ impl Rules<'_> {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             self.complete(metadata, &desired.key);
         }
-        Ok(last_applied::essence_of(Value::Object(object)))
+        let mut object = Value::Object(object);
+        last_applied::remove(&mut object);
+        Ok(object)
     }
 
     /// Completes a child's metadata: the namespace, the generated label.
@@ -440,6 +459,10 @@ pub(crate) mod fixtures {
             },
             uid: text("/metadata/uid").unwrap_or(name).into(),
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
+            seen: SeenVersion::new(
+                text("/metadata/uid").unwrap_or(name),
+                text("/metadata/resourceVersion").unwrap_or_default(),
+            ),
             json: serde_json::to_vec(&object).unwrap().into(),
         }
     }

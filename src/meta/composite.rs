@@ -19,6 +19,7 @@ use std::{
 
 use futures::FutureExt;
 use kube::core::Status;
+use tokio::time::Instant;
 
 use self::hook_call::{CheckedResponse, Response};
 pub(crate) use self::{
@@ -28,13 +29,17 @@ pub(crate) use self::{
 use super::{
     ControllerBudget, Definition, HookError, Parents,
     apply::Apply,
-    children::{Desired, Group, Parent, Rules},
+    children::{Child, Desired, Group, Parent, Rules},
     claim,
     finalizer::{Finalizer, FirstStep},
     hook_health::Failure,
+    parent_writes::Contested,
     recorder::{EventRecorder, Severity, Subject},
+    related::RelatedGroup,
     resource::throttled,
-    sync_error::SyncError,
+    resync,
+    sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
+    write_cause::SeenVersion,
     write_limit::Flapping,
 };
 use crate::{
@@ -45,6 +50,9 @@ use crate::{
     informer::Object,
     redaction,
 };
+
+/// Time after which an object of another owner is tried again: its owner may have released it.
+const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
 
 struct Composite {
     definition: Arc<Definition>,
@@ -88,8 +96,12 @@ impl Reconciler for Composite {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
+        self.parents.writes.track(&parent.key, &parent.uid);
+        self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.take(step, &parent, &object, &context));
         let synced = synced.catch_unwind().await;
+        self.parents.writes.end(&parent.key, !matches!(synced, Ok(Ok(_))));
+        self.schedule_resync(&parent, &context);
         let synced = synced.unwrap_or_else(|panic| {
             // The message goes to the status, so it must not quote the values of a panic.
             resume_unwind(Box::new(redaction::panic_message(&*panic).to_owned()))
@@ -98,7 +110,7 @@ impl Reconciler for Composite {
             self.parents.hook.stop_waiting(&parent.key);
         }
         let mut reason = "SyncError";
-        let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
+        let (message, after) = match synced {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
             Err(SyncError::Busy(after)) => {
@@ -108,6 +120,12 @@ impl Reconciler for Composite {
                 let reason = HookError::Busy(after).reason();
                 self.parents.hook.failed(&parent.key, Failure { reason, message });
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
+            }
+            // A conflict is another client's success, and so no warning.
+            Err(SyncError::Behind(message)) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
+                let (subject, text) = (subject(&parent), format!("Sync delayed: {message}"));
+                self.recorder.publish(&context, &subject, Severity::Normal, "SyncDelayed", &text);
+                return Err(ReconcileError::Retry(message.into()));
             }
             Err(SyncError::Behind(message)) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
@@ -157,6 +175,7 @@ impl Composite {
         for hook in self.hooks.all() {
             hook.hook.forget(key);
         }
+        context.resync(key, None);
     }
 
     /// Takes the first step of a sync. After a change of the finalizer, the parent is reconciled
@@ -196,10 +215,11 @@ impl Composite {
         let definition = &*self.definition;
         let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
-        self.parents.writes.track(&parent.key, &parent.uid);
         let last = self.parents.writes.take_record(&parent.key);
         let related = self.related(parent, object, context).await?;
         let observation = self.observe(parent, &selector, context).await?;
+        let seen = seen(object, &observation.children, &related);
+        self.parents.writes.observed(&parent.key, seen);
         let rules = Rules {
             parent,
             groups: &observation.groups,
@@ -209,17 +229,15 @@ impl Composite {
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let (resync_after, recheck) = match self
-            .call_hook(hook, object, &rules, &related, last, context)
-            .await?
-        {
+        let recheck = match self.call_hook(hook, object, &rules, &related, last, context).await? {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
-                (record.resync_after, self.report_flapping(parent, context))
+                self.resync_after(parent, record.resync_after);
+                self.report_flapping(parent, context)
             }
             Response::Checked(response) => {
-                let resync_after = response.record.resync_after;
+                self.resync_after(parent, response.record.resync_after);
                 let mut object = object.clone();
                 // The children of a parent that is finalized are left to the garbage collector.
                 if response.finalized && parent.terminating && self.finalizer.is_on(object.header())
@@ -232,12 +250,25 @@ impl Composite {
                         }
                     }
                 }
-                (resync_after, self.apply(object, &rules, response, context).await?)
+                self.apply(object, &rules, response, context).await?
             }
         };
-        let resync = [resync_after, definition.resync_period, recheck];
-        let resync = resync.into_iter().flatten().min();
-        Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+        Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Records the time that an answer asks for, before anything that may fail.
+    fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
+        if let Some(after) = after {
+            self.parents.writes.resync_after(&parent.key, after);
+        }
+    }
+
+    /// Sets the time of the next resync, which failures and events do not change.
+    fn schedule_resync(&self, parent: &Parent, context: &Context) {
+        let tick = self.definition.resync_period.and_then(|period| {
+            resync::tick(period, &parent.uid, self.parents.begin, Instant::now())
+        });
+        context.resync(&parent.key, self.parents.writes.next_resync(&parent.key, tick));
     }
 
     /// Applies a response: children and status. Returns the time until flapping is to be checked
@@ -272,6 +303,7 @@ impl Composite {
         // Written even if children failed, since the status reports that.
         let written = self.write_status(parent, &object, status, context).await;
         let recheck = self.report_flapping(parent, context);
+        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let as_desired = managed? & written?;
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !is_freed {
@@ -302,21 +334,55 @@ impl Composite {
         Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }
 
+    /// Reports new objects that the parent wants and another owner has, to both owners if they are of
+    /// one type. Returns the time until they are to be tried again.
+    fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+        let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
+        let wanted = subject(parent);
+        for (what, Contested { message, owner, .. }) in unreported {
+            let text = format!("Sync error: {message}");
+            self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
+            let owner = owner.filter(|owner| {
+                (&owner.api_version, &owner.kind) == (&wanted.api_version, &wanted.kind)
+            });
+            if let Some(owner) = owner {
+                let other =
+                    Subject { name: owner.name.into(), uid: owner.uid.into(), ..wanted.clone() };
+                let text =
+                    format!("Sync error: {what} is also wanted by {} {}", wanted.kind, wanted.name);
+                self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
+            }
+        }
+        is_contested.then_some(CONTESTED_AGAIN)
+    }
+
     /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
     /// to be checked again.
     fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let Some(Flapping { what, again }) = self.parents.writes.flapping(&parent.key) else {
+        let Some(flapping) = self.parents.writes.flapping(&parent.key) else {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };
+        let Flapping { what, again, by_conflicts } = flapping;
         let message = format!("{what} changes repeatedly, because of the hook or another client");
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Delayed: {message}"));
-            self.recorder.publish(context, &subject, Severity::Warning, "Flapping", &text);
+            let severity = if by_conflicts { Severity::Normal } else { Severity::Warning };
+            self.recorder.publish(context, &subject, severity, "Flapping", &text);
         }
         Some(again)
     }
+}
+
+/// Versions of a parent, its children and its related objects. A resourceVersion that is missing never
+/// changes.
+fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
+    let of =
+        |object: &Object| SeenVersion::new(&object.header().uid, &object.header().resource_version);
+    let lasting = children.iter().filter(|child| !child.terminating);
+    let related = related.iter().flat_map(|group| &group.objects).map(of);
+    lasting.map(|child| child.seen).chain(related).chain([of(parent)]).collect()
 }
 
 fn subject(parent: &Parent) -> Subject {

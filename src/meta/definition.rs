@@ -13,8 +13,8 @@ use serde_json::Value;
 pub(super) use self::rejected::Problems;
 pub use self::rejected::{Problem, Rejected};
 use super::{
-    CompositeControllerSpec, HookKind, HookRule, Selector, finalizer, hook_rule::hook_rule,
-    selection,
+    CompositeControllerSpec, HookKind, HookRule, MAX_CHILDREN, Selector, finalizer,
+    hook_rule::hook_rule, selection,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -49,6 +49,10 @@ pub struct Definition {
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub max_owner_depth: usize,
+    /// Maximum number of children in one answer; [`MAX_CHILDREN`] when parsed.
+    pub max_children: usize,
+    /// True if children are recreated without dry runs; false when parsed.
+    pub recreates_at_once: bool,
     /// The sync hook; without it, nothing is done for a parent until it is finalized.
     pub sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
@@ -189,6 +193,8 @@ impl Definition {
                 .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
                 .map(|period| period.max(SHORTEST_RESYNC)),
             max_owner_depth: OWNER_DEPTH,
+            max_children: MAX_CHILDREN,
+            recreates_at_once: false,
             sync: inverted(sync)?,
             finalize: inverted(finalize)?,
             customize: inverted(customize)?,
@@ -295,6 +301,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
         };
         // Two versions of one resource hold the same objects, so each would be a child twice.
         match seen.insert((type_ref.group.clone(), child.resource.clone()), index) {
+            Some(first) if spec.child_resources[first] == *child => {}
             Some(first) => problems.invalid(
                 field,
                 format!("{type_ref} is already declared by spec.childResources[{first}]"),
@@ -395,6 +402,21 @@ mod tests {
     }
 
     #[test]
+    fn identical_rules_of_children_count_once() {
+        let rules = |second: Value| {
+            let object = object(|spec| {
+                spec["childResources"].as_array_mut().unwrap().push(second);
+            });
+            Definition::parse(&object).map(|definition| definition.children.len())
+        };
+
+        assert_eq!(rules(json!({"apiVersion": "v1", "resource": "configmaps"})).unwrap(), 1);
+        let other = json!({"apiVersion": "v1", "resource": "configmaps",
+            "updateStrategy": {"method": "InPlace"}});
+        assert!(rules(other).unwrap_err().to_string().contains("already declared"));
+    }
+
+    #[test]
     fn annotation_sets_the_longest_chain_of_owners() {
         let with = |said: Option<Value>| {
             let mut object: Value = serde_json::from_slice(&object(|_| ())).unwrap();
@@ -465,7 +487,9 @@ mod tests {
             json!({"matchExpressions": [{"key": "a", "operator": "Near"}]}),
             &["spec.parentResource.labelSelector.matchExpressions[0].operator"],
         );
-        check("/childResources/1", child("configmaps"), &["spec.childResources[1]"]);
+        let mut other = child("configmaps");
+        other["updateStrategy"] = json!({"method": "InPlace"});
+        check("/childResources/1", other, &["spec.childResources[1]"]);
         check("/childResources/1", child(""), &["spec.childResources[1].resource"]);
         check(
             "/childResources",

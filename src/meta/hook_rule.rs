@@ -56,7 +56,8 @@ pub struct HookRule {
     pub version: HookVersion,
     /// True if unknown and duplicate fields of a response are errors.
     pub strict: bool,
-    /// URL of the hook.
+    /// URL of the hook. A user name and password in it become the header `Authorization`; do not show
+    /// them.
     pub url: Uri,
     /// Timeout of a whole exchange.
     pub timeout: Duration,
@@ -203,14 +204,10 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
             return None;
         }
     };
-    let authority = parsed.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     if !matches!(parsed.scheme_str(), Some("http" | "https")) {
         problems.invalid(field, format!("{shown:?} must begin with http:// or https://"));
     } else if parsed.host().is_none_or(str::is_empty) {
         problems.invalid(field, format!("{shown:?} has no host"));
-    } else if authority.contains('@') {
-        // The URL is not repeated, since it holds a password.
-        problems.invalid(field, "must not hold a user name or password");
     } else if !has_usable_port(&parsed) {
         // The request would go to the default port of the scheme, where another server may listen.
         problems.invalid(field, format!("{shown:?} has a port outside of 1 to 65535"));
@@ -223,6 +220,7 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
 /// Returns whether the port is absent or valid; [`Uri`] ignores a port that it cannot parse.
 fn has_usable_port(url: &Uri) -> bool {
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
     let written = url.host().and_then(|host| authority.strip_prefix(host)).unwrap_or_default();
     let Some(port) = written.strip_prefix(':') else { return true };
     // Rust also parses `+80` as a number.
@@ -250,6 +248,8 @@ mod tests {
         check("http://hook:/sync", true);
         check("http://hook:8080/sync", true);
         check("https://[::1]:65535/sync", true);
+        check("http://user:hush@hook:8080/sync", true);
+        check("http://user:hush@hook:0/sync", false);
         check("https://[::1]/sync", true);
         check("http://hook:65536/sync", false);
         check("http://hook:99999/sync", false);
@@ -261,7 +261,6 @@ mod tests {
     #[test]
     fn a_url_that_is_refused_is_named_without_password_and_query() {
         for url in [
-            "http://user:hush@hook/?hush",
             "ftp://user:hush@hook/?hush",
             "http://user:hush@hook:99999/ ?hush hush",
             "http://hook:0/?hush",

@@ -1,7 +1,9 @@
 //! Last-applied annotation: the desired child as of the last write.
 //!
 //! The annotation is Metacontroller's, so that both programs read each other's children. It is
-//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write.
+//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write. A
+//! write has the bytes that Metacontroller would have written, which compares them: the whole object
+//! as the hook sent it, with its status and nulls.
 
 use std::io;
 
@@ -32,6 +34,19 @@ pub(crate) fn read(child: &Value) -> Option<Value> {
 /// Sets the annotation of `child` to `desired`.
 pub(crate) fn write(child: &mut Value, desired: &Value) {
     write_text(child, encode(desired));
+}
+
+/// Removes an annotation that was copied from the live object, and would grow with each copy.
+pub(crate) fn remove(desired: &mut Value) {
+    let metadata = desired.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else { return };
+    let annotations = metadata.get_mut("annotations").and_then(Value::as_object_mut);
+    let is_last = annotations.is_some_and(|annotations| {
+        annotations.remove(LAST_APPLIED).is_some() && annotations.is_empty()
+    });
+    if is_last {
+        metadata.remove("annotations");
+    }
 }
 
 /// Sets the annotation of `child` to an encoded object.
@@ -116,12 +131,12 @@ impl Formatter for Go {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         let size = value.abs();
         if size != 0.0 && !(1e-6..1e21).contains(&size) {
-            // Go writes 1e+21 and 1e-07.
+            // Go writes 1e+21 and 1e-7.
             let text = format!("{value:e}");
             let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
             match exponent.strip_prefix('-') {
-                Some(digits) => write!(writer, "{mantissa}e-{digits:0>2}"),
-                None => write!(writer, "{mantissa}e+{exponent:0>2}"),
+                Some(digits) => write!(writer, "{mantissa}e-{digits}"),
+                None => write!(writer, "{mantissa}e+{exponent}"),
             }
         } else {
             write!(writer, "{value}")
@@ -154,12 +169,17 @@ mod tests {
     #[test]
     fn annotation_is_encoded_as_go_encodes_it() {
         let desired = json!({
-            "b": "<a>&\u{2028}é", "a": [1, 1.5, 2.0, 1e21, 1e-7, -0.25, true, null], "c": {}
+            "b": "<a>&\u{2028}é\u{8}\u{c}\u{1}",
+            "a": [1, 1.5, 2.0, 1e21, 1.5e300, 1e-6, 1e-7, 1e-10, -0.25, true, null],
+            "c": {}
         });
 
         assert_eq!(
             encode(&desired),
-            r#"{"a":[1,1.5,2,1e+21,1e-07,-0.25,true,null],"b":"\u003ca\u003e\u0026\u2028é","c":{}}"#
+            concat!(
+                r#"{"a":[1,1.5,2,1e+21,1.5e+300,0.000001,1e-7,1e-10,-0.25,true,null],"#,
+                r#""b":"\u003ca\u003e\u0026\u2028é\b\f\u0001","c":{}}"#
+            )
         );
     }
 

@@ -27,8 +27,8 @@ pub(crate) fn count() -> usize {
 
 /// Merges `desired` into `observed`.
 ///
-/// System metadata, owner references and the status stay as observed. The last-applied annotation
-/// is rewritten only if its meaning changed.
+/// System metadata, the controller's owner reference and the status stay as observed. The
+/// last-applied annotation becomes the whole desired object, if its meaning or anything else changed.
 pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
@@ -36,11 +36,47 @@ pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
     let last = last_applied::read(observed);
     let mut merged = merge(Some(observed), last.as_ref(), &wanted);
     restore(&mut merged, observed);
-    match last {
-        Some(last) if last_applied::same(&last_applied::essence(&last), &wanted) => {}
-        _ => last_applied::write(&mut merged, &wanted),
+    set_owners(&mut merged, last.as_ref(), desired);
+    let is_known =
+        last.is_some_and(|last| last_applied::same(&last_applied::essence(&last), &wanted));
+    if !is_known || !last_applied::same(&merged, observed) {
+        last_applied::write(&mut merged, desired);
     }
     merged
+}
+
+/// Adds the desired owners to the observed ones, and removes those that are desired no longer. The
+/// controller of the object is neither removed nor replaced.
+fn set_owners(merged: &mut Value, last: Option<&Value>, desired: &Value) {
+    let of = |object: Option<&Value>| {
+        let owners = object.and_then(|object| object.pointer("/metadata/ownerReferences"));
+        owners.and_then(Value::as_array).cloned().unwrap_or_default()
+    };
+    let (last, desired) = (of(last), of(Some(desired)));
+    if last.is_empty() && desired.is_empty() {
+        return;
+    }
+    let mut owners = of(Some(merged));
+    let find = |owners: &[Value], owner: &Value| {
+        owners.iter().position(|other| other.get("uid") == owner.get("uid"))
+    };
+    let is_controller = |owner: &Value| owner.get("controller") == Some(&Value::Bool(true));
+    owners.retain(|owner| {
+        let is_dropped = find(&last, owner).is_some() && find(&desired, owner).is_none();
+        is_controller(owner) || !is_dropped
+    });
+    for owner in desired {
+        match find(&owners, &owner) {
+            Some(known) if is_controller(&owners[known]) => {}
+            Some(known) => owners[known] = owner,
+            None => owners.push(owner),
+        }
+    }
+    if let Some(metadata) = merged.get_mut("metadata").and_then(Value::as_object_mut)
+        && !owners.is_empty()
+    {
+        metadata.insert("ownerReferences".to_owned(), Value::Array(owners));
+    }
 }
 
 /// Restores the fields that no hook decides: system metadata, owners, and the status.
@@ -279,6 +315,52 @@ mod tests {
         assert_eq!(merged["metadata"]["ownerReferences"], json!([{"uid": "p"}]));
         assert_eq!(merged["metadata"]["labels"], json!({"a": "b"}));
         assert!(merged["metadata"].get("creationTimestamp").is_none());
+    }
+
+    #[track_caller]
+    fn check_owners(observed: Value, last: Value, desired: Value, expected: Value) {
+        let with = |owners: Value| json!({"metadata": {"name": "a", "ownerReferences": owners}});
+        let mut live = with(observed);
+        live["metadata"]["annotations"] =
+            json!({last_applied::LAST_APPLIED: with(last).to_string()});
+
+        let merged = apply(&live, &with(desired));
+
+        assert_eq!(merged["metadata"]["ownerReferences"], expected);
+    }
+
+    #[test]
+    fn owners_that_a_hook_adds_are_kept_beside_those_of_others() {
+        let parent = json!({"uid": "p", "controller": true});
+        check_owners(
+            json!([parent, {"uid": "other"}]),
+            json!([]),
+            json!([{"uid": "a", "blockOwnerDeletion": false}]),
+            json!([parent, {"uid": "other"}, {"uid": "a", "blockOwnerDeletion": false}]),
+        );
+        check_owners(
+            json!([parent, {"uid": "a"}, {"uid": "b"}]),
+            json!([{"uid": "a"}, {"uid": "b"}]),
+            json!([{"uid": "b", "blockOwnerDeletion": true}]),
+            json!([parent, {"uid": "b", "blockOwnerDeletion": true}]),
+        );
+        check_owners(json!([parent]), json!([]), json!([{"uid": "p"}]), json!([parent]));
+        check_owners(json!([parent]), json!([parent]), json!([]), json!([parent]));
+    }
+
+    #[test]
+    fn annotation_of_a_write_is_the_whole_desired_object() {
+        let desired = json!({
+            "metadata": {"name": "a", "creationTimestamp": null, "ownerReferences": [{"uid": "o"}]},
+            "data": {"x": "new"}, "status": {}
+        });
+        let observed = json!({"metadata": {"name": "a"}, "data": {"x": "old"}});
+
+        let merged = apply(&observed, &desired);
+
+        assert_eq!(last_applied::read(&merged), Some(desired.clone()));
+        assert_eq!(merged.get("status"), None);
+        assert_eq!(apply(&merged, &desired), merged);
     }
 
     #[test]

@@ -1,7 +1,12 @@
-//! Writes for each parent: their limit, what the server stored of the last status, the record of a
-//! sync that needed none, and the children that needed none.
+//! Writes for each parent: their limit and cause, what the server stored of the last status, the
+//! record of a sync that needed none, the children that needed none, and the due time of the next sync.
 
-use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    mem::take,
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
@@ -9,7 +14,10 @@ use tokio::time::Instant;
 use super::{
     equal_children::EqualChildren,
     fingerprint::Fingerprint,
+    resource::{LiveOwner, Stored},
+    resync::Resync,
     sync_record::SyncRecord,
+    write_cause::{SeenVersion, SyncState, WriteCause},
     write_limit::{Flapping, WriteLimit},
 };
 use crate::informer::ObjectKey;
@@ -26,11 +34,32 @@ pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, TrackedParent>>);
 struct TrackedParent {
     uid: Arc<str>,
     limit: WriteLimit,
+    // Of the running sync.
+    cause: WriteCause,
+    is_resync: bool,
+    failed_work: bool,
+    state: SyncState,
+    resync: Resync,
+    contested: BTreeMap<String, Contested>,
+    // Replacements that are refused, with the time of the first refusal.
+    refused: BTreeMap<String, Instant>,
     status: Option<SettledStatus>,
     // Of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
     // Of the last sync that was executed.
     equal: EqualChildren,
+}
+
+/// Object that a parent wants and does not get, since it exists and is not the parent's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Contested {
+    /// Refusal, with the owner.
+    pub(crate) message: String,
+    /// Controller of the object.
+    pub(crate) owner: Option<LiveOwner>,
+    // True if the running sync has found it so.
+    is_current: bool,
+    is_reported: bool,
 }
 
 /// Fingerprints of a status: as it was sent, and as the server stored it.
@@ -41,21 +70,112 @@ struct SettledStatus {
     at: Instant,
 }
 
+impl TrackedParent {
+    /// Cause of a write of the running sync. A create always counts: a child that is deleted again and
+    /// again under its name, by a garbage collector or a rival, would otherwise be created in a loop.
+    fn cause_of(&self, is_create: bool) -> WriteCause {
+        if is_create { WriteCause::OwnWrites } else { self.cause }
+    }
+
+    fn wrote(&mut self, what: String, stored: &Stored, is_create: bool) {
+        self.contested.remove(&what);
+        self.refused.remove(&what);
+        self.limit.wrote(what, self.cause_of(is_create), Instant::now());
+        self.state.wrote(stored.seen());
+    }
+}
+
 impl ParentWrites {
     /// Starts to count writes for a parent; a parent with another uid starts at zero.
     pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
-            let (uid, limit) = (uid.clone(), WriteLimit::default());
             let entry = TrackedParent {
-                uid,
-                limit,
+                uid: uid.clone(),
+                limit: WriteLimit::default(),
+                cause: WriteCause::Work,
+                is_resync: false,
+                failed_work: false,
+                state: SyncState::default(),
+                resync: Resync::default(),
+                contested: BTreeMap::new(),
+                refused: BTreeMap::new(),
                 status: None,
                 record: None,
                 equal: EqualChildren::default(),
             };
             parents.insert(key.clone(), entry);
         }
+    }
+
+    /// Begins a sync of a parent; to be called before [`Self::observed`].
+    pub(crate) fn begin(&self, key: &ObjectKey) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            let failed = std::mem::take(&mut entry.failed_work);
+            entry.is_resync = entry.resync.begin(Instant::now()) || failed;
+            entry.cause = WriteCause::Work;
+            entry.contested.values_mut().for_each(|contested| contested.is_current = false);
+        }
+    }
+
+    /// Decides on the cause of the sync from the objects that it has observed. A resync is work.
+    pub(crate) fn observed(&self, key: &ObjectKey, observed: Vec<SeenVersion>) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            let cause = entry.state.begin(observed);
+            entry.cause = if entry.is_resync { WriteCause::Work } else { cause };
+        }
+    }
+
+    /// Ends a sync. The retry of work that failed without a write is work.
+    pub(crate) fn end(&self, key: &ObjectKey, failed: bool) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            let is_work = entry.cause == WriteCause::Work;
+            entry.failed_work = failed && is_work && !entry.state.has_written();
+            entry.state.end();
+        }
+    }
+
+    /// Records the time that an answer asks for until the next sync.
+    pub(crate) fn resync_after(&self, key: &ObjectKey, after: Duration) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.resync.asked(after, Instant::now());
+        }
+    }
+
+    /// Returns the time of the next resync: as an answer asked for, or at the end of the period.
+    pub(crate) fn next_resync(&self, key: &ObjectKey, tick: Option<Instant>) -> Option<Instant> {
+        self.lock().get_mut(key)?.resync.next(tick, Instant::now())
+    }
+
+    /// Records that an object which the parent wants exists and is not the parent's.
+    pub(crate) fn contest(
+        &self,
+        key: &ObjectKey,
+        what: String,
+        message: String,
+        owner: Option<LiveOwner>,
+    ) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            let known = entry.contested.get(&what);
+            let is_reported = known.is_some_and(|known| known.is_reported && known.owner == owner);
+            let contested = Contested { message, owner, is_current: true, is_reported };
+            entry.contested.insert(what, contested);
+        }
+    }
+
+    /// Returns whether an object is contested now, and those that are not reported yet. They count
+    /// as reported from now on.
+    pub(crate) fn contested(&self, key: &ObjectKey) -> (bool, Vec<(String, Contested)>) {
+        let mut parents = self.lock();
+        let Some(entry) = parents.get_mut(key) else { return (false, Vec::new()) };
+        entry.contested.retain(|_, contested| contested.is_current);
+        let all = entry.contested.iter_mut();
+        let unreported = all.filter_map(|(what, contested)| {
+            let is_reported = std::mem::replace(&mut contested.is_reported, true);
+            (!is_reported).then(|| (what.clone(), contested.clone()))
+        });
+        let unreported = unreported.collect();
+        (!entry.contested.is_empty(), unreported)
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
@@ -69,15 +189,39 @@ impl ParentWrites {
     }
 
     /// Returns whether the limit admits a write of `what` for a parent.
-    pub(crate) fn may_write(&self, key: &ObjectKey, what: &str) -> bool {
+    pub(crate) fn may_write(&self, key: &ObjectKey, what: &str, is_create: bool) -> bool {
         let mut parents = self.lock();
-        parents.get_mut(key).is_none_or(|entry| entry.limit.may_write(what, Instant::now()))
+        let now = Instant::now();
+        parents
+            .get_mut(key)
+            .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(is_create), now))
     }
 
-    /// Counts a write.
-    pub(crate) fn wrote(&self, key: &ObjectKey, what: String) {
+    /// Counts a write of a parent or child that changed it, and records its new version.
+    pub(crate) fn wrote(&self, key: &ObjectKey, what: String, stored: &Stored) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.limit.wrote(what, Instant::now());
+            entry.wrote(what, stored, false);
+        }
+    }
+
+    /// Counts a create, and records the version of the child.
+    pub(crate) fn created(&self, key: &ObjectKey, what: String, stored: &Stored) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.wrote(what, stored, true);
+        }
+    }
+
+    /// Records that the replacement of a child is refused; returns the time since the first refusal.
+    pub(crate) fn refused_for(&self, key: &ObjectKey, what: &str) -> Duration {
+        let mut parents = self.lock();
+        let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };
+        entry.refused.entry(what.to_owned()).or_insert_with(Instant::now).elapsed()
+    }
+
+    /// Records that a child was deleted, which no limit counts.
+    pub(crate) fn deleted(&self, key: &ObjectKey, uid: &str) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.state.deleted(uid);
         }
     }
 
@@ -192,6 +336,33 @@ mod tests {
         writes.clear();
         writes.track(&key, &"v".into());
         assert_eq!(writes.take_record(&key), None, "another epoch");
+    }
+
+    #[test]
+    fn contested_object_is_reported_once_for_each_owner() {
+        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        writes.track(&key, &"u".into());
+        let owner = |uid: &str| LiveOwner {
+            api_version: "v1".to_owned(),
+            kind: "Thing".to_owned(),
+            name: "b".to_owned(),
+            uid: uid.to_owned(),
+            controller: Some(true),
+        };
+        let sync = |owner: Option<LiveOwner>| {
+            writes.begin(&key);
+            if owner.is_some() {
+                writes.contest(&key, "x".to_owned(), "exists".to_owned(), owner);
+            }
+            let (is_contested, unreported) = writes.contested(&key);
+            (is_contested, unreported.len())
+        };
+
+        assert_eq!(sync(Some(owner("1"))), (true, 1));
+        assert_eq!(sync(Some(owner("1"))), (true, 0));
+        assert_eq!(sync(Some(owner("2"))), (true, 1));
+        assert_eq!(sync(None), (false, 0));
+        assert_eq!(sync(Some(owner("2"))), (true, 1), "again");
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
 use crate::informer::ObjectKey;
 
 /// Parents of one controller.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Parents {
     /// Maps a child to its parents.
     pub(crate) index: ParentIndex,
@@ -16,12 +18,23 @@ pub(crate) struct Parents {
     pub(crate) hook: HookHealth,
     /// Write limits, and the last status.
     pub(crate) writes: ParentWrites,
+    /// True if children are recreated without dry runs, as by Metacontroller.
+    pub(crate) recreates_at_once: bool,
+    /// Time from which the periods of resyncs are counted.
+    pub(crate) begin: Instant,
 }
 
 impl Parents {
     /// Returns an empty state. `health_changed` is called after each change of the hook's health.
     pub(crate) fn new(health_changed: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { hook: HookHealth::new(health_changed), ..Self::default() }
+        Self {
+            index: ParentIndex::default(),
+            related: Arc::default(),
+            hook: HookHealth::new(health_changed),
+            writes: ParentWrites::default(),
+            recreates_at_once: false,
+            begin: Instant::now(),
+        }
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

@@ -4,8 +4,8 @@ use std::{cmp::Ordering, fmt, time::Duration};
 
 use bytes::Bytes;
 use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    Deserializer, Serialize,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
@@ -21,7 +21,7 @@ use crate::{
     redaction,
 };
 
-/// Maximum number of children in one response.
+/// Default of the maximum number of children in one response.
 pub const MAX_CHILDREN: usize = 10_000;
 /// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
 /// the whole response, so that a mistake in a hook is not executed in part.
@@ -214,13 +214,23 @@ pub(crate) struct SyncResponse {
 /// # Errors
 ///
 /// Names the invalid field. With `strict`, unknown and duplicate fields are errors too.
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn sync_response(body: &Bytes, strict: bool) -> Result<SyncResponse, String> {
+    sync_response_within(body, strict, MAX_CHILDREN)
+}
+
+/// Like [`sync_response`], with this maximum number of children.
+pub(crate) fn sync_response_within(
+    body: &Bytes,
+    strict: bool,
+    max_children: usize,
+) -> Result<SyncResponse, String> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err("hook answered with an empty body".to_owned());
     }
     let mut decoder = serde_json::Deserializer::from_slice(body);
     let parts = decoder
-        .deserialize_map(Response { strict })
+        .deserialize_map(Response { strict, max_children })
         .and_then(|parts| decoder.end().map(|()| parts))
         .map_err(|error| format!("hook answer is unusable: {}", redaction::decoding(error)))
         .and_then(|parts| parts.check().map(|()| parts))
@@ -277,6 +287,7 @@ fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), S
 
 struct Response {
     strict: bool,
+    max_children: usize,
 }
 
 impl<'de> Visitor<'de> for Response {
@@ -313,12 +324,10 @@ impl<'de> Visitor<'de> for Response {
                 }
                 "children" => {
                     response.children = map
-                        .next_value::<Option<Children<'_>>>()
+                        .next_value_seed(ChildList { most: self.max_children })
                         .map_err(|error| {
                             A::Error::custom(format!("children: {}", redaction::decoding(error)))
-                        })?
-                        .map(|Children(children)| children)
-                        .unwrap_or_default();
+                        })?;
                 }
                 "resyncAfterSeconds" => {
                     let seconds = map.next_value::<Option<f64>>().map_err(|error| {
@@ -350,30 +359,42 @@ fn resync_after(seconds: f64) -> Option<Duration> {
         .filter(|after| !after.is_zero())
 }
 
-struct Children<'de>(Vec<&'de RawValue>);
+/// Reads a list of at most so many children; `null` is an empty list.
+struct ChildList {
+    most: usize,
+}
 
-impl<'de> Deserialize<'de> for Children<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = Children<'de>;
+impl<'de> DeserializeSeed<'de> for ChildList {
+    type Value = Vec<&'de RawValue>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of objects")
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ChildList {
+    type Value = Vec<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of objects")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut children = Vec::new();
+        while let Some(child) = items.next_element()? {
+            if children.len() == self.most {
+                return Err(A::Error::custom(format!(
+                    "more than {} of them; --hook-answer-children sets the limit",
+                    self.most
+                )));
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-                let mut children = Vec::new();
-                while let Some(child) = items.next_element()? {
-                    if children.len() == MAX_CHILDREN {
-                        return Err(A::Error::custom(format!("more than {MAX_CHILDREN} of them")));
-                    }
-                    children.push(child);
-                }
-                Ok(Children(children))
-            }
+            children.push(child);
         }
-        deserializer.deserialize_seq(List)
+        Ok(children)
     }
 }
 

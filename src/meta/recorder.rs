@@ -25,9 +25,9 @@ use crate::{controller::Context, manager::StopReason, token_bucket::TokenBucket}
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";
-/// Number of Events of one object that may be written without a pause.
+/// Default of [`EventLimit::burst`].
 const BURST: u32 = 25;
-/// Time after which one more Event of an object may be written.
+/// Default of [`EventLimit::refill`].
 const REFILL: Duration = Duration::from_secs(300);
 /// Number of distinct messages for each object, severity and reason; further messages are combined
 /// into one Event.
@@ -47,6 +47,21 @@ const LAST_WRITES: Duration = Duration::from_millis(500);
 const CAUSES: usize = 16;
 /// Longest message that is written, in bytes; the API server accepts no longer one.
 const MESSAGE_BYTES: usize = 1000;
+
+/// Rate limit of the Events of one object; further ones are counted and not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLimit {
+    /// Number of Events that may be written without a pause; 25 by default.
+    pub burst: u32,
+    /// Time after which one more Event may be written; five minutes by default.
+    pub refill: Duration,
+}
+
+impl Default for EventLimit {
+    fn default() -> Self {
+        Self { burst: BURST, refill: REFILL }
+    }
+}
 
 /// Object that an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +101,7 @@ pub(crate) struct EventRecorder {
 /// Record of written Events, shared by all recorders of a process.
 #[derive(Clone, Debug, Default)]
 struct EventMemory {
+    limit: EventLimit,
     subjects: Arc<Mutex<HashMap<Arc<str>, SubjectEvents>>>,
     // Causes of failed writes that have been logged as warnings.
     causes: Arc<Mutex<HashSet<String>>>,
@@ -130,8 +146,8 @@ struct PendingEvent {
 
 impl EventRecorder {
     /// Returns the recorder of the supervisor.
-    pub(crate) fn new(client: Client) -> Self {
-        let (memory, outbox) = (EventMemory::default(), Outbox::default());
+    pub(crate) fn new(client: Client, limit: EventLimit) -> Self {
+        let (memory, outbox) = (EventMemory { limit, ..EventMemory::default() }, Outbox::default());
         Self { client, memory, outbox, room: SUPERVISOR_ROOM }
     }
 
@@ -237,7 +253,7 @@ impl EventMemory {
         let mut subjects = self.subjects.lock();
         make_room(&mut subjects, instant);
         let written = subjects.entry(subject.uid.clone()).or_insert_with(|| SubjectEvents {
-            tokens: TokenBucket::new(BURST, REFILL, instant),
+            tokens: TokenBucket::new(self.limit.burst, self.limit.refill, instant),
             last: instant,
             events: HashMap::new(),
         });

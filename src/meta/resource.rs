@@ -18,7 +18,7 @@ use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ask, retry_after, wait_details},
-    meta::{fingerprint::Fingerprint, last_applied},
+    meta::{fingerprint::Fingerprint, last_applied, write_cause::SeenVersion},
     redaction,
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Stored {
 #[serde(rename_all = "camelCase")]
 struct StoredMetadata {
     #[serde(default)]
+    uid: Option<String>,
+    #[serde(default)]
     resource_version: Option<String>,
 }
 
@@ -48,6 +50,12 @@ impl Stored {
     /// Returns the resourceVersion; an aggregated API may have none.
     pub(crate) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_deref()
+    }
+
+    /// Returns the object and its version, as a later sync will observe them.
+    pub(crate) fn seen(&self) -> SeenVersion {
+        let uid = self.metadata.uid.as_deref().unwrap_or_default();
+        SeenVersion::new(uid, self.version().unwrap_or_default())
     }
 }
 
@@ -69,8 +77,11 @@ pub(crate) struct LiveMetadata {
 }
 
 /// Owner reference of a live object.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct LiveOwner {
+    #[serde(default)]
+    pub(crate) api_version: String,
     pub(crate) kind: String,
     pub(crate) name: String,
     pub(crate) uid: String,

@@ -23,7 +23,8 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, CompositeController, Definition, Hook, HookKind, HookMetrics, Selector,
+    AnswerBudget, CompositeController, Definition, EventLimit, Hook, HookKind, HookMetrics,
+    MAX_CHILDREN, Selector,
     credentials::HookCredentials,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
@@ -72,6 +73,13 @@ pub struct MetaOptions {
     /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
     /// second counts as one second.
     pub resync_period: Option<Duration>,
+    /// Maximum number of children in one answer; [`MAX_CHILDREN`](super::MAX_CHILDREN) by default.
+    pub max_children: usize,
+    /// Rate limit of the Events of one object.
+    pub events: EventLimit,
+    /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
+    /// default.
+    pub recreate_without_dry_run: bool,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
@@ -95,6 +103,9 @@ impl Default for MetaOptions {
             max_hook_calls: 0,
             target: Selector::default(),
             resync_period: None,
+            max_children: MAX_CHILDREN,
+            events: EventLimit::default(),
+            recreate_without_dry_run: false,
             hook_error_excerpts: false,
             hook_redirects: true,
             user_agent: user_agent::library(),
@@ -140,11 +151,12 @@ impl Supervisor {
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
         let declared =
             DeclaredControllers { manager: manager.clone(), changes: Arc::clone(&changes) };
+        let recorder = EventRecorder::new(cluster.unfenced_client().clone(), options.events);
         let reconciler = DeclarationReconciler {
             cluster: cluster.clone(),
             manager,
             options,
-            recorder: EventRecorder::new(cluster.unfenced_client().clone()),
+            recorder,
             changes,
             credentials: HookCredentials::new(cluster),
         };

@@ -8,8 +8,7 @@ use crate::meta::{
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found},
 };
 
-/// Number of failures in a row after which a conflict or a cache that lags behind counts as an
-/// error.
+/// Number of failures in a row after which a conflict or a cache that lags behind is reported.
 pub(crate) const CONFLICTS_BEFORE_ERROR: u32 = 5;
 
 /// Reason why a sync did not complete.
@@ -45,22 +44,6 @@ impl SyncError {
                 Some(after) => Self::Throttled { message, after },
                 None => Self::Failed(message),
             }
-        }
-    }
-
-    /// Returns the error after this many failures in a row. A cache that never catches up becomes a
-    /// failure that is reported.
-    pub(crate) fn after(self, failures: u32) -> Self {
-        match self {
-            Self::Behind(message) if failures >= CONFLICTS_BEFORE_ERROR => Self::Failed(message),
-            Self::Cancelled
-            | Self::Busy(_)
-            | Self::Behind(_)
-            | Self::HookDown(..)
-            | Self::Hook(_)
-            | Self::Throttled { .. }
-            | Self::TooDeep(_)
-            | Self::Failed(_) => self,
         }
     }
 
@@ -109,20 +92,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-
-    #[test]
-    fn a_cache_that_never_catches_up_becomes_an_error() {
-        let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
-
-        for failures in 0..CONFLICTS_BEFORE_ERROR {
-            assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
-        }
-        for failures in [CONFLICTS_BEFORE_ERROR, CONFLICTS_BEFORE_ERROR + 1, u32::MAX] {
-            let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
-            assert!(message.contains("the cache is behind"), "{message}");
-            assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
-        }
-    }
 
     #[test]
     fn refused_write_is_classified_by_its_answer() {

@@ -33,14 +33,20 @@ use super::{
     AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
     credentials::HookEndpoint, endpoint::Endpoint,
 };
-use crate::{informer::ObjectKey, redaction, transport::user_agent};
+use crate::{
+    informer::ObjectKey,
+    redaction,
+    transport::{basic_authorization, user_agent},
+};
 
 /// Default limit of a response in bytes, which is that of the default budget.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Hook at a URL.
 pub struct Webhook {
+    // Without user name and password.
     url: Uri,
+    authorization: Option<HeaderValue>,
     timeout: Duration,
     max_response_bytes: usize,
     error_excerpts: bool,
@@ -62,10 +68,12 @@ struct About<'a> {
 }
 
 impl Webhook {
-    /// Returns a hook at this URL; `timeout` bounds a whole exchange.
+    /// Returns a hook at this URL; `timeout` bounds a whole exchange. A user name and a password in
+    /// the URL are sent as basic authorization.
     pub fn new(url: Uri, timeout: Duration) -> Self {
         Self {
-            url,
+            authorization: basic_authorization(&url),
+            url: without_user(url),
             timeout,
             max_response_bytes: usize::MAX,
             error_excerpts: false,
@@ -199,8 +207,10 @@ impl Webhook {
             let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
             let client =
                 if is_own { Ok(client.clone()) } else { self.anonymous(&url, endpoint.as_deref()) };
-            let authorization = endpoint.as_ref().filter(|_| is_own);
-            let authorization = authorization.and_then(|endpoint| endpoint.authorization.clone());
+            // As in Go, credentials of the URL count if no others are declared.
+            let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
+            let authorization = declared.or_else(|| self.authorization.clone());
+            let authorization = authorization.filter(|_| is_own);
             let asked =
                 match (client, self.request(&url, authorization, kept.clone(), request.clone())) {
                     (Ok(client), Ok(request)) => client.request(request).await,
@@ -358,6 +368,15 @@ fn known_coding(coding: &str) -> &'static str {
     let registered = ["gzip", "br", "deflate", "zstd", "compress"];
     let known = registered.into_iter().find(|known| coding.eq_ignore_ascii_case(known));
     known.unwrap_or("another")
+}
+
+/// Returns a URL without its user name and password.
+fn without_user(url: Uri) -> Uri {
+    let address = url.authority().and_then(|it| it.as_str().rsplit_once('@'));
+    let address = address.and_then(|(_, address)| address.parse().ok());
+    let mut parts = url.into_parts();
+    parts.authority = address.or(parts.authority);
+    Uri::from_parts(parts).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! Write limit: bounds the writes of one object for one parent, so that a hook whose response
 //! differs on every call cannot cause a loop of writes.
 //!
-//! Each write takes a token, and tokens refill with time. Objects are counted by kind and name
-//! rather than uid, since an object that is recreated has another uid each time.
+//! Each write that only own writes have led to takes a token, and tokens refill with time. Other
+//! writes are work, and are not counted (`super::write_cause`). Conflicts have tokens of their own and
+//! are always counted. Objects are counted by kind and name rather than uid, since an object that is
+//! recreated has another uid each time.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
+use super::write_cause::WriteCause;
 use crate::token_bucket::TokenBucket;
 
 /// Number of writes of one object without a pause.
@@ -27,8 +30,12 @@ pub(crate) struct WriteLimit {
 
 #[derive(Clone, Copy, Debug)]
 struct Written {
-    tokens: TokenBucket,
+    // Writes that only own writes have led to.
+    loops: TokenBucket,
+    conflicts: TokenBucket,
     flapping: bool,
+    // True if only conflicts have held the object back.
+    by_conflicts: bool,
 }
 
 /// Object that is written again and again, each time with other content.
@@ -38,33 +45,56 @@ pub(crate) struct Flapping {
     pub(crate) what: String,
     /// Time until the next check: the object may be written then, or no longer counts as flapping.
     pub(crate) again: Duration,
+    /// True if only conflicts with another client hold the object back.
+    pub(crate) by_conflicts: bool,
+}
+
+impl Written {
+    fn new(now: Instant) -> Self {
+        let bucket = TokenBucket::new(BURST, REFILL, now);
+        Self { loops: bucket, conflicts: bucket, flapping: false, by_conflicts: true }
+    }
+
+    /// Returns the level of the emptier bucket.
+    fn level(&self, now: Instant) -> f64 {
+        self.loops.level(now).min(self.conflicts.level(now))
+    }
 }
 
 impl WriteLimit {
     /// Returns whether an object may be written now.
-    pub(crate) fn may_write(&mut self, what: &str, now: Instant) -> bool {
+    pub(crate) fn may_write(&mut self, what: &str, cause: WriteCause, now: Instant) -> bool {
         let Some(written) = self.written.get_mut(what) else { return true };
-        let may = written.tokens.level(now) >= 1.0;
-        written.flapping |= !may;
-        may
+        let loops = cause == WriteCause::Work || written.loops.level(now) >= 1.0;
+        let conflicts = written.conflicts.level(now) >= 1.0;
+        written.by_conflicts &= loops;
+        written.flapping |= !(loops && conflicts);
+        loops && conflicts
     }
 
     /// Counts a conflict: another client wrote the object first. Counts as two writes, its and
     /// ours, since each of its writes is an event and so triggers the next attempt at once.
     pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
-        for _ in 0..2 {
-            self.wrote(what.to_owned(), now);
+        let written = self.entry(what.to_owned(), now);
+        written.conflicts.take(now);
+        written.conflicts.take(now);
+    }
+
+    /// Counts a write, unless it is work. Failed writes are not counted, conflicts excepted: they
+    /// changed nothing, and the work queue backs off before the retry.
+    pub(crate) fn wrote(&mut self, what: String, cause: WriteCause, now: Instant) {
+        if cause == WriteCause::OwnWrites {
+            self.entry(what, now).loops.take(now);
         }
     }
 
-    /// Counts a write. Failed writes are not counted, conflicts excepted: they changed nothing, and
-    /// the work queue backs off before the retry.
-    pub(crate) fn wrote(&mut self, what: String, now: Instant) {
-        self.written.retain(|_, written| written.tokens.level(now) < f64::from(BURST));
-        let full = Written { tokens: TokenBucket::new(BURST, REFILL, now), flapping: false };
-        let written = self.written.entry(what).or_insert(full);
-        written.flapping &= written.tokens.level(now) < CALM;
-        written.tokens.take(now);
+    fn entry(&mut self, what: String, now: Instant) -> &mut Written {
+        self.written.retain(|_, written| written.level(now) < f64::from(BURST));
+        let written = self.written.entry(what).or_insert_with(|| Written::new(now));
+        if written.level(now) >= CALM {
+            (written.flapping, written.by_conflicts) = (false, true);
+        }
+        written
     }
 
     /// Returns the first object that was held back and still counts as flapping, with the time
@@ -74,7 +104,7 @@ impl WriteLimit {
             .written
             .iter()
             .filter(|(_, written)| written.flapping)
-            .map(|(what, written)| (what, written.tokens.level(now)))
+            .map(|(what, written)| (what, written.level(now)))
             .filter(|(_, level)| *level < CALM);
         let again = |level: f64| {
             let missing = if level < 1.0 { 1.0 - level } else { CALM - level };
@@ -82,8 +112,9 @@ impl WriteLimit {
             REFILL.mul_f64(missing) + Duration::from_millis(1)
         };
         let soonest = levels.clone().map(|(_, level)| again(level)).min()?;
+        let by_conflicts = levels.clone().all(|(what, _)| self.written[what].by_conflicts);
         let (what, _) = { levels }.next()?;
-        Some(Flapping { what: what.clone(), again: soonest })
+        Some(Flapping { what: what.clone(), again: soonest, by_conflicts })
     }
 }
 
@@ -93,9 +124,9 @@ mod tests {
 
     /// Writes if that is allowed; returns whether it was.
     fn write(write_limit: &mut WriteLimit, what: &str, now: Instant) -> bool {
-        let may = write_limit.may_write(what, now);
+        let may = write_limit.may_write(what, WriteCause::OwnWrites, now);
         if may {
-            write_limit.wrote(what.to_owned(), now);
+            write_limit.wrote(what.to_owned(), WriteCause::OwnWrites, now);
         }
         may
     }
@@ -159,8 +190,8 @@ mod tests {
         assert_eq!(write_limit.flapping(start), None, "nothing was held back");
 
         assert!(!write(&mut write_limit, "a", start));
-        let Flapping { what, again } = write_limit.flapping(start).unwrap();
-        assert_eq!((what.as_str(), again.as_secs()), ("a", 3));
+        let Flapping { what, again, by_conflicts } = write_limit.flapping(start).unwrap();
+        assert_eq!((what.as_str(), again.as_secs(), by_conflicts), ("a", 3, false));
         assert!(write(&mut write_limit, "a", start + again));
         assert!(write_limit.flapping(start + again).is_some(), "still, though it was written");
 
@@ -171,12 +202,38 @@ mod tests {
     }
 
     #[test]
+    fn work_is_neither_counted_nor_held_back() {
+        let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
+        while write(&mut write_limit, "a", now) {}
+
+        for _ in 0..100 {
+            assert!(write_limit.may_write("a", WriteCause::Work, now));
+            write_limit.wrote("b".to_owned(), WriteCause::Work, now);
+        }
+
+        assert!(write(&mut write_limit, "b", now));
+        assert!(!write(&mut write_limit, "a", now), "a loop is still held back");
+    }
+
+    #[test]
+    fn work_is_held_back_by_conflicts_alone() {
+        let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
+        for _ in 0..10 {
+            assert!(write_limit.may_write("a", WriteCause::Work, now));
+            write_limit.conflicted("a", now);
+        }
+
+        assert!(!write_limit.may_write("a", WriteCause::Work, now));
+        assert!(write_limit.flapping(now).unwrap().by_conflicts);
+    }
+
+    #[test]
     fn conflicts_are_retried_ten_times_at_once_and_then_every_three_seconds() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         let attempts: Vec<_> = (0..600)
             .map(|tenth| start + Duration::from_millis(100 * tenth))
             .filter(|now| {
-                let may = write_limit.may_write("a", *now);
+                let may = write_limit.may_write("a", WriteCause::OwnWrites, *now);
                 if may {
                     write_limit.conflicted("a", *now);
                 }
@@ -196,7 +253,7 @@ mod tests {
             write(&mut write_limit, &index.to_string(), start);
         }
 
-        write_limit.wrote("a".to_owned(), start + Duration::from_secs(60));
+        write_limit.wrote("a".to_owned(), WriteCause::OwnWrites, start + Duration::from_secs(60));
 
         assert_eq!(write_limit.written.len(), 1);
     }

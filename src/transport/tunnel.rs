@@ -166,9 +166,10 @@ pub(super) fn without_credentials(proxy: &Uri) -> Uri {
         .unwrap_or_default()
 }
 
-/// Returns the value of `Proxy-Authorization` for the user and the password in a proxy's URL.
-fn authorization(proxy: &Uri) -> Option<HeaderValue> {
-    let (user, _) = proxy.authority()?.as_str().rsplit_once('@')?;
+/// Returns the value of `Authorization` or `Proxy-Authorization` for the user and the password in a
+/// URL.
+pub(crate) fn authorization(url: &Uri) -> Option<HeaderValue> {
+    let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let mut value =
         HeaderValue::try_from(format!("Basic {}", STANDARD.encode(decode(user)))).ok()?;
     value.set_sensitive(true);

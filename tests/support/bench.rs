@@ -160,6 +160,16 @@ pub(crate) fn sized(request: &Value) -> Value {
     json!({ "status": { "size": size }, "children": children.collect::<Vec<_>>() })
 }
 
+/// Changes the specification of the declared controller, and waits until it runs anew.
+pub(crate) async fn redeclare(bench: &Bench, change: impl FnOnce(&mut Value)) {
+    const KIND: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+    bench.until("the controller is declared", |it| !it.list(KIND.0, KIND.1).is_empty()).await;
+    let mut controller = bench.list(KIND.0, KIND.1).remove(0);
+    change(&mut controller["spec"]);
+    bench.server.apply(controller).unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+}
+
 /// Returns the URI without its request for bookmarks.
 fn without_bookmarks(uri: &Uri) -> Uri {
     let wanted = "allowWatchBookmarks=true";

@@ -9,7 +9,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Add, Delayed, Item, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions};
+use super::{
+    Add, Delayed, Item, LOW_PRIORITY, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions,
+};
 use crate::controller::metrics::{QueueMetrics, Work};
 use crate::token_bucket::TokenBucket;
 
@@ -60,6 +62,8 @@ struct Entry<K> {
     // `None` while the slot is free.
     key: Option<K>,
     place: Place,
+    // Time of the next resync, with its rank; adds and failures of the key leave it.
+    resync: Option<(Instant, u64)>,
     priority: i32,
     // Start of the processing by a worker; no other worker gets the key until it is done.
     processing: Option<Instant>,
@@ -124,7 +128,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 entry.priority = entry.priority.max(add.priority);
                 let until = now + delay;
                 if delay.is_zero() {
-                    (Timer::Cancel(slot), self.make_ready(slot, now))
+                    let available = self.make_ready(slot, now);
+                    (self.rearm(slot), available)
                 } else if until < earlier {
                     (self.wait(slot, until), false)
                 } else {
@@ -149,15 +154,50 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Returns the time at which a delayed key becomes ready, and its rank among the keys of the
     /// same time.
     pub(super) fn due(&self, slot: u32) -> Option<(Instant, u64)> {
-        match self.entries.get(slot as usize)?.place {
+        let entry = self.entries.get(slot as usize)?;
+        let delayed = match entry.place {
             Place::Waiting { until, number } => Some((until, number)),
             Place::Idle | Place::Ready { .. } => None,
-        }
+        };
+        delayed.into_iter().chain(entry.resync).min()
     }
 
-    /// Makes the key of an expired timer ready; returns whether a key became available.
-    pub(super) fn expire(&mut self, slot: u32, now: Instant) -> bool {
-        self.due(slot).is_some() && self.make_ready(slot, now)
+    /// Makes the key of an expired timer ready; returns the next change to its timer, and whether a
+    /// key became available.
+    pub(super) fn expire(&mut self, slot: u32, now: Instant) -> (Timer, bool) {
+        let Some(due) = self.due(slot) else { return (Timer::Keep, false) };
+        let entry = &mut self.entries[slot as usize];
+        if entry.resync == Some(due) {
+            entry.resync = None;
+            match entry.place {
+                Place::Idle => entry.priority = LOW_PRIORITY,
+                Place::Waiting { .. } => {}
+                // It is about to be processed anyway.
+                Place::Ready { .. } => return (self.rearm(slot), false),
+            }
+        }
+        let available = self.make_ready(slot, now);
+        (self.rearm(slot), available)
+    }
+
+    /// Sets the time of the next resync of a key in place of an earlier one, or removes it. At that
+    /// time the key becomes ready at low priority, whatever was added meanwhile.
+    pub(super) fn resync(&mut self, key: K, at: Option<Instant>, now: Instant) -> Timer {
+        if self.phase != Phase::Open || at.is_none() && !self.slots.contains_key(&key) {
+            return Timer::Keep;
+        }
+        let slot = self.intern(key);
+        let before = self.due(slot);
+        let at = at.map(|at| (at.min(now + MAX_DELAY), self.number()));
+        self.entries[slot as usize].resync = at;
+        let timer = if self.due(slot) == before { Timer::Keep } else { self.rearm(slot) };
+        self.free_if_unused(slot);
+        timer
+    }
+
+    /// Returns the change that sets the timer of a slot to its due time.
+    fn rearm(&self, slot: u32) -> Timer {
+        self.due(slot).map_or(Timer::Cancel(slot), |(at, _)| Timer::Set(slot, at))
     }
 
     /// Removes and returns the first ready key that no worker processes.
@@ -235,8 +275,10 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
         self.phase = Phase::Draining;
         for slot in 0..self.entries.len() {
-            if let Place::Waiting { .. } = self.entries[slot].place {
-                self.entries[slot].place = Place::Idle;
+            let entry = &mut self.entries[slot];
+            entry.resync = None;
+            if let Place::Waiting { .. } = entry.place {
+                entry.place = Place::Idle;
             }
         }
     }
@@ -248,8 +290,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.aging.clear();
         let mut left = Vec::new();
         for entry in &mut self.entries {
+            let resync = entry.resync.take();
             let (at, ticket) = match entry.place {
-                Place::Idle => continue,
+                Place::Idle => {
+                    let Some(resync) = resync else { continue };
+                    entry.priority = LOW_PRIORITY;
+                    resync
+                }
                 Place::Waiting { until, number } => (until, number),
                 Place::Ready { ticket, .. } => {
                     self.ready_keys -= 1;
@@ -292,7 +339,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn work(&self, now: Instant) -> Work {
         let mut work = Work::default();
         for entry in &self.entries {
-            work.waiting += usize::from(matches!(entry.place, Place::Waiting { .. }));
+            let delayed = matches!(entry.place, Place::Waiting { .. }) || entry.resync.is_some();
+            work.waiting += usize::from(delayed);
             if let Some(since) = entry.processing {
                 let seconds = now.saturating_duration_since(since).as_secs_f64();
                 work.unfinished += seconds;
@@ -309,6 +357,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let entry = Entry {
             key: Some(key.clone()),
             place: Place::Idle,
+            resync: None,
             priority: 0,
             processing: None,
             failures: 0,
@@ -327,11 +376,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
         slot
     }
 
-    /// Frees the slot of a key that is idle and has no failures.
+    /// Frees the slot of a key that is idle and has neither failures nor a resync.
     fn free_if_unused(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
         let idle = entry.place == Place::Idle && entry.processing.is_none();
         if idle
+            && entry.resync.is_none()
             && entry.failures == 0
             && let Some(key) = entry.key.take()
         {
@@ -359,7 +409,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     fn wait(&mut self, slot: u32, until: Instant) -> Timer {
         let number = self.number();
         self.entries[slot as usize].place = Place::Waiting { until, number };
-        Timer::Set(slot, until)
+        self.rearm(slot)
     }
 
     fn number(&mut self) -> u64 {

@@ -7,6 +7,8 @@
 //! The server validates and admits before it looks for the name, so it answers "already exists" for
 //! an acceptable object. A server without dry runs creates nothing either, since the name is taken.
 
+use std::time::Duration;
+
 use crate::{
     kind::ServedType,
     meta::{
@@ -18,11 +20,17 @@ use crate::{
     },
 };
 
-/// Asks the server; an error if the old child is to stay.
+/// Time for which the old child stays while the new one is refused as anything but invalid. A policy
+/// may refuse the new child because the old one exists, and would do so for ever.
+const REFUSED_FOR: Duration = Duration::from_secs(300);
+
+/// Asks the server; an error if the old child is to stay. `refused_for` records a refusal of the
+/// child and returns the time since the first one.
 pub(super) async fn dry_run_create(
     resource: &Resource<'_>,
     served: &ServedType,
     created: &Write,
+    refused_for: impl FnOnce() -> Duration,
 ) -> Result<(), SyncError> {
     let asked = resource.dry_run_create(&created.key, created.body.clone()).await;
     let Err(error) = asked else { return Ok(()) };
@@ -33,6 +41,14 @@ pub(super) async fn dry_run_create(
     match verdict(&error) {
         DryRunCreate::Acceptable => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
+        DryRunCreate::Contested if refused_for() >= REFUSED_FOR => Ok(()),
+        DryRunCreate::Contested => Err(SyncError::Failed(format!(
+            "replacing {} {}: the new object is refused, perhaps because the old one exists, which \
+             is deleted after five minutes of refusals: {}",
+            served.kind,
+            created.key,
+            explain(&error)
+        ))),
         DryRunCreate::Refused => Err(SyncError::Failed(format!(
             "replacing {} {}: the old object is kept, since the new one is refused: {}",
             served.kind,
@@ -49,7 +65,9 @@ enum DryRunCreate {
     Acceptable,
     /// The epoch is over.
     Cancelled,
-    /// The child would be refused, or the outcome is unknown. The old child stays.
+    /// The child would be refused, perhaps because of the old one. The old child stays for some time.
+    Contested,
+    /// The child is invalid, or the outcome is unknown. The old child stays.
     Refused,
 }
 
@@ -60,7 +78,10 @@ fn verdict(error: &kube::Error) -> DryRunCreate {
         // The last error says nothing about the object, and would block every replacement for ever.
         DryRunCreate::Acceptable
     } else {
-        DryRunCreate::Refused
+        match error {
+            kube::Error::Api(status) if status.code != 422 => DryRunCreate::Contested,
+            _ => DryRunCreate::Refused,
+        }
     }
 }
 
@@ -79,16 +100,18 @@ mod tests {
 
     #[test]
     fn old_child_is_deleted_only_if_the_new_one_can_be_created() {
-        use DryRunCreate::{Acceptable, Refused};
+        use DryRunCreate::{Acceptable, Contested, Refused};
 
         check(409, "AlreadyExists", "configmaps \"a\" already exists", Acceptable);
         check(422, "Invalid", "ConfigMap \"a\" is invalid: data[b/c]: Invalid value", Refused);
-        check(403, "Forbidden", "configmaps is forbidden: User \"x\" cannot create", Refused);
-        check(400, "BadRequest", "ConfigMap cannot be handled: json: cannot unmarshal", Refused);
-        check(404, "NotFound", "namespaces \"ns\" not found", Refused);
-        check(409, "Conflict", "quota was changed meanwhile", Refused);
-        check(429, "TooManyRequests", "slow down", Refused);
-        check(500, "InternalError", "failed calling webhook", Refused);
+        check(403, "Forbidden", "configmaps is forbidden: User \"x\" cannot create", Contested);
+        check(403, "Forbidden", "admission webhook \"one\" denied: only one is allowed", Contested);
+        check(400, "BadRequest", "ConfigMap cannot be handled: json: cannot unmarshal", Contested);
+        check(404, "NotFound", "namespaces \"ns\" not found", Contested);
+        check(409, "Conflict", "quota was changed meanwhile", Contested);
+        check(500, "InternalError", "failed calling webhook", Contested);
+        let no_answer = kube::Error::Service("no answer".into());
+        assert_eq!(verdict(&no_answer), Refused);
     }
 
     #[test]

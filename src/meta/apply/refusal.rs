@@ -5,7 +5,7 @@ use crate::{
     meta::{
         Selector,
         children::Parent,
-        resource::{Resource, is_gone},
+        resource::{LiveOwner, Resource, is_gone},
         sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
     },
 };
@@ -29,6 +29,19 @@ pub(super) async fn with_other_writer(
     })
 }
 
+/// Reason why an object exists that was to be created.
+pub(super) enum Existing {
+    /// State that ends by itself, or a failed read.
+    Passing(SyncError),
+    /// Object of another owner, or of none.
+    NotOurs {
+        /// Refusal, with the owner.
+        message: String,
+        /// Controller of the object.
+        owner: Option<LiveOwner>,
+    },
+}
+
 /// Returns why an object exists that was to be created.
 pub(super) async fn explain_existing(
     parent: &Parent,
@@ -36,15 +49,14 @@ pub(super) async fn explain_existing(
     resource: &Resource<'_>,
     key: &ObjectKey,
     doing: &str,
-) -> SyncError {
+) -> Existing {
+    let behind = |why: &str| Existing::Passing(SyncError::Behind(format!("{doing}: {why}")));
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => {
-            return SyncError::Behind(format!(
-                "{doing}: the object existed and was deleted meanwhile"
-            ));
+            return behind("the object existed and was deleted meanwhile");
         }
-        Err(error) => return SyncError::of_write(doing, &error),
+        Err(error) => return Existing::Passing(SyncError::of_write(doing, &error)),
     };
     let metadata = &live.metadata;
     let mut owners = metadata.owner_references.iter().flatten();
@@ -54,20 +66,22 @@ pub(super) async fn explain_existing(
     let going = live.is_going();
     match controller {
         // The cache lags behind.
-        Some(owner) if *owner.uid == *parent.uid => {
-            SyncError::Behind(format!("{doing}: the cache is behind"))
-        }
-        Some(owner) => SyncError::Failed(format!(
-            "{doing}: it exists already and belongs to {} {}",
-            owner.kind, owner.name
-        )),
-        None if going => SyncError::Behind(format!("{doing}: the old object is being deleted")),
-        None if selector.matches(&labels) => {
-            SyncError::Behind(format!("{doing}: it is about to be adopted"))
-        }
-        None => SyncError::Failed(format!(
-            "{doing}: it exists already, has no owner and does not match the parent's \
-             selector {selector}"
-        )),
+        Some(owner) if *owner.uid == *parent.uid => behind("the cache is behind"),
+        Some(owner) => Existing::NotOurs {
+            message: format!(
+                "{doing}: it exists already and belongs to {} {}",
+                owner.kind, owner.name
+            ),
+            owner: Some(owner.clone()),
+        },
+        None if going => behind("the old object is being deleted"),
+        None if selector.matches(&labels) => behind("it is about to be adopted"),
+        None => Existing::NotOurs {
+            message: format!(
+                "{doing}: it exists already, has no owner and does not match the parent's \
+                 selector {selector}"
+            ),
+            owner: None,
+        },
     }
 }

@@ -108,7 +108,8 @@ struct Scene {
 impl Scene {
     fn new(strategy: UpdateMethod, observed: Vec<Child>) -> Self {
         let (server, client) = Server::new();
-        let (budget, parents) = (AnswerBudget::default().controller("c"), Arc::default());
+        let (budget, parents) =
+            (AnswerBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
         Self {
             apply: Arc::new(Apply { budget, parents }),
             server,

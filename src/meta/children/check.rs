@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{Child, Desired, Rules};
+use super::{Desired, Rules};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
@@ -32,13 +32,11 @@ impl Rules<'_> {
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
-        let observed: HashMap<_, _> =
-            self.observed.iter().map(|child| ((child.group, &child.key), child)).collect();
         let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
-                .check_child(child, &observed)
+                .check_child(child)
                 .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
@@ -53,11 +51,7 @@ impl Rules<'_> {
         Ok(desired)
     }
 
-    fn check_child(
-        &self,
-        json: Bytes,
-        observed: &HashMap<(usize, &ObjectKey), &Child>,
-    ) -> Result<Option<Desired>, Wrong> {
+    fn check_child(&self, json: Bytes) -> Result<Option<Desired>, Wrong> {
         if json.first() != Some(&b'{') {
             return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
@@ -100,7 +94,7 @@ impl Rules<'_> {
         }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
-        self.check_identity(metadata, observed.get(&(group, &key)).copied())?;
+        check_owners(metadata)?;
         self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
@@ -175,57 +169,22 @@ impl Rules<'_> {
             }
         }
     }
-
-    /// Checks uid and owners, which a hook must not set. It may send back the values that it
-    /// received.
-    fn check_identity(
-        &self,
-        metadata: &Map<String, Value>,
-        observed: Option<&Child>,
-    ) -> Result<(), Wrong> {
-        match metadata.get("uid") {
-            None | Some(Value::Null) => {}
-            Some(Value::String(uid)) if observed.is_some_and(|observed| *observed.uid == **uid) => {
-            }
-            Some(_) => {
-                return Err(wrong(".metadata.uid", "must not be set: the server assigns it"));
-            }
-        }
-        match metadata.get("ownerReferences") {
-            None | Some(Value::Null) => Ok(()),
-            Some(Value::Array(owners)) => {
-                let foreign = owners.iter().position(|owner| {
-                    owner.get("uid").and_then(Value::as_str) != Some(&*self.parent.uid)
-                });
-                match foreign {
-                    None => Ok(()),
-                    Some(_) if observed.is_some_and(|child| owners_shown(child, owners)) => Ok(()),
-                    Some(index) => Err(wrong(
-                        &format!(".metadata.ownerReferences[{index}]"),
-                        "must not be set: the parent is the owner",
-                    )),
-                }
-            }
-            Some(other) => Err(wrong(
-                ".metadata.ownerReferences",
-                format!("must be a list, not {}", word(other)),
-            )),
-        }
-    }
 }
 
-fn owners_shown(child: &Child, owners: &[Value]) -> bool {
-    #[derive(Deserialize)]
-    struct Observed {
-        metadata: Metadata,
+/// Checks the form of the owners that a hook adds to the parent.
+fn check_owners(metadata: &Map<String, Value>) -> Result<(), Wrong> {
+    const FIELD: &str = ".metadata.ownerReferences";
+    match metadata.get("ownerReferences") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::Array(owners)) => match owners.iter().position(|owner| !owner.is_object()) {
+            None => Ok(()),
+            Some(index) => {
+                let message = format!("must be an object, not {}", word(&owners[index]));
+                Err(wrong(&format!("{FIELD}[{index}]"), message))
+            }
+        },
+        Some(other) => Err(wrong(FIELD, format!("must be a list, not {}", word(other)))),
     }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Metadata {
-        owner_references: Vec<Value>,
-    }
-    serde_json::from_slice::<Observed>(&child.json)
-        .is_ok_and(|observed| observed.metadata.owner_references == owners)
 }
 
 fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {

@@ -82,11 +82,10 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
         json!(7),
         "children[1].metadata.namespace: must be a string, not a number",
     );
-    check_refused("/metadata/uid", json!("u"), "children[1].metadata.uid: ");
     check_refused(
         "/metadata/ownerReferences",
-        json!([{"uid": "parent-uid"}, {"uid": "x"}]),
-        "children[1].metadata.ownerReferences[1]: ",
+        json!([{"uid": "parent-uid"}, "x"]),
+        "children[1].metadata.ownerReferences[1]: must be an object, not a string",
     );
     check_refused("/metadata/labels", json!({"app": "y"}), "children[1].metadata.labels: do not");
     check_refused(
@@ -247,6 +246,61 @@ fn new_child_has_an_owner_and_the_last_applied_annotation() {
         created["metadata"]["annotations"][last_applied::LAST_APPLIED],
         r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"labels":{"app":"x"},"name":"a","namespace":"ns"}}"#
     );
+}
+
+#[test]
+fn fields_of_the_server_are_not_sent_and_stay_in_the_annotation() {
+    let mut sent = config_map("a");
+    let server_owned = json!({
+        "creationTimestamp": null, "uid": "other", "resourceVersion": "7", "generation": 3,
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1,
+        "managedFields": [], "selfLink": "/x"
+    });
+    for (field, value) in server_owned.as_object().unwrap() {
+        sent["metadata"][field] = value.clone();
+    }
+    sent["status"] = json!({"z": 1, "a": 1e-7});
+    let remembered = concat!(
+        r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"creationTimestamp":null,"#,
+        r#""deletionGracePeriodSeconds":1,"deletionTimestamp":"2026-01-01T00:00:00Z","#,
+        r#""generation":3,"labels":{"app":"x"},"managedFields":[],"name":"a","namespace":"ns","#,
+        r#""resourceVersion":"7","selfLink":"/x","uid":"other"},"status":{"a":1e-7,"z":1}}"#
+    );
+
+    let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
+
+    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let metadata = &object(created)["metadata"];
+    for field in server_owned.as_object().unwrap().keys() {
+        assert_eq!(metadata.get(field), None, "{field}");
+    }
+    assert_eq!(metadata["annotations"][last_applied::LAST_APPLIED], remembered);
+    assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent.clone()]), []);
+    sent["data"] = json!({"k": "v"});
+    let updates = plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]);
+    let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
+    let expected = remembered.replace(r#","kind""#, r#","data":{"k":"v"},"kind""#);
+    assert_eq!(object(update)["metadata"]["annotations"][last_applied::LAST_APPLIED], expected);
+    assert_eq!(object(update)["metadata"]["uid"], "stored");
+}
+
+#[test]
+fn owners_that_a_hook_adds_are_kept() {
+    let mut sent = config_map("a");
+    let other = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "node"});
+    sent["metadata"]["ownerReferences"] = json!([other, {"uid": "parent-uid"}]);
+
+    let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
+
+    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let created = object(created);
+    let owners = created["metadata"]["ownerReferences"].as_array().unwrap();
+    assert_eq!((owners.len(), &owners[0], &owners[1]["uid"]), (2, &other, &json!("parent-uid")));
+    assert_eq!(owners[1]["controller"], true);
+    assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]), []);
+    let without = plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![config_map("a")]);
+    let [Step::Update(update)] = &without[..] else { panic!("{without:?}") };
+    assert_eq!(object(update)["metadata"]["ownerReferences"], json!([owners[1]]));
 }
 
 #[test]

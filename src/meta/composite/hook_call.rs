@@ -10,11 +10,15 @@ use crate::{
         children::{Desired, Rules},
         hook,
         hook_metrics::CallOutcome,
+        log_text,
         protocol::{self, ObservedObjects},
         related::RelatedGroup,
         sync_record::{ObservedDigest, SyncRecord},
     },
 };
+
+/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for it.
+const BODIES: &str = "hook_bodies";
 
 /// Response of the hook.
 pub(super) enum Response {
@@ -67,10 +71,16 @@ impl Composite {
             Some(room) => room.hold_all(request),
             None => request.into(),
         };
+        if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
+            tracing::trace!(target: BODIES, body = log_text::body(&request), "request to the hook");
+        }
         let (answer, call) =
             hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
                 .await
                 .map_err(|error| SyncError::of_hook(hook.kind, error))?;
+        if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
+            tracing::trace!(target: BODIES, body = log_text::body(&answer), "response of the hook");
+        }
         for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
             context.enqueue(waiting);
         }
@@ -82,7 +92,7 @@ impl Composite {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, hook.rule.strict, rules, record)
+            check(&answer, hook.rule.strict, definition.max_children, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
@@ -98,10 +108,11 @@ impl Composite {
 fn check(
     answer: &Bytes,
     strict: bool,
+    max_children: usize,
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
-    let response = protocol::sync_response(answer, strict)?;
+    let response = protocol::sync_response_within(answer, strict, max_children)?;
     let desired = rules.check(response.children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;

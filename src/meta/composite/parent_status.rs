@@ -48,7 +48,7 @@ impl Composite {
         }
         // If each answer has another status, each write of it triggers the next sync. The limit ends
         // that loop.
-        if !self.parents.writes.may_write(&parent.key, STATUS) {
+        if !self.parents.writes.may_write(&parent.key, STATUS, false) {
             return Ok(false);
         }
         context.release_slot();
@@ -72,7 +72,7 @@ impl Composite {
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
-                    self.parents.writes.wrote(&parent.key, STATUS.to_owned());
+                    self.parents.writes.wrote(&parent.key, STATUS.to_owned(), &stored);
                     self.parents.writes.settle_status(
                         &parent.key,
                         wanted.fingerprint,

@@ -47,7 +47,9 @@ impl CompositeRunnable {
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let parents = Arc::new(Parents::new(health_changed));
+        let mut parents = Parents::new(health_changed);
+        parents.recreates_at_once = definition.recreates_at_once;
+        let parents = Arc::new(parents);
         let (selector, ignore) =
             (definition.parent_selector.clone(), definition.ignore_status_changes);
         let finalizer = Finalizer::composite(&definition.name, definition.finalize.is_some());

@@ -38,7 +38,7 @@ impl Sent {
         });
         let client = Client::new(server, "default");
         let context = Context::new(Epoch::new("a", 1, Duration::from_secs(5)), &client);
-        (EventRecorder::new(client), context)
+        (EventRecorder::new(client, EventLimit::default()), context)
     }
 
     fn messages(&self) -> Vec<String> {

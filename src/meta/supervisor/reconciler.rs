@@ -99,7 +99,9 @@ impl DeclarationReconciler {
         } else {
             match Definition::parse(object.json()) {
                 Ok(definition) => {
-                    let definition = definition.or_resync(self.options.resync_period);
+                    let mut definition = definition.or_resync(self.options.resync_period);
+                    definition.max_children = self.options.max_children;
+                    definition.recreates_at_once = self.options.recreate_without_dry_run;
                     let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
                     acceptance

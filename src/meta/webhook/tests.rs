@@ -73,6 +73,19 @@ async fn status_200_is_success_and_the_request_is_json() {
 }
 
 #[tokio::test]
+async fn user_and_password_of_the_url_are_sent_and_not_shown() {
+    let mut server = server(response("200 OK", "{}"), false).await;
+    let url = server.url.to_string().replace("http://", "http://me:hu%40sh@").parse().unwrap();
+    let hook = Webhook::new(url, Duration::from_secs(5));
+
+    hook.call(Bytes::from_static(b"{}")).await.unwrap();
+
+    let request = server.tasks.join_next().await.unwrap().unwrap();
+    assert!(request.contains("authorization: Basic bWU6aHVAc2g=\r\n"), "{request}");
+    assert!(!request.contains("hu%40sh") && !format!("{hook:?}").contains("hu%40sh"), "{request}");
+}
+
+#[tokio::test]
 async fn request_names_the_embedders_product_before_the_library() {
     let sent = async |given: Option<HeaderValue>| {
         let mut server = server(response("200 OK", "{}"), false).await;

@@ -11,8 +11,8 @@ use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
     meta::{
-        AnswerBudget, HookError, HookKind, HookMetrics, ParentIndex, children::fixtures::parent,
-        composite::CountedHook, hook_health::Failure,
+        AnswerBudget, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
+        children::fixtures::parent, composite::CountedHook, hook_health::Failure,
     },
 };
 
@@ -48,7 +48,7 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
-    let recorder = EventRecorder::new(cluster.unfenced_client().clone());
+    let recorder = EventRecorder::new(cluster.unfenced_client().clone(), EventLimit::default());
     let kind = HookKind::Sync;
     let series =
         HookMetrics::default().series(kind, "a", "CompositeController", "http://scripted/");

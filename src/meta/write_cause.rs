@@ -1,0 +1,145 @@
+//! Cause of a sync: own writes alone, or work.
+//!
+//! A sync of which only own writes are the cause finds the parent and its children as the last sync
+//! left them. Anything else has led to work: another object, or a version that another client wrote.
+//! So the state decides rather than the events, which may be merged or come before the answers of
+//! the writes. Children that are being deleted do not count, since their versions change on the way.
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+/// Cause of the writes of one sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteCause {
+    /// Writes of the last sync, and nothing else.
+    OwnWrites,
+    /// A change by another client, a resync, or the first sync.
+    Work,
+}
+
+/// Object in a version, by the hashes of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SeenVersion {
+    uid: u64,
+    version: u64,
+}
+
+impl SeenVersion {
+    /// Object with this uid in this version.
+    pub(crate) fn new(uid: &str, version: &str) -> Self {
+        let hash = |parts: &[&str]| {
+            let mut hasher = DefaultHasher::new();
+            parts.hash(&mut hasher);
+            hasher.finish()
+        };
+        Self { uid: hash(&[uid]), version: hash(&[uid, version]) }
+    }
+}
+
+/// State of a parent and its children from sync to sync.
+#[derive(Debug, Default)]
+pub(crate) struct SyncState {
+    // Sum of the versions that the last sync left; `None` before the first one.
+    left: Option<u64>,
+    // Objects that the running sync has observed, and those that it has written since.
+    observed: Vec<SeenVersion>,
+    written: HashMap<u64, Option<u64>>,
+}
+
+impl SyncState {
+    /// Begins a sync that has observed these objects; returns its cause.
+    pub(crate) fn begin(&mut self, mut observed: Vec<SeenVersion>) -> WriteCause {
+        // A child may be a related object too.
+        observed.sort_unstable_by_key(|seen| seen.uid);
+        observed.dedup_by_key(|seen| seen.uid);
+        let sum = sum(observed.iter().map(|seen| seen.version));
+        let cause = if self.left == Some(sum) { WriteCause::OwnWrites } else { WriteCause::Work };
+        // A sync that does not end leaves an unknown state.
+        *self = Self { left: None, observed, written: HashMap::new() };
+        cause
+    }
+
+    /// Records the version of an object after an own write.
+    pub(crate) fn wrote(&mut self, seen: SeenVersion) {
+        self.written.insert(seen.uid, Some(seen.version));
+    }
+
+    /// Records that an object was deleted.
+    pub(crate) fn deleted(&mut self, uid: &str) {
+        self.written.insert(SeenVersion::new(uid, "").uid, None);
+    }
+
+    /// Returns whether the running sync has written an object.
+    pub(crate) fn has_written(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// Ends the sync.
+    pub(crate) fn end(&mut self) {
+        let Self { observed, written, .. } = std::mem::take(self);
+        let kept = observed.iter().filter(|seen| !written.contains_key(&seen.uid));
+        let kept = kept.map(|seen| seen.version);
+        self.left = Some(sum(kept.chain(written.values().flatten().copied())));
+    }
+}
+
+/// Sum that does not depend on the order.
+fn sum(versions: impl Iterator<Item = u64>) -> u64 {
+    versions.fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(objects: &[(&str, &str)]) -> Vec<SeenVersion> {
+        objects.iter().map(|(uid, version)| SeenVersion::new(uid, version)).collect()
+    }
+
+    #[test]
+    fn sync_after_own_writes_alone_is_caused_by_them() {
+        let mut state = SyncState::default();
+        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::Work, "the first sync");
+        state.wrote(SeenVersion::new("a", "2"));
+        state.wrote(SeenVersion::new("p", "3"));
+        state.end();
+
+        assert_eq!(state.begin(seen(&[("a", "2"), ("p", "3")])), WriteCause::OwnWrites);
+        state.wrote(SeenVersion::new("a", "4"));
+        state.deleted("a");
+        state.end();
+
+        assert_eq!(state.begin(seen(&[("p", "3")])), WriteCause::OwnWrites);
+        state.end();
+        assert_eq!(state.begin(seen(&[("p", "3")])), WriteCause::OwnWrites, "nothing changed");
+    }
+
+    #[test]
+    fn sync_after_any_other_change_is_work() {
+        for changed in [
+            &[("p", "2"), ("a", "1")] as &[_],
+            &[("p", "1"), ("a", "2")],
+            &[("p", "1")],
+            &[("p", "1"), ("a", "1"), ("b", "1")],
+            &[("p", "1"), ("b", "1")],
+        ] {
+            let mut state = SyncState::default();
+            state.begin(seen(&[("p", "1"), ("a", "1")]));
+            state.end();
+
+            assert_eq!(state.begin(seen(changed)), WriteCause::Work, "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn sync_that_did_not_end_is_followed_by_work() {
+        let mut state = SyncState::default();
+        state.begin(seen(&[("p", "1")]));
+        state.end();
+        state.begin(seen(&[("p", "1")]));
+
+        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::Work);
+    }
+}

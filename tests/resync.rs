@@ -1,0 +1,100 @@
+//! Resyncs: the time that an answer asks for, and the period of all parents.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use pilotlight::{
+    meta::HookError,
+    testing::{Action, Reply, Rule, Verb},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Bench, redeclare, sized};
+
+/// Number of calls within a second around this time.
+fn calls_at(bench: &Bench, at: Instant) -> usize {
+    let near = at - Duration::from_millis(100)..at + Duration::from_secs(1);
+    bench.hook.calls().iter().filter(|(called, _)| near.contains(called)).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn resync_that_an_answer_asks_for_survives_a_failed_sync_and_an_event() {
+    let bench = Bench::start().await;
+    let failures = Arc::new(Mutex::new(3));
+    bench.hook.answers(move |request: Value| {
+        let mut answer = sized(&request);
+        let is_first = request["parent"]["spec"]["text"] == "one";
+        let mut left = failures.lock().unwrap();
+        let fails = !is_first && *left > 0;
+        *left -= i32::from(fails);
+        if is_first {
+            answer["resyncAfterSeconds"] = json!(100);
+        }
+        let failed = HookError::Status { code: 400, body: String::new() };
+        std::future::ready(if fails { Err(failed) } else { Ok(answer) })
+    });
+    bench.parent("p", 1, "one");
+    bench.settled(&["p"], 1, "one").await;
+    sleep(Duration::from_secs(1)).await;
+    let due = bench.hook.calls().last().unwrap().0 + Duration::from_secs(100);
+
+    sleep(Duration::from_secs(10)).await;
+    bench.parent("p", 1, "two");
+    bench.settled(&["p"], 1, "two").await;
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(calls_at(&bench, due), 1, "the timer of the first answer fires");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resync_that_an_answer_asks_for_survives_failures_of_a_child() {
+    let bench = Bench::start().await;
+    bench.hook.answers(async |request: Value| {
+        let mut answer = sized(&request);
+        answer["resyncAfterSeconds"] = json!(20);
+        Ok(answer)
+    });
+    let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
+    bench.faults.add(Rule::new(refusal).verb(Verb::Create).resource("", "configmaps"));
+
+    bench.parent("p", 1, "one");
+    sleep(Duration::from_secs(7200)).await;
+
+    let calls = bench.hook.calls();
+    let late = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).max().unwrap();
+    assert!(late <= Duration::from_secs(21), "{late:?} between two calls");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_resynced_once_in_each_period_and_spread_over_it() {
+    const PERIOD: u64 = 600;
+    let bench = Bench::start().await;
+    redeclare(&bench, |spec| spec["resyncPeriodSeconds"] = json!(PERIOD)).await;
+    let names: Vec<String> = (0..20).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        bench.parent(name, 1, "one");
+    }
+    bench.settled(&names.iter().map(String::as_str).collect::<Vec<_>>(), 1, "one").await;
+    sleep(Duration::from_secs(1)).await;
+    let begin = Instant::now();
+
+    sleep(Duration::from_secs(2 * PERIOD)).await;
+
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut minutes = BTreeSet::new();
+    for (at, name) in bench.hook.calls() {
+        if at >= begin {
+            *counts.entry(name).or_default() += 1;
+            minutes.insert((at - begin).as_secs() % PERIOD / 60);
+        }
+    }
+    assert!(counts.len() == names.len() && counts.values().all(|count| *count == 2), "{counts:?}");
+    assert!(minutes.len() >= 5, "in a wave: {minutes:?}");
+    bench.end().await;
+}

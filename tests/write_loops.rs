@@ -1,0 +1,147 @@
+//! Write limit: loops of a hook are limited, and work is not.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::support::{Bench, redeclare, sized};
+
+#[tokio::test(start_paused = true)]
+async fn counter_in_a_status_is_written_by_each_resync() {
+    let bench = Bench::start().await;
+    redeclare(&bench, |spec| {
+        spec["resyncPeriodSeconds"] = json!(1);
+        spec["parentResource"]["ignoreStatusChanges"] = json!(true);
+    })
+    .await;
+    let count = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&count);
+    bench.hook.answers(move |request: Value| {
+        let mut answer = sized(&request);
+        answer["status"]["count"] = json!(counted.fetch_add(1, Ordering::Relaxed));
+        std::future::ready(Ok(answer))
+    });
+    bench.parent("p", 1, "one");
+    bench.settled(&["p"], 1, "one").await;
+
+    for _ in 0..120 {
+        sleep(Duration::from_secs(1)).await;
+        let written = bench.list("bench.test/v1", "Widget")[0]["status"]["count"].as_u64();
+        let called = count.load(Ordering::Relaxed) as u64;
+        assert!(called - written.unwrap() <= 2, "{written:?} of {called} is written");
+    }
+
+    assert!(count.load(Ordering::Relaxed) >= 120);
+    assert_eq!(bench.events("Flapping"), [""; 0]);
+    bench.end().await;
+}
+
+/// Answer with the number of ready children, in the status and in a child of its own.
+fn rollout(request: &Value) -> Value {
+    let mut answer = sized(request);
+    let children = request["children"]["ConfigMap.v1"].as_object().unwrap();
+    let ready = children.values().filter(|child| child["data"]["ready"] == "yes").count();
+    answer["status"]["ready"] = json!(ready);
+    let endpoints = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": { "name": "endpoints" },
+        "data": { "text": ready.to_string() },
+    });
+    answer["children"].as_array_mut().unwrap().push(endpoints);
+    answer
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_and_endpoints_follow_while_a_hundred_children_become_ready() {
+    let bench = Bench::start().await;
+    bench.hook.answers(async |request| Ok(rollout(&request)));
+    bench.parent("p", 100, "one");
+    bench.settled(&["p"], 100, "one").await;
+    sleep(Duration::from_secs(1)).await;
+
+    for number in 0..100 {
+        let ready = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "namespace": "default", "name": format!("p-{number}") },
+            "data": { "ready": "yes" },
+        });
+        bench.server.merge(&ready).unwrap();
+        sleep(Duration::from_millis(100)).await;
+        let ready = bench.list("bench.test/v1", "Widget")[0]["status"]["ready"].as_u64();
+        let lag = number + 1 - ready.unwrap();
+        assert!(lag <= 2, "the status is {lag} behind at {number}");
+    }
+
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.children()["endpoints"], "100");
+    assert_eq!(bench.events("Flapping"), [""; 0]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_that_answers_differently_to_its_own_writes_is_limited() {
+    let bench = Bench::start().await;
+    let count = Arc::<AtomicUsize>::default();
+    bench.hook.answers(move |request: Value| {
+        let mut answer = sized(&request);
+        let count = count.fetch_add(1, Ordering::Relaxed).to_string();
+        answer["children"][0]["data"]["text"] = json!(count);
+        std::future::ready(Ok(answer))
+    });
+
+    bench.parent("p", 1, "one");
+    sleep(Duration::from_secs(60)).await;
+
+    let written = bench.sent(pilotlight::testing::Verb::Update).len();
+    assert!((20..=42).contains(&written), "{written} writes in a minute");
+    assert_eq!(bench.events("Flapping").len(), 1);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_two_parents_want_is_reported_once_to_each() {
+    let bench = Bench::start().await;
+    bench.hook.answers(async |request: Value| {
+        let mut answer = sized(&request);
+        answer["children"][0]["metadata"]["name"] = json!("shared");
+        Ok(answer)
+    });
+    bench.parent("a", 1, "one");
+    bench.until("the child of a", |bench| bench.children().contains_key("shared")).await;
+    bench.parent("b", 1, "one");
+    sleep(Duration::from_secs(3600)).await;
+
+    let tries = bench.sent(pilotlight::testing::Verb::Create).len();
+    assert!((2..=16).contains(&tries), "{tries} tries in an hour");
+    let all = bench.list("v1", "Event");
+    let told = |name: &str| {
+        let about = all.iter().filter(|event| {
+            event["involvedObject"]["kind"] == "Widget" && event["involvedObject"]["name"] == name
+        });
+        about.map(|event| event["message"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    for (name, other) in [("a", "Widget b"), ("b", "Widget a")] {
+        let told = told(name);
+        assert_eq!(told.len(), 1, "{all:#?}");
+        assert!(
+            told[0].contains("ConfigMap default/shared") && told[0].contains(other),
+            "{told:?}"
+        );
+    }
+    let count = |event: &Value| event["count"].as_u64().unwrap_or(1);
+    assert!(all.iter().all(|event| count(event) == 1), "{all:#?}");
+
+    bench.server.remove("bench.test/v1", "Widget", "default", "a").unwrap();
+    bench.server.remove("v1", "ConfigMap", "default", "shared").unwrap();
+    bench.until("the child of b", |bench| bench.children().contains_key("shared")).await;
+    bench.end().await;
+}
