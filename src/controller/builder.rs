@@ -32,9 +32,9 @@ pub enum BuildError {
     /// Call `for_` or `watches` at least once.
     #[error("{0} watches nothing: add an input with for_, owns or watches")]
     NoInput(ControllerName),
-    /// Call `for_` for one type only, and `watches` for the others.
-    #[error("{0} has two primary types; use watches for the second")]
-    TwoPrimaries(ControllerName),
+    /// Call `for_` once for each primary type.
+    #[error("{0} has the primary type {1} twice")]
+    PrimaryTwice(ControllerName, TypeRef),
     /// Call `for_`, which names the type of the owner.
     #[error("{0} owns {1} but has no primary type; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),
@@ -142,19 +142,20 @@ impl Builder {
         }
     }
 
-    /// Adds the primary type, whose objects the requests name.
+    /// Adds a primary type, whose objects the requests name. Called for several types,
+    /// [`Request::primary`](super::Request::primary) tells them apart.
     pub fn for_<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Primary, true)
     }
 
-    /// Adds the primary type by reference, for a type known at run time only.
+    /// Adds a primary type by reference, for a type known at run time only.
     ///
     /// A reference without a version is bound anew in each epoch, to the server's best version.
     pub fn for_type(self, type_ref: impl Into<TypeRef>) -> Self {
         self.kind(type_ref.into(), Role::Primary, false)
     }
 
-    /// Adds a type whose objects are controlled by the primary type's objects. A change enqueues
+    /// Adds a type whose objects are controlled by objects of the primary types. A change enqueues
     /// the controlling owner.
     ///
     /// Only objects with an owner of the primary kind are delivered and kept whole. Of all others
@@ -387,25 +388,33 @@ impl Builder {
         if self.workers == 0 {
             return Err(BuildError::NoWorkers(self.name));
         }
-        let mut primaries = self.inputs.iter().filter_map(|input| match &input.kind {
+        let found = self.inputs.iter().filter_map(|input| match &input.kind {
             InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
                 Some(&kind.filter.type_ref)
             }
             InputKind::Kind(_) | InputKind::Source(_) => None,
         });
-        let primary = primaries.next().cloned();
-        if primaries.next().is_some() {
-            return Err(BuildError::TwoPrimaries(self.name));
+        let mut primaries: Vec<TypeRef> = Vec::new();
+        for primary in found {
+            if primaries.contains(primary) {
+                return Err(BuildError::PrimaryTwice(self.name, primary.clone()));
+            }
+            primaries.push(primary.clone());
         }
+        let primaries: Arc<[TypeRef]> = primaries.into();
         let (name, event_filters) = (self.name, self.event_filters);
         let inputs = self.inputs.into_iter();
-        let inputs =
-            inputs.map(|input| input.input(&name, primary.as_ref(), &event_filters, cluster));
+        let inputs = inputs.map(|input| input.input(&name, &primaries, &event_filters, cluster));
         let spec = Spec {
             client: cluster.unfenced_client().clone(),
             inputs: inputs.collect::<Result<_, _>>()?,
-            named: NamedInputs::new(name.clone(), cluster.clone(), primary.clone(), event_filters),
-            primary,
+            named: NamedInputs::new(
+                name.clone(),
+                cluster.clone(),
+                Arc::clone(&primaries),
+                event_filters.clone(),
+            ),
+            primaries: Arc::clone(&primaries),
             reconcile: erase(reconciler),
             workers: self.workers,
             most_running: self.most_running,
@@ -419,10 +428,10 @@ impl Builder {
         Ok(Controller::new(spec, self.group).with(self.conditions))
     }
 
-    /// Returns the inputs alone, for a controller with this primary type.
+    /// Returns the inputs alone, for a controller with these primary types.
     pub(super) fn inputs(
         self,
-        primary: Option<&TypeRef>,
+        primaries: &[TypeRef],
         event_filters: &[Predicate],
         cluster: &Cluster,
     ) -> Result<Vec<Input>, BuildError> {
@@ -431,7 +440,7 @@ impl Builder {
             return Err(error);
         }
         let filters: Vec<_> = event_filters.iter().cloned().chain(own).collect();
-        inputs.into_iter().map(|input| input.input(&name, primary, &filters, cluster)).collect()
+        inputs.into_iter().map(|input| input.input(&name, primaries, &filters, cluster)).collect()
     }
 
     /// Returns whether an input is a primary type.
@@ -499,11 +508,11 @@ impl Builder {
 }
 
 impl InputOptions {
-    /// Returns the input of a controller with this primary type.
+    /// Returns the input of a controller with these primary types.
     fn input(
         self,
         name: &ControllerName,
-        primary: Option<&TypeRef>,
+        primaries: &[TypeRef],
         event_filters: &[Predicate],
         cluster: &Cluster,
     ) -> Result<Input, BuildError> {
@@ -515,7 +524,7 @@ impl InputOptions {
             },
             InputKind::Kind(kind) => {
                 kind.check(name, event_filters)?;
-                let source = kind.source(name, primary, event_filters, mode, cluster)?;
+                let source = kind.source(name, primaries, event_filters, mode, cluster)?;
                 InputSource::Kind(Arc::new(source))
             }
         };
@@ -524,11 +533,11 @@ impl InputOptions {
 }
 
 impl KindOptions {
-    /// Returns the source of an input of a controller with this primary type.
+    /// Returns the source of an input of a controller with these primary types.
     fn source(
         self,
         name: &ControllerName,
-        primary: Option<&TypeRef>,
+        primaries: &[TypeRef],
         event_filters: &[Predicate],
         mode: InputMode,
         cluster: &Cluster,
@@ -536,20 +545,22 @@ impl KindOptions {
         let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
         filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
         let of = |handler| Mapping::Handler(Held::new(handler));
-        let (mapping, delivery) = match (role, primary.cloned()) {
-            (Role::Primary, _) => (of(Handler::Object), Delivery::Everything),
-            (Role::Watched(handler), _) if interests.is_empty() => {
-                (of(handler), Delivery::Everything)
+        let (mapping, delivery) = match role {
+            Role::Primary => {
+                let position = primaries.iter().position(|it| *it == filter.type_ref);
+                (Mapping::Primary(position.unwrap_or_default()), Delivery::Everything)
             }
-            (Role::Watched(handler), _) => (of(handler), Delivery::Of(interests)),
-            (Role::Owned { only_controller }, Some(primary)) => {
-                let delivery = Delivery::OwnedBy(primary.clone());
-                (Mapping::OwnerOf { primary, only_controller }, delivery)
-            }
-            (Role::Claimed(handler), Some(primary)) => (of(handler), Delivery::Moving(primary)),
-            (Role::Owned { .. } | Role::Claimed(_), None) => {
+            Role::Watched(handler) if interests.is_empty() => (of(handler), Delivery::Everything),
+            Role::Watched(handler) => (of(handler), Delivery::Of(interests)),
+            Role::Owned { .. } | Role::Claimed(_) if primaries.is_empty() => {
                 return Err(BuildError::OwnsWithoutFor(name.clone(), filter.type_ref));
             }
+            Role::Owned { only_controller } => {
+                let primaries = primaries.to_vec();
+                let delivery = Delivery::OwnedBy(primaries.clone());
+                (Mapping::OwnerOf { primaries, only_controller }, delivery)
+            }
+            Role::Claimed(handler) => (of(handler), Delivery::Moving(primaries.to_vec())),
         };
         Ok(KindSource {
             filter,

@@ -296,9 +296,9 @@ impl Context {
 
     /// Adds another request to the controller's queue, to be reconciled as soon as a worker is
     /// free, even if it was delayed. Ignored once the epoch stops.
-    pub fn enqueue(&self, request: Request) {
+    pub fn enqueue(&self, request: impl Into<Request>) {
         if let Some(queue) = &self.shared.queue {
-            queue.add(request);
+            queue.add(request.into());
         }
     }
 

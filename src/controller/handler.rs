@@ -21,8 +21,8 @@ impl<'a> Enqueue<'a> {
     }
 
     /// Adds a request; a request added twice is queued once.
-    pub fn add(&mut self, request: Request) {
-        self.requests.push(request);
+    pub fn add(&mut self, request: impl Into<Request>) {
+        self.requests.push(request.into());
     }
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for OnSynced {
 /// the panic is reported.
 #[derive(Clone)]
 pub enum Handler {
-    /// Request for the object itself.
+    /// Request for the object of the first primary type that has the name of this object.
     Object,
     /// Requests for the object's owners of one kind, in any version.
     Owner {
@@ -86,7 +86,7 @@ impl Handler {
     ) {
         let both = || delta.old.iter().chain(&delta.new);
         match self {
-            Self::Object => requests.push(delta.key.clone()),
+            Self::Object => requests.push(delta.key.clone().into()),
             Self::Owner { owner, only_controller } => {
                 for object in both() {
                     let header = object.header();
@@ -99,7 +99,8 @@ impl Handler {
                             Some(Scope::Cluster) => None,
                             Some(Scope::Namespaced) | None => header.key.namespace.clone(),
                         };
-                        let request = ObjectKey { namespace, name: Arc::clone(&reference.name) };
+                        let key = ObjectKey { namespace, name: Arc::clone(&reference.name) };
+                        let request = Request::from(key);
                         if requests.last() != Some(&request) {
                             requests.push(request);
                         }
@@ -199,7 +200,7 @@ mod tests {
     fn map_is_called_for_the_old_and_the_new_object() {
         let by_label = Handler::map(|object| {
             let name = object.header().labels.get("for").map(Arc::from);
-            name.map(|name| ObjectKey { namespace: None, name }).into_iter().collect()
+            name.map(Request::cluster).into_iter().collect()
         });
         let labelled = |value: &str| widget(json!({"labels": {"for": value}}));
 

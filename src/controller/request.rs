@@ -1,7 +1,57 @@
-//! Request: the key of an object to reconcile.
+//! Request: the object to reconcile.
+
+use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::informer::ObjectKey;
 
-/// Request to reconcile an object: its namespace and name, never the event. The object may be
+/// Request to reconcile an object: its type, namespace and name, never the event. The object may be
 /// deleted by now.
-pub type Request = ObjectKey;
+///
+/// Requests are equal if their types and keys are. A request that is made of a key alone is for the
+/// first primary type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Request {
+    /// Position of the object's type among the primary types, in the order in which the builder
+    /// received them; 0 for a controller with one primary type or none.
+    pub primary: usize,
+    /// Namespace and name of the object.
+    pub key: ObjectKey,
+}
+
+impl Request {
+    /// Request for an object of the primary type at this position.
+    pub fn new(primary: usize, key: ObjectKey) -> Self {
+        Self { primary, key }
+    }
+
+    /// Request for a namespaced object of the first primary type.
+    pub fn namespaced(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        ObjectKey::namespaced(namespace, name).into()
+    }
+
+    /// Request for a cluster-scoped object of the first primary type.
+    pub fn cluster(name: impl Into<Arc<str>>) -> Self {
+        ObjectKey::cluster(name).into()
+    }
+}
+
+impl From<ObjectKey> for Request {
+    fn from(key: ObjectKey) -> Self {
+        Self { primary: 0, key }
+    }
+}
+
+/// The key, so that a request can be used to read a store.
+impl Deref for Request {
+    type Target = ObjectKey;
+
+    fn deref(&self) -> &ObjectKey {
+        &self.key
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.key.fmt(f)
+    }
+}

@@ -41,21 +41,21 @@ impl std::fmt::Debug for SourceContext {
 
 impl SourceContext {
     /// Adds a request to the controller's queue; ignored once the source is to stop.
-    pub fn enqueue(&self, request: Request) {
-        self.enqueue_with(request, Add::default());
+    pub fn enqueue(&self, request: impl Into<Request>) {
+        self.enqueue_with(request.into(), Add::default());
     }
 
     /// Like [`SourceContext::enqueue`], with a priority.
     ///
     /// Use [`LOW_PRIORITY`](super::LOW_PRIORITY) for objects that existed at the start, so that
     /// changes come first.
-    pub fn enqueue_with_priority(&self, request: Request, priority: i32) {
-        self.enqueue_with(request, Add { priority, ..Add::default() });
+    pub fn enqueue_with_priority(&self, request: impl Into<Request>, priority: i32) {
+        self.enqueue_with(request.into(), Add { priority, ..Add::default() });
     }
 
     /// Like [`SourceContext::enqueue`], after a delay.
-    pub fn enqueue_after(&self, request: Request, after: Duration) {
-        self.enqueue_with(request, Add { after, ..Add::default() });
+    pub fn enqueue_after(&self, request: impl Into<Request>, after: Duration) {
+        self.enqueue_with(request.into(), Add { after, ..Add::default() });
     }
 
     /// Resolves when the source is to stop adding requests: the epoch stops, or the source's

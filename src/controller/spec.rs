@@ -24,7 +24,7 @@ pub(super) struct Spec {
     /// Inputs that are added while the controller exists.
     pub(super) named: Arc<NamedInputs>,
     /// Primary type, if the controller has one.
-    pub(super) primary: Option<TypeRef>,
+    pub(super) primaries: Arc<[TypeRef]>,
     pub(super) reconcile: Reconcile,
     pub(super) workers: usize,
     /// Maximum number of reconciles, those that gave their worker slot back included.

@@ -39,6 +39,7 @@ mod named;
 mod own_sources;
 mod panics;
 mod preparation;
+mod primaries;
 mod projections;
 mod server;
 mod throttling;
@@ -264,8 +265,8 @@ async fn mistakes_are_errors_of_the_build() {
         "widgets watches nothing: add an input with for_, owns or watches"
     );
     assert_eq!(
-        error(builder().for_type(widgets()).for_type(parts())),
-        "widgets has two primary types; use watches for the second"
+        error(builder().for_type(widgets()).for_type(widgets())),
+        "widgets has the primary type widgets.example.com/v1 twice"
     );
     assert_eq!(
         error(builder().owns_type(parts())),

@@ -91,7 +91,7 @@ impl Reconciler for Composite {
             Some(found) => found,
         };
         let parent = Parent {
-            key: request,
+            key: request.key,
             uid: object.header().uid.clone(),
             terminating: object.header().deletion_timestamp.is_some(),
             served,

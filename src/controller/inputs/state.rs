@@ -20,7 +20,7 @@ use crate::{
 pub(in crate::controller) struct NamedInputs {
     pub(in crate::controller) controller: ControllerName,
     pub(in crate::controller) cluster: Cluster,
-    pub(in crate::controller) primary: Option<TypeRef>,
+    pub(in crate::controller) primaries: Arc<[TypeRef]>,
     pub(in crate::controller) event_filters: Vec<Predicate>,
     state: Mutex<State>,
     // Wakes the run of the current epoch.
@@ -71,11 +71,11 @@ impl NamedInputs {
     pub(in crate::controller) fn new(
         controller: ControllerName,
         cluster: Cluster,
-        primary: Option<TypeRef>,
+        primaries: Arc<[TypeRef]>,
         event_filters: Vec<Predicate>,
     ) -> Arc<Self> {
         let (state, wake) = (Mutex::default(), Arc::default());
-        Arc::new(Self { controller, cluster, primary, event_filters, state, wake })
+        Arc::new(Self { controller, cluster, primaries, event_filters, state, wake })
     }
 
     /// Returns the input that `describe` adds to a builder.
@@ -91,8 +91,7 @@ impl NamedInputs {
         }
         // The condition of a controller is that of its builder.
         let builder = builder.without_required();
-        let mut inputs =
-            builder.inputs(self.primary.as_ref(), &self.event_filters, &self.cluster)?;
+        let mut inputs = builder.inputs(&self.primaries, &self.event_filters, &self.cluster)?;
         let count = inputs.len();
         let input = inputs.pop().filter(|_| count == 1);
         input.ok_or_else(|| InputError::NotOne(controller(), name.to_owned(), count))

@@ -138,10 +138,9 @@ impl Receipt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::informer::ObjectKey;
 
     fn a() -> Request {
-        ObjectKey::namespaced("ns", "a")
+        Request::namespaced("ns", "a")
     }
 
     #[test]

@@ -31,7 +31,6 @@ use crate::{
         run::input::{Input, InputSource},
     },
     guard::Held,
-    informer::ObjectKey,
     manager::{
         ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
         Runnable, RunnableGroup, RunnableOptions, StopReason, Unmet, Verdict,
@@ -243,10 +242,10 @@ impl Make {
         let name = ControllerName::from("widgets");
         let (cluster, _runnable) = Cluster::new(self.client.clone(), ClusterOptions::default());
         Spec {
-            named: NamedInputs::new(name.clone(), cluster, None, Vec::new()),
+            named: NamedInputs::new(name.clone(), cluster, Arc::default(), Vec::new()),
             client: self.client,
             inputs: self.inputs,
-            primary: None,
+            primaries: Arc::default(),
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
             workers: self.workers,
             most_running: self.most_running,
@@ -323,7 +322,7 @@ async fn send(context: &Context) -> Result<(), kube::Error> {
 }
 
 fn key(name: &str) -> Request {
-    ObjectKey { namespace: Some("ns".into()), name: name.into() }
+    Request::namespaced("ns", name)
 }
 
 fn ok() -> Result<Outcome, ReconcileError> {

@@ -202,9 +202,10 @@ impl Reconciling {
     pub(in crate::controller) async fn confirm(
         &mut self,
         context: &Context,
-        primary: Option<&TypeRef>,
+        primaries: &[TypeRef],
     ) -> Result<(), Behind> {
         let Some(writes) = &mut self.writes else { return Ok(()) };
+        let primary = primaries.get(self.request.primary);
         let served = primary.and_then(|primary| context.served(primary));
         if let Some(served) = served.filter(|_| writes.own_object) {
             writes.own_object = false;

@@ -59,22 +59,24 @@ pub(in crate::controller) struct Filter {
 pub(in crate::controller) enum Mapping {
     /// Handler of the user.
     Handler(Held<Handler>),
-    /// Request for the owner, which is of the primary type. The kind of that type is known only
-    /// while it is served.
-    OwnerOf { primary: TypeRef, only_controller: bool },
+    /// Request for the object itself, whose type is the primary type at this position.
+    Primary(usize),
+    /// Requests for the owners, which are of a primary type. The kind of a type is known only while
+    /// it is served.
+    OwnerOf { primaries: Vec<TypeRef>, only_controller: bool },
 }
 
 /// Objects whose changes are delivered.
 #[derive(Clone, Debug)]
 pub(in crate::controller) enum Delivery {
     Everything,
-    /// Objects with an owner of the primary kind.
-    OwnedBy(TypeRef),
+    /// Objects with an owner of a primary kind.
+    OwnedBy(Vec<TypeRef>),
     /// Objects that the reconciler names while it runs, by [`MovingInterests`]. Those with an owner
-    /// of the primary kind are kept whole.
+    /// of a primary kind are kept whole.
     ///
     /// [`MovingInterests`]: crate::informer::MovingInterests
-    Moving(TypeRef),
+    Moving(Vec<TypeRef>),
     Of(Vec<Interest>),
 }
 
@@ -124,20 +126,26 @@ impl KindSource {
     }
 
     fn interests(&self) -> Interests {
+        let everything = || vec![Interest::Everything];
         let (deliver, whole) = match &self.delivery {
-            Delivery::Everything => (vec![Interest::Everything], Vec::new()),
-            Delivery::OwnedBy(primary) => {
-                let owned = self.kind_of(primary).map_or(Interest::Everything, Interest::OwnerKind);
-                (vec![owned], Vec::new())
+            Delivery::Everything => (everything(), Vec::new()),
+            Delivery::OwnedBy(primaries) => {
+                (self.owned_by(primaries).unwrap_or_else(everything), Vec::new())
             }
-            Delivery::Moving(primary) => match self.kind_of(primary) {
-                Some(kind) => (Vec::new(), vec![Interest::OwnerKind(kind)]),
-                None => (vec![Interest::Everything], Vec::new()),
+            Delivery::Moving(primaries) => match self.owned_by(primaries) {
+                Some(owned) => (Vec::new(), owned),
+                None => (everything(), Vec::new()),
             },
             Delivery::Of(interests) => (interests.clone(), Vec::new()),
         };
-        let whole = if self.whole { vec![Interest::Everything] } else { whole };
+        let whole = if self.whole { everything() } else { whole };
         Interests { deliver, whole }
+    }
+
+    /// Returns the interests in objects with an owner of these types; `None` unless all kinds are
+    /// known.
+    fn owned_by(&self, owners: &[TypeRef]) -> Option<Vec<Interest>> {
+        owners.iter().map(|owner| self.kind_of(owner).map(Interest::OwnerKind)).collect()
     }
 
     /// Returns the kind of an owner's type; `None` if it is named by its plural name and not served.
@@ -244,15 +252,23 @@ impl KindSource {
             Mapping::Handler(handler) => {
                 handler.requests(delta, |owner| self.scope_of(owner), requests);
             }
-            Mapping::OwnerOf { primary, only_controller } => {
-                // While the primary type is not served there is no owner to reconcile. When it is
-                // served again, all owners are reconciled.
-                if let Some(primary) = self.types.served(primary) {
+            Mapping::Primary(primary) => {
+                requests.push(Request::new(*primary, delta.key.clone()));
+            }
+            Mapping::OwnerOf { primaries, only_controller } => {
+                for (position, primary) in primaries.iter().enumerate() {
+                    // While a primary type is not served there is no owner to reconcile. When it is
+                    // served again, all owners are reconciled.
+                    let Some(primary) = self.types.served(primary) else { continue };
                     let handler = Handler::Owner {
                         owner: primary.group_kind(),
                         only_controller: *only_controller,
                     };
+                    let first = requests.len();
                     handler.requests(delta, |_| Some(primary.identity.scope), requests);
+                    for request in &mut requests[first..] {
+                        request.primary = position;
+                    }
                 }
             }
         }

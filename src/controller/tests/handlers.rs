@@ -65,7 +65,7 @@ async fn handler_that_panics_loses_one_change_and_says_so() {
     harness.server.apply(widget("good", "good"));
     let handler = Handler::map(|object| {
         assert!(&*object.key().name != "bad", "no map for you");
-        vec![object.key().clone()]
+        vec![object.key().clone().into()]
     });
     harness.add(builder().watches_type(widgets(), handler).conditional()).await;
 

@@ -6,7 +6,7 @@ use super::{
     typed::{Part, Widget},
     *,
 };
-use crate::informer::{InformerStatus, Selector};
+use crate::informer::{InformerStatus, ObjectKey, Selector};
 
 /// Reconciler that logs what it can read of the parts `own` and `foreign`.
 struct Reader(Log);
@@ -173,7 +173,7 @@ async fn selected_and_named_objects_are_delivered_and_others_are_entries() {
     let input = builder()
         .watches_type(parts(), handler())
         .matching(selector)
-        .named(Request::namespaced("ns", "own"));
+        .named(ObjectKey::namespaced("ns", "own"));
     let controller = input.build(&harness.cluster, Names(Arc::clone(&harness.log))).unwrap();
     harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
     let mut first = harness.log().await;
@@ -246,7 +246,7 @@ async fn objects_and_bytes_are_counted_for_each_controller_until_it_is_removed()
 #[tokio::test(start_paused = true)]
 async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
     let harness = Harness::new();
-    let name = || Request::namespaced("ns", "a");
+    let name = || ObjectKey::namespaced("ns", "a");
     let selector = || "a=b".parse().unwrap();
     let wrong = [
         builder().for_type(widgets()).named(name()),

@@ -182,7 +182,7 @@ fn dropping(seam: Seam) -> Builder {
 
 fn faulty(seam: Seam) -> Builder {
     let widgets = |handler: Handler| builder().watches_type(widgets(), handler).conditional();
-    let itself = || widgets(Handler::map(|object| vec![object.key().clone()]));
+    let itself = || widgets(Handler::map(|object| vec![object.key().clone().into()]));
     match seam {
         Seam::Predicate => itself().predicate(Predicate::new(|_| panics())),
         Seam::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
