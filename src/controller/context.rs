@@ -320,9 +320,9 @@ impl Context {
 
     /// Sets the time at which a request is reconciled at the latest, in place of an earlier one;
     /// `None` removes it. Changes and failures of the request do not delay it.
-    pub(crate) fn resync(&self, request: &Request, at: Option<Instant>) {
+    pub(crate) fn resync(&self, request: impl Into<Request>, at: Option<Instant>) {
         if let Some(queue) = &self.shared.queue {
-            queue.resync(request.clone(), at);
+            queue.resync(request.into(), at);
         }
     }
 

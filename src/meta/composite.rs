@@ -175,7 +175,7 @@ impl Composite {
         for hook in self.hooks.all() {
             hook.hook.forget(key);
         }
-        context.resync(key, None);
+        context.resync(key.clone(), None);
     }
 
     /// Takes the first step of a sync. After a change of the finalizer, the parent is reconciled
@@ -268,7 +268,7 @@ impl Composite {
         let tick = self.definition.resync_period.and_then(|period| {
             resync::tick(period, &parent.uid, self.parents.begin, Instant::now())
         });
-        context.resync(&parent.key, self.parents.writes.next_resync(&parent.key, tick));
+        context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
     }
 
     /// Applies a response: children and status. Returns the time until flapping is to be checked
