@@ -66,6 +66,8 @@ struct Inner {
     // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
     json: Bytes,
     whole: bool,
+    // Kept, since an object may have very many owners, each with its place in an index.
+    accounted: u32,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -111,7 +113,7 @@ impl Object {
     }
 
     pub(super) fn new(header: Header, json: Bytes) -> Self {
-        Self { inner: Arc::new(Inner { header, json, whole: true }) }
+        Self::of(header, json, true)
     }
 
     /// Returns the metadata entry of an object, without its JSON.
@@ -119,7 +121,12 @@ impl Object {
         header.generation = 0;
         header.annotations = StringMap::default();
         header.finalizers = Vec::new();
-        Self { inner: Arc::new(Inner { header, json: Bytes::new(), whole: false }) }
+        Self::of(header, Bytes::new(), false)
+    }
+
+    fn of(header: Header, json: Bytes, whole: bool) -> Self {
+        let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
+        Self { inner: Arc::new(Inner { header, json, whole, accounted }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -131,21 +138,7 @@ impl Object {
     /// Returns an estimate of the memory that the object takes, in bytes: its allocations, and its
     /// places in the store.
     pub(super) fn accounted(&self) -> usize {
-        // Header of an allocation, rounding and reference counts.
-        const ALLOCATION: usize = 24;
-        // Pointer, list number and spare room of the store's map.
-        const PLACE: usize = 24;
-        let Inner { header, json, whole: _ } = &*self.inner;
-        let text = |text: &str| if text.is_empty() { 0 } else { text.len() + ALLOCATION };
-        let owner = |owner: &OwnerReference| {
-            size_of::<OwnerReference>() + text(&owner.name) + text(&owner.uid)
-        };
-        let strings = text(&header.key.name) + text(&header.uid) + text(&header.resource_version);
-        let maps = header.labels.memory() + header.annotations.memory();
-        let owners = header.owners.iter().map(owner).sum::<usize>();
-        let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
-        let fixed = size_of::<Inner>() + ALLOCATION + PLACE;
-        fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
+        self.inner.accounted as usize
     }
 
     /// Returns the metadata entry of this object.
@@ -195,6 +188,23 @@ impl Object {
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.inner.header.owners.iter().find(|owner| owner.controller)
     }
+}
+
+/// Returns an estimate of the memory that an object takes.
+fn accounted(header: &Header, json: &Bytes) -> usize {
+    // Header of an allocation, rounding and reference counts.
+    const ALLOCATION: usize = 24;
+    // Pointer, list number and spare room of the store's map.
+    const PLACE: usize = 24;
+    let text = |text: &str| if text.is_empty() { 0 } else { text.len() + ALLOCATION };
+    let owner =
+        |owner: &OwnerReference| size_of::<OwnerReference>() + text(&owner.name) + text(&owner.uid);
+    let strings = text(&header.key.name) + text(&header.uid) + text(&header.resource_version);
+    let maps = header.labels.memory() + header.annotations.memory();
+    let owners = header.owners.iter().map(owner).sum::<usize>();
+    let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
+    let fixed = size_of::<Inner>() + ALLOCATION + PLACE;
+    fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
 }
 
 impl fmt::Debug for Object {
