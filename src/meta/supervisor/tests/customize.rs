@@ -265,7 +265,7 @@ async fn parent_is_not_synced_while_a_related_type_may_not_be_listed() {
     sleep(Duration::from_secs(60)).await;
     assert_eq!(count(&calls, HookKind::Sync), synced, "an unreadable type is not an empty one");
     let events = harness.server.list("v1", "Event").unwrap();
-    let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
+    let event = events.iter().find(|event| event["reason"] == "SyncDelayed").unwrap();
     let message = event["message"].as_str().unwrap();
     assert!(message.contains("related objects: ") && message.contains("configmaps"), "{message}");
 
