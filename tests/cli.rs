@@ -45,14 +45,14 @@ fn assert_code(output: &Output, code: i32) -> String {
 #[tokio::test]
 async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
     let workers = run(&["run", "--workers=none"]).await;
-    let of_metacontroller = run(&["run", "--leader-election"]).await;
+    let of_metacontroller = run(&["run", "--leader-election=maybe"]).await;
     let namespace = run(&["run", "--namespace=a/b"]).await;
     let level = run(&["run", "--log-level=loud"]).await;
 
     assert!(assert_code(&workers, 2).contains("--workers"));
     assert!(assert_code(&namespace, 2).contains("--namespace"));
     assert!(assert_code(&level, 2).contains("--log-level"));
-    assert!(assert_code(&of_metacontroller, 2).contains("there is no leader election yet"));
+    assert!(assert_code(&of_metacontroller, 2).contains("--leader-election"));
 }
 
 #[tokio::test]

@@ -12,9 +12,10 @@ use pilotlight::{
     discovery::TypeState,
     informer::Store,
     manager::{ControllerState, DoneReason, RunnableOptions},
+    meta::HookError,
     testing::{Action, CrdBuilder, RequestInfo, Rule, RuleId, Verb},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{self, Instant, timeout},
@@ -38,7 +39,7 @@ scenarios! {
     12 a_controller_finishes_its_finalizers_before_its_type_is_removed both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
-    13 a_type_whose_hook_is_down_stays_terminating pending("finalize"):
+    13 a_type_whose_hook_is_down_stays_terminating both:
         "the CRD stays Terminating, the status says which objects block it, and no finalizer is \
          removed by force";
     14 a_type_removed_while_unwatched_is_absent_after_the_next_list both:
@@ -241,6 +242,64 @@ async fn a_controller_finishes_its_finalizers_before_its_type_is_removed(server:
     assert_eq!(testbed.done("finisher", 1).await, DoneReason::TypeGone);
     timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
     assert_eq!(testbed.assert_orderly("finisher"), 1);
+    testbed.finish().await;
+}
+
+async fn a_type_whose_hook_is_down_stays_terminating(server: Server<'static>) {
+    let simulated = server.is_simulated();
+    let testbed = Testbed::on(server, "leave-down").await;
+    let crd = testbed.widgets();
+    let (up, is_up) = watch::channel(false);
+    let hook = InProcessHook::new(move |request| {
+        let is_up = *is_up.borrow();
+        async move {
+            match request["finalizing"].as_bool() {
+                Some(true) if is_up => Ok(json!({ "finalized": true })),
+                Some(true) => Err(HookError::Status { code: 503, body: String::new() }),
+                Some(false) | None => Ok(one_config_map(&request)),
+            }
+        }
+    });
+    testbed.supervise(&hook).await;
+    let finalize = |spec: &mut Value| spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+    testbed.declare_with("down", &crd, finalize).await;
+    testbed.install(&crd).await;
+    let down = testbed.runnable("down");
+    testbed.running(&down, 1).await;
+    testbed.create(&crd, "gear", 1).await;
+    let finalizers = async || {
+        let gear = testbed.scope.api(&crd, "v1").get("gear").await;
+        gear.map(|gear| gear.metadata.finalizers.unwrap_or_default()).map_err(|it| it.to_string())
+    };
+    until("the finalizer is added", async || match finalizers().await?.len() {
+        1 => Ok(()),
+        count => Err(format!("{count} finalizers")),
+    })
+    .await;
+
+    testbed.scope.delete_crd(&crd).await.unwrap();
+
+    until("the status names the object that blocks the type", async || {
+        let declared = testbed.declarations().get_status(&testbed.declared_name("down")).await;
+        let status = declared.map_err(|error| error.to_string())?.data["status"].to_string();
+        let is_named = status.contains("/gear: ") && status.contains("503");
+        if is_named { Ok(()) } else { Err(status) }
+    })
+    .await;
+    if simulated {
+        time::sleep(Duration::from_secs(600)).await;
+    }
+    let terminating = |state: &TypeState| *state == TypeState::Terminating;
+    testbed.type_state(&type_of(&crd, "v1"), "terminates", terminating).await;
+    assert_eq!(finalizers().await.unwrap().len(), 1, "no finalizer is removed by force");
+    let status = testbed.status(&down);
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+
+    up.send_replace(true);
+
+    assert_eq!(testbed.done(&down, 1).await, DoneReason::TypeGone);
+    timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
+    testbed.withdraw("down").await;
     testbed.finish().await;
 }
 
