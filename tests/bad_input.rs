@@ -431,11 +431,7 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
             json!({ "service": { "name": "a", "namespace": "b", "port": 70000 }, "path": "/" }),
             "spec.hooks.sync.webhook.service.port",
         ),
-        (
-            "/hooks/sync/webhook/clientTLS",
-            json!({}),
-            "spec.hooks.sync.webhook.clientTLS.secretRef",
-        ),
+        ("/hooks/sync/webhook/clientTLS", json!({}), "spec.hooks.sync.webhook.clientTLS.secretRef"),
     ];
     for (index, (pointer, value, _)) in cases.iter().enumerate() {
         let mut spec = good.clone();

@@ -273,6 +273,8 @@ impl ParentWrites {
     pub(crate) fn keep_record(&self, key: &ObjectKey, record: SyncRecord) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.record = Some(record);
+            // All children are as desired.
+            entry.refused.clear();
         }
     }
 

@@ -67,7 +67,7 @@ enum DryRunCreate {
     Cancelled,
     /// The child would be refused, perhaps because of the old one. The old child stays for some time.
     Contested,
-    /// The child is invalid, or the outcome is unknown. The old child stays.
+    /// The child is invalid, a right is missing, or the outcome is unknown. The old child stays.
     Refused,
 }
 
@@ -79,7 +79,14 @@ fn verdict(error: &kube::Error) -> DryRunCreate {
         DryRunCreate::Acceptable
     } else {
         match error {
-            kube::Error::Api(status) if status.code != 422 => DryRunCreate::Contested,
+            // A missing right, and a failure of the server, do not depend on the old child.
+            kube::Error::Api(status) if status.message.contains(" cannot create resource ") => {
+                DryRunCreate::Refused
+            }
+            kube::Error::Api(status) if matches!(status.code, 404 | 422 | 500..) => {
+                DryRunCreate::Refused
+            }
+            kube::Error::Api(_) => DryRunCreate::Contested,
             _ => DryRunCreate::Refused,
         }
     }
@@ -104,12 +111,13 @@ mod tests {
 
         check(409, "AlreadyExists", "configmaps \"a\" already exists", Acceptable);
         check(422, "Invalid", "ConfigMap \"a\" is invalid: data[b/c]: Invalid value", Refused);
-        check(403, "Forbidden", "configmaps is forbidden: User \"x\" cannot create", Contested);
+        let right = "configmaps is forbidden: User \"x\" cannot create resource \"configmaps\"";
+        check(403, "Forbidden", right, Refused);
         check(403, "Forbidden", "admission webhook \"one\" denied: only one is allowed", Contested);
         check(400, "BadRequest", "ConfigMap cannot be handled: json: cannot unmarshal", Contested);
-        check(404, "NotFound", "namespaces \"ns\" not found", Contested);
+        check(404, "NotFound", "namespaces \"ns\" not found", Refused);
         check(409, "Conflict", "quota was changed meanwhile", Contested);
-        check(500, "InternalError", "failed calling webhook", Contested);
+        check(500, "InternalError", "failed calling webhook", Refused);
         let no_answer = kube::Error::Service("no answer".into());
         assert_eq!(verdict(&no_answer), Refused);
     }

@@ -339,3 +339,67 @@ async fn large_child_is_written_alone() {
     );
     tasks.join_next().await.unwrap().unwrap().unwrap();
 }
+
+/// Replaces a child that differs, and answers its requests in turn; returns what was sent.
+async fn replace(scene: &mut Scene, answers: &[Option<u16>]) -> (Vec<String>, bool) {
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
+    let mut all = Vec::new();
+    for answer in answers {
+        let mut sent = scene.server.sent().await;
+        all.extend(sent.iter().map(|held| held.name.clone()));
+        match answer {
+            Some(409) => sent.remove(0).refuse(409, "AlreadyExists"),
+            Some(code) => sent.remove(0).refuse(*code, "Refused"),
+            None => sent.remove(0).succeed(),
+        }
+    }
+    assert!(scene.server.sent().await.is_empty());
+    (all, tasks.join_next().await.unwrap().unwrap().is_ok())
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_whose_replacement_is_refused_because_of_it_is_deleted_after_five_minutes() {
+    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    let kept = (vec!["put c".to_owned(), "post c".to_owned()], false);
+    for seconds in [0, 200, 99] {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(replace(&mut scene, &[None, Some(403)]).await, kept, "{seconds}");
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (sent, is_done) = replace(&mut scene, &[None, Some(403), None]).await;
+    assert_eq!((sent.concat(), is_done), ("put cpost cdelete c".to_owned(), true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_whose_replacement_is_invalid_is_never_deleted() {
+    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        let (sent, is_done) = replace(&mut scene, &[None, Some(422)]).await;
+        assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
+    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    let mut parents = Parents::new(|| ());
+    parents.recreates_at_once = true;
+    let budget = AnswerBudget::default().controller("c");
+    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+
+    assert_eq!(replace(&mut scene, &[None]).await, (vec!["delete c".to_owned()], true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn aggregated_server_is_asked_for_no_dry_run_of_an_update() {
+    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    let served = Arc::make_mut(&mut scene.groups[0].served);
+    served.version_order = VersionOrder::Opaque;
+
+    let (sent, is_done) = replace(&mut scene, &[Some(409), None]).await;
+    assert_eq!((sent.concat(), is_done), ("post cdelete c".to_owned(), true));
+}
