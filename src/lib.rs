@@ -86,14 +86,18 @@
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
 //!    the composite sync (`src/meta/composite.rs::sync`):
-//!    1. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
-//!    2. it assembles the hook request from cached bytes (`src/meta/protocol.rs::sync_request`);
-//!    3. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if nothing
-//!       has changed (`src/meta/sync_record.rs::unchanged_since`);
-//!    4. it checks the answer as a whole (`src/meta/children/check.rs`);
-//!    5. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
+//!    1. it adds or removes the finalizer of the parent first, if that is due
+//!       (`src/meta/finalizer.rs::first_step`);
+//!    2. it reads the objects that the customize hook relates to the parent
+//!       (`src/meta/composite/customize.rs::related`);
+//!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
+//!    4. it assembles the hook request from cached bytes (`src/meta/protocol.rs::sync_request`);
+//!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
+//!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
+//!    6. it checks the answer as a whole (`src/meta/children/check.rs`);
+//!    7. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
 //!       (`src/meta/merge.rs`);
-//!    6. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
+//!    8. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
 //!       parent (`src/meta/composite/parent_status.rs::write_status`).
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
 //!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
@@ -140,12 +144,19 @@
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
+//! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
+//! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
+//! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
+//! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
+//! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
+//! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/composite/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
+//! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
 //! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |

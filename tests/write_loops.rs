@@ -123,18 +123,18 @@ async fn object_that_two_parents_want_is_reported_once_to_each() {
     let tries = bench.sent(pilotlight::testing::Verb::Create).len();
     assert!((2..=16).contains(&tries), "{tries} tries in an hour");
     let all = bench.list("v1", "Event");
-    let told = |name: &str| {
+    let messages = |name: &str| {
         let about = all.iter().filter(|event| {
             event["involvedObject"]["kind"] == "Widget" && event["involvedObject"]["name"] == name
         });
         about.map(|event| event["message"].as_str().unwrap()).collect::<Vec<_>>()
     };
     for (name, other) in [("a", "Widget b"), ("b", "Widget a")] {
-        let told = told(name);
-        assert_eq!(told.len(), 1, "{all:#?}");
+        let messages = messages(name);
+        assert_eq!(messages.len(), 1, "{all:#?}");
         assert!(
-            told[0].contains("ConfigMap default/shared") && told[0].contains(other),
-            "{told:?}"
+            messages[0].contains("ConfigMap default/shared") && messages[0].contains(other),
+            "{messages:?}"
         );
     }
     let count = |event: &Value| event["count"].as_u64().unwrap_or(1);

@@ -74,8 +74,8 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
-    /// dynamic-apply, or server-side-apply, which is not there yet: children are applied as with
-    /// dynamic-apply.
+    /// Strategy for writing children: dynamic-apply. The value server-side-apply is accepted, but
+    /// not supported yet, and means the same.
     #[arg(long, value_name = "STRATEGY", value_parser = ["dynamic-apply", "server-side-apply"])]
     apply_strategy: Option<String>,
     /// Ignored: children are applied as with dynamic-apply.

@@ -20,7 +20,7 @@ use super::{
     Inputs, Queue, Request,
     inputs::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
-    run::slots::Slot,
+    run::slots::WorkerSlot,
     run::unconfirmed,
 };
 use crate::{
@@ -45,13 +45,13 @@ pub struct Context {
         not(any(test, feature = "meta")),
         expect(dead_code, reason = "declared controllers alone give slots back")
     )]
-    slot: Weak<Slot>,
+    slot: Weak<WorkerSlot>,
 }
 
 /// Parts that all reconciles of an epoch share.
 struct Shared {
     epoch: Epoch,
-    // Not behind the epoch's fence.
+    // Client that bypasses the epoch's fence.
     unfenced: Client,
     writes: WriteObserver,
     // Client behind the fence, shared by the reconciles that run: the channel of kube's client takes
@@ -115,7 +115,7 @@ impl Context {
         request: &Request,
         attempt: u32,
         after_unknown: bool,
-        slot: &Arc<Slot>,
+        slot: &Arc<WorkerSlot>,
     ) -> Self {
         Self {
             shared: Arc::clone(&self.shared),

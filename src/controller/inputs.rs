@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::sync::watch;
 
-pub(in crate::controller) use self::state::{NamedInputs, Progress, Step};
+pub(in crate::controller) use self::state::{InputProgress, InputStep, NamedInputs};
 use super::{BuildError, Builder};
 use crate::manager::ControllerName;
 

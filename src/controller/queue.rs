@@ -123,7 +123,7 @@ struct State<K> {
     delays: BTreeSet<(Due, u32)>,
     // Entry of each slot in `delays`.
     timers: Vec<Option<Due>>,
-    // Until the first delay ends. Set by a caller of `get`, since an add may come from outside a
+    // Timer of the first delay. Set by a caller of `get`, since an add may come from outside a
     // runtime.
     sleep: Option<Pin<Box<Sleep>>>,
     getters: usize,
@@ -168,7 +168,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// Sets the time of the next resync of a key in place of an earlier one; `None` removes it. At
-    /// that time the key becomes ready at low priority, whatever was added meanwhile.
+    /// that time the key becomes ready at low priority, regardless of adds in the meantime.
     pub(super) fn resync(&self, key: K, at: Option<Instant>) {
         let mut state = self.shared.lock();
         let timer = state.core.resync(key, at, Instant::now());

@@ -55,10 +55,9 @@ pub(crate) struct InterestIndex<T> {
     names: HashMap<Arc<str>, Vec<T>>,
     // By one positive requirement of the selector: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
-    // Selectors without a positive requirement, which are compared with each object of their
-    // namespace,
+    // Selectors without a positive requirement, compared with each object of their namespace.
     by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,
-    // or with each object.
+    // Selectors of all namespaces without a positive requirement, compared with each object.
     unindexed: Vec<(Interest, T)>,
 }
 
@@ -160,7 +159,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                     let place = place(value, selection.namespace.as_deref());
                     match by_value.get_mut(&*place) {
                         Some(all) => all.push(routed),
-                        // One allocation of one interest: most places have no more.
+                        // Capacity for one interest: most places have no more.
                         None => drop(by_value.insert(place, Vec::from([routed]))),
                     }
                 }
@@ -317,7 +316,7 @@ fn place(value: &str, namespace: Option<&str>) -> Box<str> {
 fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: T) {
     match index.get_mut(key) {
         Some(holders) => holders.push(holder),
-        // One allocation of one holder: most keys have no more.
+        // Capacity for one holder: most keys have no more.
         None => drop(index.insert(key.clone(), Vec::from([holder]))),
     }
 }

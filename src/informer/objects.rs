@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Interest, Object, ObjectKey, interest::Selection, share::Count};
+use super::{Interest, Object, ObjectKey, interest::Selection, share::ObjectCount};
 use crate::kind::GroupKind;
 
 /// Objects by key and by their indexes.
@@ -179,8 +179,8 @@ impl Objects {
     }
 
     /// Returns the count of the whole objects with an owner of a kind.
-    pub(super) fn count_of(&self, kind: &GroupKind) -> Count {
-        let count = |owned: &OwnedByKind| Count {
+    pub(super) fn count_of(&self, kind: &GroupKind) -> ObjectCount {
+        let count = |owned: &OwnedByKind| ObjectCount {
             objects: owned.whole.0.len(),
             accounted: owned.accounted,
         };

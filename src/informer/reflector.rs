@@ -205,7 +205,7 @@ impl Reflector {
             return;
         }
         debug!(error = %failure, ?delay, "request will be repeated");
-        // That the type is served does not change permissions, and must not cause more requests.
+        // A type that is served again changes no permissions, and must not cause more requests.
         let served_again = async {
             match verdict.pace {
                 Pace::Forbidden | Pace::After(_) => std::future::pending().await,

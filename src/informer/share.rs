@@ -20,14 +20,14 @@ pub struct CacheShare {
 #[derive(Default)]
 pub(super) struct Shares {
     index: InterestIndex<SubscriberId>,
-    counts: HashMap<SubscriberId, Count>,
+    counts: HashMap<SubscriberId, ObjectCount>,
     // Subscriptions that an object concerns; kept for its capacity.
     visited: Vec<SubscriberId>,
 }
 
 /// Number of whole objects, and an estimate of their memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Count {
+pub(super) struct ObjectCount {
     pub(super) objects: usize,
     pub(super) accounted: usize,
 }
@@ -44,7 +44,7 @@ impl CacheShare {
     }
 }
 
-impl Count {
+impl ObjectCount {
     pub(super) fn add(&mut self, object: &Object) {
         self.objects += 1;
         self.accounted += object.accounted();
@@ -66,7 +66,7 @@ impl Shares {
     ) {
         let is_concerned =
             |object: &Object| interests.iter().any(|it| it.concerns(object.header()));
-        let mut count = Count::default();
+        let mut count = ObjectCount::default();
         for object in objects.filter(|object| object.is_whole() && is_concerned(object)) {
             count.add(object);
         }
@@ -83,7 +83,7 @@ impl Shares {
         self.counts.remove(&id);
     }
 
-    pub(super) fn of(&self, id: SubscriberId) -> Count {
+    pub(super) fn of(&self, id: SubscriberId) -> ObjectCount {
         self.counts.get(&id).copied().unwrap_or_default()
     }
 
@@ -99,10 +99,10 @@ impl Shares {
 
     /// Records that the store is empty.
     pub(super) fn clear(&mut self) {
-        self.counts.values_mut().for_each(|count| *count = Count::default());
+        self.counts.values_mut().for_each(|count| *count = ObjectCount::default());
     }
 
-    fn change(&mut self, object: &Object, change: impl Fn(&mut Count)) {
+    fn change(&mut self, object: &Object, change: impl Fn(&mut ObjectCount)) {
         if self.counts.is_empty() || !object.is_whole() {
             return;
         }
@@ -184,10 +184,10 @@ mod tests {
                 let concerned = all.iter().filter(|object| {
                     object.is_whole() && interests.iter().any(|it| it.concerns(object.header()))
                 });
-                let mut count = Count::default();
+                let mut count = ObjectCount::default();
                 concerned.for_each(|object| count.add(object));
                 let entries = all.len() - count.objects;
-                // Of a reader of everything, entries are not yet whole.
+                // Entries of a reader of everything are not yet whole.
                 let accounted = match interests.contains(&Interest::Everything) {
                     true => all.iter().map(Object::accounted).sum(),
                     false => count.accounted,

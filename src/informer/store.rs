@@ -20,7 +20,7 @@ use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection},
     objects::{Generation, Objects, Scanned},
-    share::{Count, Shares},
+    share::{ObjectCount, Shares},
     subscriber::SubscriberId,
 };
 use crate::kind::GroupKind;
@@ -55,11 +55,11 @@ struct Reader {
     id: SubscriberId,
     // Set under the store's lock.
     left: AtomicBool,
-    counted: Counted,
+    counted: CountedObjects,
 }
 
 /// Index that counts the objects that a subscription keeps whole.
-enum Counted {
+enum CountedObjects {
     All,
     None,
     OfKind(GroupKind),
@@ -198,18 +198,19 @@ impl Store {
 
     /// Returns the counts of this subscription; those of the whole store for a reader without one.
     pub fn share(&self) -> CacheShare {
-        let all = || Count { objects: self.len() - self.entries(), accounted: self.accounted() };
+        let all =
+            || ObjectCount { objects: self.len() - self.entries(), accounted: self.accounted() };
         let state = self.read();
         let count = match self.reader.as_deref() {
             None => all(),
             Some(Reader { id, counted, .. }) => match counted {
-                Counted::All => all(),
-                Counted::None => Count::default(),
-                Counted::OfKind(kind) => state.objects.count_of(kind),
-                Counted::Of(_) => state.shares.of(*id),
+                CountedObjects::All => all(),
+                CountedObjects::None => ObjectCount::default(),
+                CountedObjects::OfKind(kind) => state.objects.count_of(kind),
+                CountedObjects::Of(_) => state.shares.of(*id),
             },
         };
-        let Count { objects: whole, accounted } = count;
+        let ObjectCount { objects: whole, accounted } = count;
         CacheShare { whole, entries: self.len().saturating_sub(whole), accounted }
     }
 
@@ -279,13 +280,13 @@ impl Store {
             index.insert(interest, ());
         }
         let counted = match whole {
-            [] => Counted::None,
-            all if all.contains(&Interest::Everything) => Counted::All,
-            [Interest::OwnerKind(kind)] => Counted::OfKind(kind.clone()),
+            [] => CountedObjects::None,
+            all if all.contains(&Interest::Everything) => CountedObjects::All,
+            [Interest::OwnerKind(kind)] => CountedObjects::OfKind(kind.clone()),
             interests => {
                 let State { objects, shares, .. } = &mut *self.write();
                 shares.join(id, interests, objects.iter());
-                Counted::Of(interests.to_vec())
+                CountedObjects::Of(interests.to_vec())
             }
         };
         let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false), counted }));
@@ -297,7 +298,7 @@ impl Store {
         let left = self.reader.as_ref().and_then(|reader| {
             let mut state = self.write();
             reader.left.store(true, Ordering::Relaxed);
-            if let Counted::Of(interests) = &reader.counted {
+            if let CountedObjects::Of(interests) = &reader.counted {
                 state.shares.leave(reader.id, interests);
             }
             state.custom.remove(&reader.id)

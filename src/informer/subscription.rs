@@ -147,7 +147,7 @@ impl Subscription {
             let scanned = self.mailbox.wants_scan() && self.informer.scan(self.id);
             match self.mailbox.take() {
                 Some(result) => {
-                    // One step ahead, so that the last initial change is known to be the last.
+                    // Scans one step ahead, so that the last initial change is known as such.
                     if self.mailbox.wants_scan() {
                         self.informer.scan(self.id);
                     }

@@ -22,7 +22,7 @@ use self::{
     dry_run_create::dry_run_create,
     dry_run_update::differs,
     failures::Failures,
-    order::{Order, Stage},
+    order::{Stage, WriteOrder},
     refusal::{Existing, explain_existing, with_other_writer},
 };
 use super::{
@@ -58,7 +58,7 @@ struct Execution<'a> {
     apply: &'a Apply,
     rules: &'a Rules<'a>,
     context: &'a Context,
-    order: Order,
+    order: WriteOrder,
     under_way: FuturesUnordered<BoxFuture<'a, Result<(), SyncError>>>,
     results: Results,
 }
@@ -82,7 +82,7 @@ impl Apply {
             apply: self,
             rules,
             context,
-            order: Order::after(context.attempt()),
+            order: WriteOrder::after(context.attempt()),
             under_way: FuturesUnordered::new(),
             results: Results::default(),
         };

@@ -1,7 +1,7 @@
 //! Budgets of hook calls, their answers and their requests: bound the concurrent calls of a process,
 //! and the decoded bytes that a process, a controller and an answer hold.
 //!
-//! An answer of up to 64 KiB is read without a reservation; each worker holds at most one. Before
+//! An answer of up to 64 KiB is read without a reservation; each sync holds at most one. Before
 //! more is read, a longer answer reserves its maximum length: answers that reserve piece by piece
 //! could wait for each other for ever. The unused part is released after the answer was read, and
 //! the rest when the sync drops the answer.

@@ -109,11 +109,22 @@ impl Reconciler for Composite {
         if !matches!(synced, Ok(_) | Err(SyncError::HookDown(..) | SyncError::Cancelled)) {
             self.parents.hook.stop_waiting(&parent.key);
         }
+        synced.or_else(|error| self.failed(error, &parent, &context))
+    }
+}
+
+impl Composite {
+    /// Reports a failed sync. Returns when the parent is reconciled again.
+    fn failed(
+        &self,
+        error: SyncError,
+        parent: &Parent,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
         let mut reason = "SyncError";
-        let (message, after) = match synced {
-            Ok(outcome) => return Ok(outcome),
-            Err(SyncError::Cancelled) => return Ok(Outcome::Done),
-            Err(SyncError::Busy(after)) => {
+        let (message, after) = match error {
+            SyncError::Cancelled => return Ok(Outcome::Done),
+            SyncError::Busy(after) => {
                 // Not an error, but nothing is done for the parent until the hook is free. The
                 // message omits the wait, which may differ with each response.
                 let message = "the hook is busy and requests a later retry".to_owned();
@@ -122,47 +133,45 @@ impl Reconciler for Composite {
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
             }
             // A conflict is another client's success, and so no warning.
-            Err(SyncError::Behind(message)) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
-                let (subject, text) = (subject(&parent), format!("Sync delayed: {message}"));
-                self.recorder.publish(&context, &subject, Severity::Normal, "SyncDelayed", &text);
+            SyncError::Behind(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
+                let (subject, text) = (subject(parent), format!("Sync delayed: {message}"));
+                self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
                 return Err(ReconcileError::Retry(message.into()));
             }
-            Err(SyncError::Behind(message)) => {
+            SyncError::Behind(message) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
                 return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
             }
-            Err(SyncError::Throttled { message, after }) => {
+            SyncError::Throttled { message, after } => {
                 return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
             }
-            Err(SyncError::HookDown(kind, failure)) => {
+            SyncError::HookDown(kind, failure) => {
                 let message = failure.message.clone();
                 self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
                 (message, Some(self.parents.hook.wait(kind, &parent.key, self.backoff, failures)))
             }
-            Err(SyncError::Hook(failure)) => {
+            SyncError::Hook(failure) => {
                 let message = failure.message.clone();
                 self.parents.hook.failed(&parent.key, failure);
                 (message, None)
             }
-            Err(SyncError::TooDeep(message)) => {
+            SyncError::TooDeep(message) => {
                 reason = owner_chain::TOO_DEEP;
                 self.parents.hook.failed(&parent.key, Failure { reason, message: message.clone() });
                 (message, None)
             }
-            Err(SyncError::Failed(message)) => (message, None),
+            SyncError::Failed(message) => (message, None),
         };
-        let subject = subject(&parent);
+        let subject = subject(parent);
         let text = format!("Sync error: {message}");
-        self.recorder.publish(&context, &subject, Severity::Warning, reason, &text);
+        self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
         Err(match after {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
         })
     }
-}
 
-impl Composite {
     /// Forgets a parent that is gone, or that the controller no longer selects.
     fn forget(&self, key: &Request, context: &Context) {
         for rule in &self.definition.children {
@@ -334,8 +343,8 @@ impl Composite {
         Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }
 
-    /// Reports new objects that the parent wants and another owner has, to both owners if they are of
-    /// one type. Returns the time until they are to be tried again.
+    /// Reports newly contested objects to the parent, and to the other owner if it has the parent's
+    /// type. Returns the time until the objects are tried again.
     fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let wanted = subject(parent);

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::endpoint::{
-    Content, Endpoint, EndpointError, EndpointRule, ObjectReference, ReferenceKind,
+    Endpoint, EndpointError, EndpointRule, ObjectContent, ObjectReference, ReferenceKind,
 };
 use crate::{
     controller::Cluster,
@@ -52,18 +52,18 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    objects: HashMap<ObjectReference, Named>,
+    objects: HashMap<ObjectReference, NamedObject>,
     holders: BTreeMap<u64, Holder>,
     last: u64,
 }
 
 /// Object that hooks name.
 #[derive(Default)]
-struct Named {
+struct NamedObject {
     /// Number of endpoints that read it.
     readers: usize,
     /// Last content that the server has sent.
-    content: Option<Arc<Content>>,
+    content: Option<Arc<ObjectContent>>,
     /// Reason why the content is not current.
     problem: Option<EndpointError>,
 }
@@ -159,7 +159,7 @@ impl Drop for HookEndpoint {
 
 impl Holder {
     /// Publishes the endpoint that follows from the objects.
-    fn resolve(&mut self, objects: &HashMap<ObjectReference, Named>) {
+    fn resolve(&mut self, objects: &HashMap<ObjectReference, NamedObject>) {
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
             let named = objects.get(object).ok_or_else(unread)?;
@@ -200,7 +200,7 @@ impl Holder {
 
 impl Shared {
     /// Records the state of an object, and resolves the endpoints that read it.
-    fn read(&self, object: &ObjectReference, read: Result<Arc<Content>, EndpointError>) {
+    fn read(&self, object: &ObjectReference, read: Result<Arc<ObjectContent>, EndpointError>) {
         let mut state = self.state.lock();
         let State { objects, holders, .. } = &mut *state;
         let Some(named) = objects.get_mut(object) else { return };
@@ -326,7 +326,7 @@ fn key_of(object: &ObjectReference, served: &ServedType) -> InformerKey {
 fn content_of(
     reference: &ObjectReference,
     object: Option<&Object>,
-) -> Result<Arc<Content>, EndpointError> {
+) -> Result<Arc<ObjectContent>, EndpointError> {
     #[derive(Deserialize)]
     struct Secret {
         #[serde(default)]

@@ -38,12 +38,12 @@ struct DeclaredRule {
     #[serde(default, deserialize_with = "or_default")]
     namespace: String,
     #[serde(default, deserialize_with = "or_default")]
-    names: Few<String>,
+    names: BoundedList<String>,
 }
 
 /// List of at most [`MAX_RULES`] elements.
 #[derive(Clone, Debug, PartialEq)]
-struct Few<T>(Vec<T>);
+struct BoundedList<T>(Vec<T>);
 
 /// Rule for related objects of one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct RelatedRule {
     /// Field of the response, for messages.
     field: String,
     namespaces: Namespaces,
-    objects: Objects,
+    objects: ObjectRule,
 }
 
 /// Namespaces of the related objects, for types that are namespaced.
@@ -67,7 +67,7 @@ enum Namespaces {
 
 /// Objects within their namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Objects {
+enum ObjectRule {
     Selected(Selector),
     Named(Vec<Arc<str>>),
 }
@@ -99,7 +99,7 @@ fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Loose {
-        related_resources: Option<Few<DeclaredRule>>,
+        related_resources: Option<BoundedList<DeclaredRule>>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -122,23 +122,26 @@ fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
     Ok(related_resources.unwrap_or_default().0)
 }
 
-impl<T> Default for Few<T> {
+impl<T> Default for BoundedList<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct List<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
-            type Value = Few<T>;
+            type Value = BoundedList<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Few<T>, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut items: A,
+            ) -> Result<BoundedList<T>, A::Error> {
                 let mut few = Vec::new();
                 while let Some(item) = items.next_element()? {
                     if few.len() == MAX_RULES {
@@ -146,7 +149,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
                     }
                     few.push(item);
                 }
-                Ok(Few(few))
+                Ok(BoundedList(few))
             }
         }
         deserializer.deserialize_seq(List(PhantomData))
@@ -164,7 +167,7 @@ impl RelatedRule {
         version: HookVersion,
         parent_namespace: Option<&Arc<str>>,
     ) -> Result<Self, String> {
-        let Few(names) = rule.names;
+        let BoundedList(names) = rule.names;
         let namespace = Some(rule.namespace).filter(|namespace| !namespace.is_empty());
         let mut problems = Problems::default();
         let named = type_ref(&field, &rule.api_version, &rule.resource, &mut problems);
@@ -214,9 +217,9 @@ impl RelatedRule {
             },
         };
         let objects = if names.is_empty() {
-            Objects::Selected(labels)
+            ObjectRule::Selected(labels)
         } else {
-            Objects::Named(names.into_iter().map(Arc::from).collect())
+            ObjectRule::Named(names.into_iter().map(Arc::from).collect())
         };
         Ok(Self { type_ref, field, namespaces, objects })
     }
@@ -258,13 +261,13 @@ impl RelatedRule {
         let is_anywhere =
             |namespace: &Option<Arc<str>>| namespace.is_none() && scope == Scope::Namespaced;
         let interests = namespaces.into_iter().flat_map(|namespace| match &self.objects {
-            Objects::Selected(selector) => {
+            ObjectRule::Selected(selector) => {
                 vec![Interest::Selected(Selection { namespace, selector: selector.clone() })]
             }
-            Objects::Named(names) if is_anywhere(&namespace) => {
+            ObjectRule::Named(names) if is_anywhere(&namespace) => {
                 names.iter().cloned().map(Interest::NamedAnywhere).collect()
             }
-            Objects::Named(names) => {
+            ObjectRule::Named(names) => {
                 let key = |name: &Arc<str>| ObjectKey {
                     namespace: namespace.clone(),
                     name: name.clone(),

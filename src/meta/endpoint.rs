@@ -96,7 +96,7 @@ pub enum ReferenceKind {
 }
 
 /// Content of a Secret or ConfigMap.
-pub(crate) type Content = BTreeMap<String, Vec<u8>>;
+pub(crate) type ObjectContent = BTreeMap<String, Vec<u8>>;
 
 /// Endpoint whose TLS configuration and credentials are known.
 pub(crate) struct Endpoint {
@@ -222,7 +222,7 @@ impl EndpointRule {
     /// [`EndpointError`] names the object and its key, but quotes no content.
     pub(crate) fn resolve<'a>(
         &self,
-        read: impl Fn(&ObjectReference) -> Result<&'a Content, EndpointError>,
+        read: impl Fn(&ObjectReference) -> Result<&'a ObjectContent, EndpointError>,
     ) -> Result<Endpoint, EndpointError> {
         let value = |object: &ObjectReference, key: &str| {
             let value = read(object)?.get(key).filter(|value| !value.is_empty());

@@ -1,5 +1,7 @@
-//! Writes for each parent: their limit and cause, what the server stored of the last status, the
-//! record of a sync that needed none, the children that needed none, and the due time of the next sync.
+//! Writes for each parent: their limit and cause, and the last status as the server stored it.
+//!
+//! The module also holds the record of a sync without writes, the digests of equal children, and
+//! the due time of the next resync.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -34,7 +36,7 @@ pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, TrackedParent>>);
 struct TrackedParent {
     uid: Arc<str>,
     limit: WriteLimit,
-    // Of the running sync.
+    // Cause of the running sync.
     cause: WriteCause,
     is_resync: bool,
     failed_work: bool,
@@ -44,9 +46,9 @@ struct TrackedParent {
     // Replacements that are refused, with the time of the first refusal.
     refused: BTreeMap<String, Instant>,
     status: Option<SettledStatus>,
-    // Of the last sync, if that found the parent as desired.
+    // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
-    // Of the last sync that was executed.
+    // Equal children of the last sync that was executed.
     equal: EqualChildren,
 }
 
@@ -57,7 +59,7 @@ pub(crate) struct Contested {
     pub(crate) message: String,
     /// Controller of the object.
     pub(crate) owner: Option<LiveOwner>,
-    // True if the running sync has found it so.
+    // True if the running sync has found the object contested.
     is_current: bool,
     is_reported: bool,
 }
@@ -142,7 +144,7 @@ impl ParentWrites {
         }
     }
 
-    /// Returns the time of the next resync: as an answer asked for, or at the end of the period.
+    /// Returns the time of the next resync: the requested time, or the end of the period.
     pub(crate) fn next_resync(&self, key: &ObjectKey, tick: Option<Instant>) -> Option<Instant> {
         self.lock().get_mut(key)?.resync.next(tick, Instant::now())
     }

@@ -40,14 +40,14 @@ pub(crate) struct Related(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    answers: HashMap<ObjectKey, Answer>,
+    answers: HashMap<ObjectKey, CustomizeAnswer>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }
 
 /// Answer of the customize hook for a parent.
 #[derive(Debug)]
-struct Answer {
+struct CustomizeAnswer {
     uid: Arc<str>,
     declared: Fingerprint,
     at: Instant,
@@ -92,8 +92,8 @@ enum Cache {
 }
 
 impl Related {
-    /// Returns the rules of a parent from an earlier answer, unless the parent was declared
-    /// differently since, or the answer is old.
+    /// Returns the rules of a parent from an earlier answer, unless the parent's declaration has
+    /// changed since, or the answer is old.
     pub(crate) fn answer(
         &self,
         key: &ObjectKey,
@@ -117,7 +117,7 @@ impl Related {
         rules: &Arc<[RelatedRule]>,
     ) {
         let (uid, rules, at) = (uid.clone(), Arc::clone(rules), Instant::now());
-        self.lock().answers.insert(key.clone(), Answer { uid, declared, at, rules });
+        self.lock().answers.insert(key.clone(), CustomizeAnswer { uid, declared, at, rules });
     }
 
     /// Forgets the answer for a parent, so that the next sync calls the hook.

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 /// Due times of one parent.
 #[derive(Debug, Default)]
 pub(crate) struct Resync {
-    // As the last answer that named a time asked for; kept until it has passed.
+    // Time that the last answer with a time asked for; kept until it has passed.
     asked: Option<Instant>,
-    // Of the period, or as `asked`.
+    // Next due time: the end of the period, or `asked` if that is earlier.
     due: Option<Instant>,
     // True if a due time passed during a sync.
     passed: bool,

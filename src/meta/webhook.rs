@@ -1,8 +1,9 @@
 //! Webhook: a hook that is called over HTTP.
 //!
 //! A call is one POST and one response: no retries, no content encoding, and no byte beyond the
-//! budget. Redirects are followed only where that is enabled. Success is status 200, as in Metacontroller. If responses are kept by their
-//! ETag, 304 and 412 are success too, provided that the request named one.
+//! budget. Redirects are followed only if that is enabled. Success is status 200, as in
+//! Metacontroller. If responses are kept by their ETag, 304 and 412 are success too, provided that
+//! the request named one.
 
 mod body;
 mod connections;

@@ -1,9 +1,9 @@
 //! Cause of a sync: own writes alone, or work.
 //!
-//! A sync of which only own writes are the cause finds the parent and its children as the last sync
-//! left them. Anything else has led to work: another object, or a version that another client wrote.
-//! So the state decides rather than the events, which may be merged or come before the answers of
-//! the writes. Children that are being deleted do not count, since their versions change on the way.
+//! A sync that only own writes have caused finds the parent and its children as the last sync left
+//! them. Any difference is work: another object, or a version that another client wrote. The state
+//! decides rather than the events: these may be merged, or arrive before the answers of the writes.
+//! Children that are being deleted do not count, since their versions change on the way.
 
 use std::{
     collections::HashMap,

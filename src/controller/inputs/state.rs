@@ -42,28 +42,28 @@ struct Wanted {
     input: Input,
     /// Epoch with which the input ends.
     until: Option<u64>,
-    progress: Progress,
+    progress: InputProgress,
 }
 
 /// Input that a run has started and not joined yet.
 struct Running {
     name: String,
-    progress: Progress,
+    progress: InputProgress,
     /// True once the input was removed: it does not wait for a replacement.
     removed: bool,
 }
 
 /// Published state of one input.
 #[derive(Clone, Debug)]
-pub(in crate::controller) struct Progress {
+pub(in crate::controller) struct InputProgress {
     pub(in crate::controller) name: Arc<str>,
     state: Arc<watch::Sender<InputState>>,
     wake: Arc<Notify>,
 }
 
 /// Step of a run towards the inputs wanted.
-pub(in crate::controller) enum Step {
-    Start { number: u64, input: Input, progress: Progress },
+pub(in crate::controller) enum InputStep {
+    Start { number: u64, input: Input, progress: InputProgress },
     Stop { number: u64 },
 }
 
@@ -114,7 +114,7 @@ impl NamedInputs {
         }
         state.last += 1;
         let number = state.last;
-        let progress = Progress::new(&name, Arc::clone(&self.wake));
+        let progress = InputProgress::new(&name, Arc::clone(&self.wake));
         let receiver = progress.state.subscribe();
         let replaced = state.running_of(&name);
         let before = state.wanted.insert(name, Wanted { number, input, until, progress });
@@ -187,7 +187,7 @@ impl NamedInputs {
     }
 
     /// Returns the steps that are due, and records the inputs to be started as running.
-    pub(in crate::controller) fn steps(&self) -> Vec<Step> {
+    pub(in crate::controller) fn steps(&self) -> Vec<InputStep> {
         let mut state = self.state();
         let wanted = state.wanted.iter().map(|(name, wanted)| {
             let is_started = *wanted.progress.state.borrow() == InputState::Started;
@@ -198,13 +198,13 @@ impl NamedInputs {
             (running.name.as_str(), *number, is_started && !running.removed)
         });
         let (start, stop) = plan(&wanted.collect::<Vec<_>>(), &running.collect::<Vec<_>>());
-        let mut steps: Vec<_> = stop.into_iter().map(|number| Step::Stop { number }).collect();
+        let mut steps: Vec<_> = stop.into_iter().map(|number| InputStep::Stop { number }).collect();
         let State { wanted, running, .. } = &mut *state;
         for (name, wanted) in wanted.iter().filter(|(_, wanted)| start.contains(&wanted.number)) {
             let (number, progress) = (wanted.number, wanted.progress.clone());
             let (name, removed) = (name.clone(), false);
             running.insert(number, Running { name, progress: progress.clone(), removed });
-            steps.push(Step::Start { number, input: wanted.input.clone(), progress });
+            steps.push(InputStep::Start { number, input: wanted.input.clone(), progress });
         }
         steps
     }
@@ -241,7 +241,7 @@ impl State {
     }
 }
 
-impl Progress {
+impl InputProgress {
     fn new(name: &str, wake: Arc<Notify>) -> Self {
         Self { name: name.into(), state: Arc::new(watch::Sender::new(idle())), wake }
     }

@@ -172,7 +172,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             match entry.place {
                 Place::Idle => entry.priority = LOW_PRIORITY,
                 Place::Waiting { .. } => {}
-                // It is about to be processed anyway.
+                // The key is about to be processed anyway.
                 Place::Ready { .. } => return (self.rearm(slot), false),
             }
         }
@@ -181,7 +181,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Sets the time of the next resync of a key in place of an earlier one, or removes it. At that
-    /// time the key becomes ready at low priority, whatever was added meanwhile.
+    /// time the key becomes ready at low priority, regardless of adds in the meantime.
     pub(super) fn resync(&mut self, key: K, at: Option<Instant>, now: Instant) -> Timer {
         if self.phase != Phase::Open || at.is_none() && !self.slots.contains_key(&key) {
             return Timer::Keep;

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    controller::inputs::{InputState, Progress},
+    controller::inputs::{InputProgress, InputState},
     discovery::TypeStatus,
     informer::{CacheShare, InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},
@@ -37,14 +37,14 @@ pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
     // True once the sync timeout is over.
     overdue: AtomicBool,
-    inputs: Mutex<Inputs>,
+    inputs: Mutex<StatusByNumber>,
     // Inputs of the builder that are synced or not waited for. Capacity is their number, since each
     // is sent once.
     settled: mpsc::Sender<usize>,
 }
 
-/// Inputs by number. Boxed: a node of the map has room for eleven, and most controllers have two.
-type Inputs = BTreeMap<usize, Box<InputStatus>>;
+/// Statuses by number. Boxed: a node of the map has room for eleven, and most controllers have two.
+type StatusByNumber = BTreeMap<usize, Box<InputStatus>>;
 
 /// Status of one input of a run.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(in crate::controller) struct InputStatus {
     /// Subscription acquired before the epoch began.
     pub(in crate::controller) prepared: Option<Subscription>,
     /// State of an input that was added by name; `None` for an input of the builder.
-    pub(in crate::controller) progress: Option<Progress>,
+    pub(in crate::controller) progress: Option<InputProgress>,
     // State and error at the loss of the condition, to return to with the condition.
     interrupted: Option<(State, Option<String>)>,
     synced: bool,
@@ -227,11 +227,11 @@ impl InputStatuses {
         self.inputs()[&input].mode
     }
 
-    fn inputs(&self) -> MutexGuard<'_, Inputs> {
+    fn inputs(&self) -> MutexGuard<'_, StatusByNumber> {
         self.inputs.lock()
     }
 
-    fn report(&self, inputs: &Inputs) {
+    fn report(&self, inputs: &StatusByNumber) {
         let inputs = || inputs.values().map(|input| &**input);
         let typed = |input: &InputStatus| input.type_ref.clone();
         let watches = inputs()

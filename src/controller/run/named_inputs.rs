@@ -13,7 +13,7 @@ use tracing::warn;
 use super::Run;
 use crate::{
     controller::{
-        inputs::{NamedInputs, Step},
+        inputs::{InputStep, NamedInputs},
         run::{input::Input, input_status::InputStatus},
     },
     duration::after,
@@ -93,10 +93,10 @@ impl Run {
         self.named.drop_late();
         for step in self.spec.named.steps() {
             match step {
-                Step::Stop { number } => {
+                InputStep::Stop { number } => {
                     self.named.stop(number, after(Instant::now(), self.epoch.grace()));
                 }
-                Step::Start { number, input, progress } => {
+                InputStep::Start { number, input, progress } => {
                     let mut status = status_of(&input);
                     status.progress = Some(progress);
                     let status = self.statuses.push(status);

@@ -25,7 +25,7 @@ pub(in crate::controller) struct WorkerSlots {
 }
 
 /// Slot of one reconcile, held by its task. Counts as an active worker until it is given back.
-pub(in crate::controller) struct Slot {
+pub(in crate::controller) struct WorkerSlot {
     slots: Arc<WorkerSlots>,
     series: Arc<Series>,
     is_released: AtomicBool,
@@ -41,10 +41,10 @@ impl WorkerSlots {
     }
 
     /// Takes a slot for a reconcile.
-    pub(in crate::controller) fn take(self: &Arc<Self>, series: &Arc<Series>) -> Arc<Slot> {
+    pub(in crate::controller) fn take(self: &Arc<Self>, series: &Arc<Series>) -> Arc<WorkerSlot> {
         series.active.inc();
         let (slots, series) = (Arc::clone(self), Arc::clone(series));
-        Arc::new(Slot { slots, series, is_released: AtomicBool::new(false) })
+        Arc::new(WorkerSlot { slots, series, is_released: AtomicBool::new(false) })
     }
 
     /// Returns whether a slot is free beside these reconciles. A reconcile that has ended, and is
@@ -60,7 +60,7 @@ impl WorkerSlots {
     }
 }
 
-impl Slot {
+impl WorkerSlot {
     /// Gives the slot back before the reconcile ends.
     #[cfg(any(test, feature = "meta"))]
     pub(in crate::controller) fn release(&self) {
@@ -72,7 +72,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for WorkerSlot {
     fn drop(&mut self) {
         if *self.is_released.get_mut() {
             self.slots.released.fetch_sub(1, Ordering::SeqCst);

@@ -157,7 +157,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let phase = mem::replace(&mut *self.slot.lock(), ExchangePhase::Cut);
         match phase {
-            // Its panic must not keep the fence from forgetting the exchange.
+            // A panic of the content must not keep the fence from forgetting the exchange.
             ExchangePhase::Held(held, _) => drop_quietly(held),
             // A poll has panicked and dropped the content.
             ExchangePhase::Polled | ExchangePhase::Late => {}

@@ -43,16 +43,16 @@ impl Stage {
 
 /// Writes under way for one parent.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct WriteOrder {
     most: usize,
-    // Of the writes under way.
+    // Stage of the writes under way.
     stage: Option<Stage>,
     count: usize,
     // True if the write under way is too large for others beside it.
     alone: bool,
 }
 
-impl Order {
+impl WriteOrder {
     /// Returns the order of a sync after this many failures of its request. After a failure, one
     /// write at a time is under way until one succeeds, so that a throttling server gets one request.
     pub(super) fn after(failures: u32) -> Self {
@@ -98,7 +98,7 @@ mod tests {
 
     #[track_caller]
     fn check(under_way: &[(Stage, usize)], next: (Stage, usize), expected: bool) {
-        let mut order = Order::after(0);
+        let mut order = WriteOrder::after(0);
         for (stage, bytes) in under_way {
             order.begun(*stage, *bytes);
         }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn stage_begins_when_the_one_before_it_has_ended() {
-        let (mut order, first, second) = (Order::after(0), stage(true, 0), stage(false, 0));
+        let (mut order, first, second) = (WriteOrder::after(0), stage(true, 0), stage(false, 0));
         order.begun(first, LARGE);
         assert!(!order.admits(second, SMALL));
 
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn retried_sync_writes_one_child_at_a_time_until_a_write_succeeds() {
-        let (mut order, only) = (Order::after(1), stage(false, 0));
+        let (mut order, only) = (WriteOrder::after(1), stage(false, 0));
         for succeeds in [false, true] {
             order.begun(only, SMALL);
             assert!(!order.admits(only, SMALL));

@@ -1,4 +1,4 @@
-//! Customize hook of a parent: its rules, called for or kept, and the objects that they relate.
+//! Customize hook of a parent: its rules, from a call or an earlier answer, and related objects.
 
 use std::sync::Arc;
 
@@ -41,8 +41,8 @@ impl Composite {
         })
     }
 
-    /// Returns the rules of a parent. Calls the hook if the parent was declared differently since
-    /// the last answer, or if that is old.
+    /// Returns the rules of a parent. Calls the hook if the parent's declaration has changed since
+    /// the last answer, or if that answer is old.
     async fn rules(
         &self,
         hook: &CountedHook,

@@ -120,9 +120,9 @@ async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_st
 
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
     assert!(matches!(endpoint.ready().verdict(), Verdict::Met(_)));
-    let told = "token of Secret default/token is empty or not text; \
-                the last usable content stays in use";
-    assert_eq!(*reports.lock(), [told]);
+    let reported = "token of Secret default/token is empty or not text; \
+                    the last usable content stays in use";
+    assert_eq!(*reports.lock(), [reported]);
 
     harness.store("two");
     until(&mut endpoint, "Bearer two").await;

@@ -141,7 +141,7 @@ fn first_configuration_with_the_host_applies_unless_the_hook_has_its_own() {
     assert!(broken.contains("spec.endpointConfigs[4].caBundle"), "{broken}");
 }
 
-fn resolve(webhook: &Value, contents: &[(&str, Content)]) -> Result<Endpoint, EndpointError> {
+fn resolve(webhook: &Value, contents: &[(&str, ObjectContent)]) -> Result<Endpoint, EndpointError> {
     let rule = rule(webhook, &json!([])).unwrap();
     rule.resolve(|object| {
         let content = contents.iter().find(|(name, _)| *name == &*object.name);
@@ -149,7 +149,7 @@ fn resolve(webhook: &Value, contents: &[(&str, Content)]) -> Result<Endpoint, En
     })
 }
 
-fn content(values: &[(&str, &str)]) -> Content {
+fn content(values: &[(&str, &str)]) -> ObjectContent {
     values.iter().map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec())).collect()
 }
 

@@ -12,7 +12,7 @@ use rustls::{
 use crate::meta::HookError;
 
 /// Certificate of a client, with its intermediates, and its private key.
-pub(in crate::meta) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+pub(in crate::meta) type ClientCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A hook
 /// without TLS gets no roots, and so works on a system that has no root certificates. Hooks share each
@@ -38,7 +38,7 @@ pub(super) fn shared(url: &Uri) -> Result<ClientConfig, HookError> {
 /// If a certificate cannot be used, or the key is not that of the certificate.
 pub(in crate::meta) fn configuration(
     roots: Option<&[CertificateDer<'static>]>,
-    identity: Option<Identity>,
+    identity: Option<ClientCertificate>,
 ) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder =
