@@ -22,6 +22,9 @@ use crate::{
 
 /// Maximum number of rules in one response, and of names in one rule: no useful answer has more.
 const MAX_RULES: usize = 1000;
+/// Maximum number of namespaces and names that the rules of one parent select in objects of one type:
+/// each is an entry of an index.
+pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;
 
@@ -239,7 +242,8 @@ impl RelatedRule {
     ///
     /// # Errors
     ///
-    /// If the rule has a namespace selector for a cluster-scoped type.
+    /// If the rule has a namespace selector for a cluster-scoped type, or one that matches too many
+    /// namespaces.
     pub(crate) fn interests(
         &self,
         scope: Scope,
@@ -250,6 +254,12 @@ impl RelatedRule {
                 return Err(format!(
                     "{}.namespaceSelector: {} is cluster-scoped",
                     self.field, self.type_ref
+                ));
+            }
+            (Namespaces::Matching(_), Scope::Namespaced) if matching.len() > MAX_INTERESTS => {
+                return Err(format!(
+                    "{}.namespaceSelector: matches more than {MAX_INTERESTS} namespaces",
+                    self.field
                 ));
             }
             (Namespaces::Matching(_), Scope::Namespaced) => {

@@ -43,8 +43,8 @@ struct TrackedParent {
     state: SyncState,
     resync: Resync,
     contested: BTreeMap<String, Contested>,
-    // Replacements that are refused, with the time of the first refusal.
-    refused: BTreeMap<String, Instant>,
+    // Replacements that are refused.
+    refused: BTreeMap<String, Refused>,
     status: Option<SettledStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
@@ -62,6 +62,15 @@ pub(crate) struct Contested {
     // True if the running sync has found the object contested.
     is_current: bool,
     is_reported: bool,
+}
+
+/// Replacement that is refused in each sync.
+#[derive(Debug)]
+struct Refused {
+    // Time of the first refusal.
+    since: Instant,
+    // True if the running sync was refused too.
+    is_current: bool,
 }
 
 /// Fingerprints of a status: as it was sent, and as the server stored it.
@@ -117,6 +126,7 @@ impl ParentWrites {
             entry.is_resync = entry.resync.begin(Instant::now()) || failed;
             entry.cause = WriteCause::Work;
             entry.contested.values_mut().for_each(|contested| contested.is_current = false);
+            entry.refused.values_mut().for_each(|refused| refused.is_current = false);
         }
     }
 
@@ -134,6 +144,7 @@ impl ParentWrites {
             let is_work = entry.cause == WriteCause::Work;
             entry.failed_work = failed && is_work && !entry.state.has_written();
             entry.state.end();
+            entry.refused.retain(|_, refused| refused.is_current);
         }
     }
 
@@ -213,11 +224,15 @@ impl ParentWrites {
         }
     }
 
-    /// Records that the replacement of a child is refused; returns the time since the first refusal.
+    /// Records that the replacement of a child is refused; returns the time since the first refusal. A
+    /// sync without a refusal starts anew.
     pub(crate) fn refused_for(&self, key: &ObjectKey, what: &str) -> Duration {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };
-        entry.refused.entry(what.to_owned()).or_insert_with(Instant::now).elapsed()
+        let new = || Refused { since: Instant::now(), is_current: true };
+        let refused = entry.refused.entry(what.to_owned()).or_insert_with(new);
+        refused.is_current = true;
+        refused.since.elapsed()
     }
 
     /// Records that a child was deleted, which no limit counts.
@@ -275,8 +290,6 @@ impl ParentWrites {
     pub(crate) fn keep_record(&self, key: &ObjectKey, record: SyncRecord) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.record = Some(record);
-            // All children are as desired.
-            entry.refused.clear();
         }
     }
 
@@ -340,6 +353,25 @@ mod tests {
         writes.clear();
         writes.track(&key, &"v".into());
         assert_eq!(writes.take_record(&key), None, "another epoch");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_counted_from_the_first_one_without_a_sync_between() {
+        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (minute, zero) = (Duration::from_secs(60), Duration::ZERO);
+        writes.track(&key, &"u".into());
+        let sync = async |is_refused: bool| {
+            writes.begin(&key);
+            let refused = is_refused.then(|| writes.refused_for(&key, "x"));
+            writes.end(&key, true);
+            tokio::time::advance(minute).await;
+            refused
+        };
+
+        assert_eq!(sync(true).await, Some(zero));
+        assert_eq!(sync(true).await, Some(minute));
+        assert_eq!(sync(false).await, None);
+        assert_eq!(sync(true).await, Some(zero), "the child was as desired in between");
     }
 
     #[test]

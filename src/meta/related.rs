@@ -19,7 +19,10 @@ use self::{
     concerned::ConcernedParents,
     lookup::{by_label, by_name, select},
 };
-use super::{customize::RelatedRule, fingerprint::Fingerprint};
+use super::{
+    customize::{MAX_INTERESTS, RelatedRule},
+    fingerprint::Fingerprint,
+};
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs},
     discovery::{TypeRegistry, TypeState},
@@ -165,6 +168,12 @@ impl Related {
                 let matching = matching.map_or(none, Vec::as_slice);
                 let found = rule.interests(served.identity.scope, matching);
                 interests.extend(found.map_err(RelatedError::Invalid)?);
+                if interests.len() > MAX_INTERESTS {
+                    return Err(RelatedError::Invalid(format!(
+                        "the rules for {} select more than {MAX_INTERESTS} namespaces and names",
+                        rule.type_ref
+                    )));
+                }
             }
             self.set(&input, parent, interests.clone(), context);
             groups.push(RelatedGroup { served, objects: select(&store, &interests) });

@@ -204,7 +204,11 @@ impl Webhook {
         let kept =
             about.as_ref().and_then(|about| about.kept.as_ref()).map(|kept| kept.tag.clone());
         let (mut url, mut redirects) = (self.url.clone(), 0);
+        let mut request = Some(request);
         loop {
+            let body = request.take().unwrap_or_default();
+            // Held for a redirect alone, since the bytes count in the budget until they are dropped.
+            let again = self.redirects.then(|| body.clone());
             let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
             let client =
                 if is_own { Ok(client.clone()) } else { self.anonymous(&url, endpoint.as_deref()) };
@@ -212,11 +216,10 @@ impl Webhook {
             let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
             let authorization = declared.or_else(|| self.authorization.clone());
             let authorization = authorization.filter(|_| is_own);
-            let asked =
-                match (client, self.request(&url, authorization, kept.clone(), request.clone())) {
-                    (Ok(client), Ok(request)) => client.request(request).await,
-                    (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
-                };
+            let asked = match (client, self.request(&url, authorization, kept.clone(), body)) {
+                (Ok(client), Ok(request)) => client.request(request).await,
+                (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
+            };
             let response = match asked {
                 Ok(response) => response,
                 Err(error) => {
@@ -229,9 +232,10 @@ impl Webhook {
                 Some(target) if self.redirects && redirects < redirect::MAX_REDIRECTS => {
                     // A short body is read, so that the connection can be reused.
                     drop(read_excerpt(response.into_body()).await);
-                    (url, redirects) = (target, redirects + 1);
+                    (url, redirects, request) = (target, redirects + 1, again);
                 }
                 Some(_) | None => {
+                    drop(again);
                     let status = response.status();
                     return (Some(status), self.read(about, response, deadline).await);
                 }

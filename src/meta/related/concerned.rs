@@ -1,6 +1,6 @@
 //! Parents that a related object concerns: the index that handlers of events read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::informer::{Delta, Interest, InterestIndex, Object, ObjectKey};
 
@@ -20,13 +20,18 @@ impl ConcernedParents {
         parents
     }
 
-    /// Parents for which an object begins or ends to match.
+    /// Parents of which an interest begins or ends to match an object.
     pub(super) fn by_match(&self, delta: &Delta) -> Vec<ObjectKey> {
-        let mut counts: BTreeMap<ObjectKey, i64> = BTreeMap::new();
-        let (old, new) = (self.visit(delta.old.as_ref()), self.visit(delta.new.as_ref()));
-        new.into_iter().for_each(|key| *counts.entry(key).or_default() += 1);
-        old.into_iter().for_each(|key| *counts.entry(key).or_default() -= 1);
-        counts.into_iter().filter(|(_, count)| *count != 0).map(|(key, _)| key).collect()
+        let meets = |interest: &Interest, object: &Option<Object>| {
+            object.as_ref().is_some_and(|object| interest.concerns(object.header()))
+        };
+        let mut parents = self.by_change(delta);
+        parents.retain(|parent| {
+            let interests = self.parents.get(parent);
+            let mut interests = interests.into_iter().flatten();
+            interests.any(|interest| meets(interest, &delta.old) != meets(interest, &delta.new))
+        });
+        parents
     }
 
     fn visit(&self, object: Option<&Object>) -> Vec<ObjectKey> {

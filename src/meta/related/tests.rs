@@ -74,6 +74,10 @@ fn namespace_concerns_the_parents_whose_selector_begins_or_ends_to_match() {
     assert_eq!(of(Some(x.clone()), Some(json!({"app": "x", "tier": "1"}))), "both");
     assert_eq!(of(Some(y), None), "");
     assert_eq!(of(Some(x), None), "both x");
+    let (dev, prod) = (json!({"env": "dev"}), json!({"env": "prod"}));
+    concerned.set(&parent("moves"), vec![selected(None, "env=dev"), selected(None, "env=prod")]);
+    let moved = change(Some(object("", "team", dev)), Some(object("", "team", prod)));
+    assert_eq!(names(&concerned.by_match(&moved)), ["moves"], "from one selector to the other");
 }
 
 #[test]

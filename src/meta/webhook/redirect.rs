@@ -8,7 +8,8 @@ use http::{HeaderMap, StatusCode, Uri, header};
 /// Largest number of redirects of one call.
 pub(super) const MAX_REDIRECTS: usize = 10;
 
-/// Returns the URL to which a response redirects a call; `None` if it does not.
+/// Returns the URL to which a response redirects a call; `None` if it does not, or from https to http,
+/// which would send the objects of the request in clear text.
 pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Option<Uri> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;
@@ -29,7 +30,11 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         format!("{scheme}://{authority}{directory}{location}")
     };
     let target: Uri = absolute.parse().ok()?;
-    let is_http = matches!(target.scheme_str(), Some("http" | "https"));
+    let is_http = match target.scheme_str() {
+        Some("https") => true,
+        Some("http") => scheme == "http",
+        Some(_) | None => false,
+    };
     (is_http && target.host().is_some_and(|host| !host.is_empty())).then_some(target)
 }
 
@@ -54,6 +59,7 @@ mod tests {
             (308, "/x", Some("https://hook.test:8443/x")),
             (308, "x", Some("https://hook.test:8443/a/x")),
             (308, "//other.test/x", Some("https://other.test/x")),
+            (307, "http://hook.test/x", None),
             (307, "ftp://other.test/", None),
             (307, "http:///x", None),
             (301, "/x", None),
