@@ -64,9 +64,12 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
             "spec.hooks.sync.webhook.url",
         ),
         (
-            json!({ "endpointConfigs": [{ "host": "x" }] }),
+            json!({ "childResources": [{
+                "apiVersion": "v1", "resource": "configmaps",
+                "updateStrategy": { "method": "RollingInPlace" },
+            }] }),
             "SpecUnsupported",
-            "spec.endpointConfigs",
+            "spec.childResources[0].updateStrategy.method",
         ),
         (
             json!({ "parentResource": { "labelSelector": {
