@@ -101,7 +101,6 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
 
         // The error is reverted, so that the spec equals the running one.
         let mut undo = good.clone();
-        undo["endpointConfigs"] = Value::Null;
         undo["parentResource"]["labelSelector"] = Value::Null;
         supervised.edit("a", json!({ "spec": undo })).await;
         supervised.runs("a", 1).await;

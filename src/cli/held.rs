@@ -162,8 +162,8 @@ fn resource(report: &TypeReport) -> Option<ApiResource> {
 }
 
 fn explain(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => format!("{} ({})", status.message, status.code),
-        other => pilotlight::redaction::error(other),
+    if let kube::Error::Api(status) = error {
+        return format!("{} ({})", status.message, status.code);
     }
+    pilotlight::redaction::error(error)
 }

@@ -291,14 +291,12 @@ impl RelatedRule {
 
 /// Simplifies an interest that selects all objects.
 fn everything(interest: Interest) -> Interest {
-    match interest {
-        Interest::Selected(Selection { namespace: None, selector })
-            if selector.expressions().is_empty() =>
-        {
-            Interest::Everything
-        }
-        other => other,
+    if let Interest::Selected(Selection { namespace: None, selector }) = &interest
+        && selector.expressions().is_empty()
+    {
+        return Interest::Everything;
     }
+    interest
 }
 
 /// Reads a field that may be `null`.

@@ -51,7 +51,7 @@ pub(crate) fn tick(period: Duration, uid: &str, begin: Instant, now: Instant) ->
     let mut hasher = DefaultHasher::new();
     uid.hash(&mut hasher);
     let period_nanos = period.min(LONGEST).as_nanos().max(1);
-    let phase = u128::from(hasher.finish()) * period_nanos >> 64;
+    let phase = (u128::from(hasher.finish()) * period_nanos) >> 64;
     let elapsed = now.saturating_duration_since(begin).as_nanos();
     let passed = (elapsed + period_nanos - phase) % period_nanos;
     let left = u64::try_from(period_nanos - passed).unwrap_or(u64::MAX);

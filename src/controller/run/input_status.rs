@@ -149,10 +149,10 @@ impl InputStatuses {
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
     pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
         let inputs = self.inputs();
-        let named = |input: &&Box<InputStatus>| {
+        let named = |input: &InputStatus| {
             input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
         };
-        let found = inputs.values().find(named).or_else(|| {
+        let found = inputs.values().find(|input| named(input)).or_else(|| {
             inputs.values().find(|input| {
                 input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
@@ -176,8 +176,9 @@ impl InputStatuses {
     pub(in crate::controller) fn named(&self, name: &str) -> Option<Attached> {
         let inputs = self.inputs();
         let is_named =
-            |input: &&Box<InputStatus>| input.progress.as_ref().is_some_and(|it| *it.name == *name);
-        inputs.values().rev().filter(is_named).find_map(|input| input.attached.clone())
+            |input: &InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
+        let newest_first = inputs.values().rev().filter(|input| is_named(input));
+        newest_first.filter_map(|input| input.attached.clone()).next()
     }
 
     /// Returns the caches of a type, at any version.

@@ -78,16 +78,13 @@ fn verdict(error: &kube::Error) -> DryRunCreate {
         // The last error says nothing about the object, and would block every replacement for ever.
         DryRunCreate::Acceptable
     } else {
-        match error {
-            // A missing right, and a failure of the server, do not depend on the old child.
-            kube::Error::Api(status) if status.message.contains(" cannot create resource ") => {
-                DryRunCreate::Refused
-            }
-            kube::Error::Api(status) if matches!(status.code, 404 | 422 | 500..) => {
-                DryRunCreate::Refused
-            }
-            kube::Error::Api(_) => DryRunCreate::Contested,
-            _ => DryRunCreate::Refused,
+        let kube::Error::Api(status) = error else { return DryRunCreate::Refused };
+        // A missing right, and a failure of the server, do not depend on the old child.
+        let lacks_right = status.message.contains(" cannot create resource ");
+        if lacks_right || matches!(status.code, 404 | 422 | 500..) {
+            DryRunCreate::Refused
+        } else {
+            DryRunCreate::Contested
         }
     }
 }

@@ -6,10 +6,12 @@ use crate::{meta::resource::send, testing::simulated::Delays};
 const OURS: &str = "metacontroller.io/compositecontroller-a";
 const WIDGET: (&str, &str) = ("example.com/v1", "Thing");
 
+type Answer = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
+
 /// Hook that records its requests and answers by a function.
 pub(super) struct Answering {
     kind: HookKind,
-    answer: Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>,
+    answer: Answer,
     calls: Calls,
 }
 
@@ -27,7 +29,8 @@ impl Hook for Answering {
 pub(super) async fn harness(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    let (answer, calls) = (Arc::new(answer), Calls::default());
+    let answer: Answer = Arc::new(answer);
+    let calls = Calls::default();
     let made = Arc::clone(&calls);
     let factory: HookFactory = Arc::new(move |_, kind| {
         let (answer, calls) = (answer.clone(), Arc::clone(&made));
@@ -124,11 +127,10 @@ async fn parent_is_deleted_when_its_finalize_hook_says_so() {
     assert_eq!(parent(&harness), None);
     assert!(!has_child(&harness));
     assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
-    let calls = calls.lock().unwrap();
+    let calls = calls.lock().unwrap().clone();
     let finalizing = calls.iter().filter(|(kind, _)| *kind == HookKind::Finalize);
     assert!(finalizing.clone().all(|(_, request)| request["finalizing"] == json!(true)));
     assert_eq!(finalizing.count(), 2, "once with the child, once without");
-    drop(calls);
     harness.end().await;
 }
 
