@@ -13,7 +13,6 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -320,7 +319,8 @@ impl Context {
 
     /// Sets the time at which a request is reconciled at the latest, in place of an earlier one;
     /// `None` removes it. Changes and failures of the request do not delay it.
-    pub(crate) fn resync(&self, request: impl Into<Request>, at: Option<Instant>) {
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn resync(&self, request: impl Into<Request>, at: Option<tokio::time::Instant>) {
         if let Some(queue) = &self.shared.queue {
             queue.resync(request.into(), at);
         }
