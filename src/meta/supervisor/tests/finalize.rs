@@ -1,5 +1,7 @@
 //! Parents with a finalizer: the finalize hook, and the ways in which a parent is freed.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::{meta::resource::send, testing::simulated::Delays};
 
@@ -295,5 +297,27 @@ async fn parents_of_an_earlier_type_are_freed() {
     pass().await;
 
     assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalized_in_the_answer_of_a_sync_removes_no_finalizer() {
+    let answers = AtomicUsize::new(0);
+    let (harness, calls) = harness(move |kind, _| {
+        assert_eq!(kind, HookKind::Sync);
+        // Bounded, since paused time does not advance during a loop.
+        let finalized = answers.fetch_add(1, Ordering::SeqCst) < 100;
+        json!({"children": [], "status": {"phase": "up"}, "finalized": finalized})
+    })
+    .await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let called = calls.lock().unwrap().len();
+    assert!(called < 10, "the hook was called {called} times");
     harness.end().await;
 }
