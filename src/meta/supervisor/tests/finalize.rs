@@ -3,10 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::{meta::resource::send, testing::simulated::Delays};
+use crate::{
+    meta::resource::send,
+    testing::simulated::{AccessRule, Delays},
+};
 
 const OURS: &str = "metacontroller.io/compositecontroller-a";
 const WIDGET: (&str, &str) = ("example.com/v1", "Thing");
+const CONTROLLER: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
 
 /// Hook that records its requests and answers by a function.
 pub(super) struct Answering {
@@ -29,13 +33,26 @@ impl Hook for Answering {
 pub(super) async fn harness(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    answering(server, client, answer).await
+}
+
+/// Harness that reaches a server through this client.
+async fn answering(
+    server: SimulatedServer,
+    client: kube::Client,
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
     let (answer, calls) = (Arc::new(answer), Calls::default());
     let made = Arc::clone(&calls);
     let factory: HookFactory = Arc::new(move |_, kind| {
         let (answer, calls) = (answer.clone(), Arc::clone(&made));
         Arc::new(Answering { kind, answer, calls })
     });
-    (Harness::with(factory, RESYNC).await, calls)
+    let (hooks, resync_period) = (Some(factory), Some(RESYNC));
+    let options = MetaOptions { resync_period, hooks, ..MetaOptions::default() };
+    (Harness::over(server, client, options).await, calls)
 }
 
 /// Specification with both hooks; children are ConfigMaps.
@@ -319,5 +336,50 @@ async fn finalized_in_the_answer_of_a_sync_removes_no_finalizer() {
     assert_eq!(finalizers(&harness), json!([OURS]));
     let called = calls.lock().unwrap().len();
     assert!(called < 10, "the hook was called {called} times");
+    harness.end().await;
+}
+
+/// Harness whose client may not send requests of these verbs for CRDs.
+async fn without_crds(verbs: &[&str]) -> Harness {
+    let server = SimulatedServer::new();
+    let crds = ["customresourcedefinitions.apiextensions.k8s.io"];
+    let verbs = verbs.iter().copied();
+    server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
+    let client = server.client_as("controller");
+    answering(server, client, teardown).await.0
+}
+
+#[tokio::test(start_paused = true)]
+async fn crd_that_may_not_be_read_frees_no_parents_when_it_is_deleted() {
+    let harness = without_crds(&[]).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    for crd in crds() {
+        harness.server.uninstall(&crd.metadata.name.unwrap()).unwrap();
+    }
+    sleep(10 * MISSING_GRACE).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]), "no client has deleted the controller");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_freed_after_a_minute_if_the_crd_may_not_be_read() {
+    let harness = without_crds(&["get"]).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(MISSING_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(harness.epoch("a"), None, "it stops at once");
+    assert_eq!(finalizers(&harness), json!([OURS]), "its CRD may be in deletion");
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
     harness.end().await;
 }
