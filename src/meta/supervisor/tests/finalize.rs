@@ -383,3 +383,38 @@ async fn parents_are_freed_after_a_minute_if_the_crd_may_not_be_read() {
     assert_eq!(finalizers(&harness), Value::Null);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
+    let (harness, calls) = harness(|kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => json!({"children": []}),
+        HookKind::Finalize => {
+            let children = request["children"]["ConfigMap.v1"].as_object();
+            json!({"children": [], "finalized": children.is_none_or(|children| children.is_empty())})
+        }
+    })
+    .await;
+    let maps = ["configmaps"];
+    harness.server.set_rbac([AccessRule::deny().verbs(["list", "watch"]).resources(maps)]);
+    let mut spec = finalizing();
+    spec["childResources"] = json!([
+        {"apiVersion": "v1", "resource": "configmaps", "optional": true},
+        {"apiVersion": "example.com/v1", "resource": "absents", "optional": true},
+    ]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(hooks(&calls), [HookKind::Sync], "its children are unknown");
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert_eq!(events(&harness, "SyncDelayed"), ["p"]);
+    harness.server.set_rbac([]);
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(parent(&harness), None, "the other type is proven absent");
+    assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
+    harness.end().await;
+}
