@@ -135,12 +135,15 @@ impl DeclarationReconciler {
         {
             again = Some(STOP_PATIENCE);
         }
-        self.free_earlier_parents(name, &mut declared, context).await?;
         let subject = subject(name, &header.uid);
         self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
+        // Last, so that the status and the Events do not depend on the parents.
+        let freed = self.free_earlier_parents(name, &mut declared, context).await;
         self.changes.put(name, declared);
-        match (written?, again) {
+        let written = written?;
+        freed?;
+        match (written, again) {
             (Some(one), Some(other)) => Ok(Outcome::RequeueAfter(one.min(other))),
             (Some(wait), None) | (None, Some(wait)) => Ok(Outcome::RequeueAfter(wait)),
             (None, None) => Ok(Outcome::Done),

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::{
     meta::resource::send,
-    testing::simulated::{AccessRule, Delays},
+    testing::{
+        Action, Faults, Reply, Rule,
+        simulated::{AccessRule, Delays},
+    },
 };
 
 const OURS: &str = "metacontroller.io/compositecontroller-a";
@@ -53,6 +56,14 @@ async fn answering(
     let (hooks, resync_period) = (Some(factory), Some(RESYNC));
     let options = MetaOptions { resync_period, hooks, ..MetaOptions::default() };
     (Harness::over(server, client, options).await, calls)
+}
+
+/// Harness with faults between its client and the server.
+async fn faulty() -> (Harness, Faults) {
+    let (faults, server) = (Faults::default(), SimulatedServer::new());
+    let layers = tower::ServiceBuilder::new().layer(faults.layer());
+    let client = kube::Client::new(layers.service(server.service("controller")), "default");
+    (answering(server, client, teardown).await.0, faults)
 }
 
 /// Specification with both hooks; children are ConfigMaps.
@@ -416,5 +427,33 @@ async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
 
     assert_eq!(parent(&harness), None, "the other type is proven absent");
     assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_although_parents_of_an_earlier_type_cannot_be_freed() {
+    let (harness, faults) = faulty().await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let object = harness.server.get(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    assert_eq!(object["status"]["observedGeneration"], 2);
+    assert_eq!(object["status"]["reason"], "Running");
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
     harness.end().await;
 }
