@@ -457,3 +457,50 @@ async fn status_is_written_although_parents_of_an_earlier_type_cannot_be_freed()
     assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_cannot_be_written_keeps_no_other_parent_from_being_freed() {
+    let (harness, faults) = faulty().await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    for name in ["p", "q"] {
+        let mut thing = thing(json!({"app": "x"}));
+        thing["metadata"]["name"] = json!(name);
+        harness.server.apply(thing).unwrap();
+    }
+    pass().await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(other["metadata"]["finalizers"], Value::Null);
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_whose_version_is_no_longer_served_are_freed_at_another_one() {
+    let (harness, _) = harness(teardown).await;
+    let things = || CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things().version("v1").version("v2").build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    harness.server.install(&things().unserved_version("v1").version("v2").build()).unwrap();
+    pass().await;
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    let parent = harness.server.get("example.com/v2", "Thing", "", "p").unwrap();
+    assert_eq!(parent["metadata"]["finalizers"], Value::Null);
+    harness.end().await;
+}
