@@ -2,7 +2,8 @@
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use kube::{Api, Client};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, Client, CustomResourceExt};
 use pilotlight::{meta::api::CompositeController, transport::TransportOptions};
 
 use super::{
@@ -53,12 +54,30 @@ async fn release(client: &Client, name: &str, dry_run: bool) -> anyhow::Result<S
             "the CompositeController {name} exists, and its finalize hook frees its parents; \
              delete it, or remove hooks.finalize from it"
         ),
-        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        Err(error) if names_missing(&error) => {}
+        Err(error) if crd_is_missing(client, &error).await => {}
         Err(error) => {
-            return Err(anyhow!(error).context(format!("reading the CompositeController {name}")));
+            return Err(anyhow!(error).context(format!(
+                "reading the CompositeController {name}: the answer does not prove that it is gone"
+            )));
         }
     }
     held::search(client, |controller| controller == name, !dry_run).await
+}
+
+/// Returns whether the server names the object that it did not find. Any other 404 proves nothing: a
+/// server sends it while it starts, or while it does not serve the type.
+fn names_missing(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
+    status.code == 404 && status.reason == "NotFound" && names_it
+}
+
+/// Returns whether a 404 follows from the deletion of the CRD, with which all controllers are gone.
+async fn crd_is_missing(client: &Client, error: &kube::Error) -> bool {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+        && api.get(CompositeController::crd_name()).await.is_err_and(|error| names_missing(&error))
 }
 
 /// Table of parents with a finalizer.
@@ -83,7 +102,7 @@ pub(super) fn render(parents: &[HeldParent]) -> String {
 #[cfg(feature = "testing")]
 mod tests {
     use pilotlight::testing::{
-        CrdBuilder,
+        Action, CrdBuilder, Faults, Reply, Rule,
         simulated::{AccessRule, SimulatedServer},
     };
     use serde_json::{Value, json};
@@ -169,5 +188,33 @@ mod tests {
 
         assert_eq!(names(&search), [("widgets.x.test", "one")]);
         assert!(search.errors.iter().any(|error| error.starts_with("configmaps: ")), "{search:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_that_does_not_name_the_controller_releases_nothing() {
+        let (faults, server) = (Faults::default(), server().await);
+        let path = "/compositecontrollers/a";
+        let plain = Action::Reply(Reply::text(404, "404 page not found"));
+        faults.add(Rule::new(plain).path_contains(path));
+        let layers = tower::ServiceBuilder::new().layer(faults.layer());
+        let client = Client::new(layers.service(server.service("user")), "default");
+
+        let refused = release(&client, "a", false).await.unwrap_err();
+
+        assert!(format!("{refused:#}").contains("does not prove"), "{refused:#}");
+        assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_are_released_after_the_crd_of_controllers_is_deleted() {
+        let server = server().await;
+        for crd in pilotlight::meta::crds() {
+            server.uninstall(&crd.metadata.name.unwrap()).unwrap();
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+
+        let freed = release(&server.client(), "a", false).await.unwrap();
+
+        assert_eq!(names(&freed), [("configmaps", "three"), ("widgets.x.test", "one")]);
     }
 }

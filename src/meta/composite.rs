@@ -27,7 +27,7 @@ pub(crate) use self::{
     runnable::CompositeRunnable,
 };
 use super::{
-    ControllerBudget, Definition, HookError, Parents,
+    ControllerBudget, Definition, HookError, HookKind, Parents,
     apply::Apply,
     children::{Child, Desired, Group, Parent, Rules},
     claim,
@@ -35,7 +35,7 @@ use super::{
     hook_health::Failure,
     parent_writes::Contested,
     recorder::{EventRecorder, Severity, Subject},
-    related::RelatedGroup,
+    related::{RelatedGroup, is_missing},
     resource::throttled,
     resync,
     sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
@@ -48,6 +48,7 @@ use crate::{
     },
     discovery::TypeRegistry,
     informer::Object,
+    kind::TypeRef,
     redaction,
 };
 
@@ -227,6 +228,13 @@ impl Composite {
         let last = self.parents.writes.take_record(&parent.key);
         let related = self.related(parent, object, context).await?;
         let observation = self.observe(parent, &selector, context).await?;
+        let is_unread = |missing: &&TypeRef| !is_missing(&self.types.get(missing).state);
+        if hook.kind == HookKind::Finalize
+            && let Some(unread) = observation.missing.iter().find(is_unread)
+        {
+            // A hook that sees no children may answer that the parent is finalized.
+            return Err(SyncError::Behind(format!("finalizing: {unread} is not listed")));
+        }
         let seen = seen(object, &observation.children, &related);
         self.parents.writes.observed(&parent.key, seen);
         let rules = Rules {

@@ -75,8 +75,14 @@ struct Holder {
     verdict: watch::Sender<Verdict>,
     /// Problem that was reported last.
     reported: Option<EndpointError>,
-    report: Box<dyn Fn(String) + Send + Sync>,
+    report: Arc<Report>,
 }
+
+/// Receiver of problems. Called without the lock of the state, since it may take other locks.
+type Report = dyn Fn(String) + Send + Sync;
+
+/// Problem that is to be reported after the lock was released.
+type Pending = (Arc<Report>, String);
 
 /// Endpoint of one hook, kept current until it is dropped.
 pub(crate) struct HookEndpoint {
@@ -113,11 +119,12 @@ impl HookCredentials {
         for object in rule.references() {
             state.objects.entry(object.clone()).or_default().readers += 1;
         }
-        let report = Box::new(report);
+        let report = Arc::new(report);
         let mut holder = Holder { rule, endpoint, verdict, reported: None, report };
-        holder.resolve(&state.objects);
+        let pending = holder.resolve(&state.objects);
         state.holders.insert(id, holder);
         drop(state);
+        send(pending);
         self.shared.named.notify_one();
         HookEndpoint {
             id,
@@ -158,8 +165,8 @@ impl Drop for HookEndpoint {
 }
 
 impl Holder {
-    /// Publishes the endpoint that follows from the objects.
-    fn resolve(&mut self, objects: &HashMap<ObjectReference, NamedObject>) {
+    /// Publishes the endpoint that follows from the objects. Returns a problem to report.
+    fn resolve(&mut self, objects: &HashMap<ObjectReference, NamedObject>) -> Option<Pending> {
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
             let named = objects.get(object).ok_or_else(unread)?;
@@ -190,11 +197,19 @@ impl Holder {
                 }
             });
         } else if problem != self.reported {
-            if let Some(problem) = &problem {
-                (self.report)(format!("{problem}; the last usable content stays in use"));
-            }
             self.reported = problem;
+            let message = |problem| format!("{problem}; the last usable content stays in use");
+            let message = self.reported.as_ref().map(message)?;
+            return Some((Arc::clone(&self.report), message));
         }
+        None
+    }
+}
+
+/// Sends the problems to their receivers.
+fn send(pending: impl IntoIterator<Item = Pending>) {
+    for (report, message) in pending {
+        report(message);
     }
 }
 
@@ -208,11 +223,14 @@ impl Shared {
             Ok(content) => (named.content, named.problem) = (Some(content), None),
             Err(problem) => named.problem = Some(problem),
         }
+        let mut pending = Vec::new();
         for holder in holders.values_mut() {
             if holder.rule.references().any(|one| one == object) {
-                holder.resolve(objects);
+                pending.extend(holder.resolve(objects));
             }
         }
+        drop(state);
+        send(pending);
     }
 
     /// Follows one object until it is cancelled or the informers are shut down.

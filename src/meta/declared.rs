@@ -179,7 +179,9 @@ impl Changes {
 
     /// Stores the state of a controller.
     pub(crate) fn put(&self, name: &Arc<str>, declared: Declared) {
-        self.lock().declared.insert(name.clone(), declared);
+        let replaced = self.lock().declared.insert(name.clone(), declared);
+        // Without the lock: a run may hold an endpoint, whose drop locks the credentials.
+        drop(replaced);
     }
 
     /// Changes the state of a controller, if there is one.
@@ -192,9 +194,12 @@ impl Changes {
     /// Removes the state of a controller.
     pub(crate) fn remove(&self, name: &str) {
         let mut state = self.lock();
-        state.declared.remove(name);
+        let removed = state.declared.remove(name);
         state.events.remove(name);
         state.changed.remove(name);
+        drop(state);
+        // Without the lock, as in `put`.
+        drop(removed);
     }
 
     fn lock(&self) -> MutexGuard<'_, ChangeSet> {
@@ -204,7 +209,71 @@ impl Changes {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use kube::Client;
+    use serde_json::json;
+
     use super::*;
+    use crate::{
+        controller::{Cluster, ClusterOptions},
+        meta::{AnswerBudget, EventLimit, composite::Hooks, recorder::EventRecorder},
+    };
+
+    /// Records at its drop whether the changes were locked.
+    struct DropProbe {
+        changes: Arc<Changes>,
+        locked: Arc<Mutex<Vec<bool>>>,
+    }
+
+    impl Drop for DropProbe {
+        fn drop(&mut self) {
+            self.locked.lock().push(self.changes.state.is_locked());
+        }
+    }
+
+    /// State with a run that holds the probe.
+    fn declared(probe: DropProbe) -> Declared {
+        let object = json!({
+            "metadata": {"name": "a"},
+            "spec": {
+                "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+                "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
+            },
+        });
+        let object = Bytes::from(object.to_string());
+        let definition = Arc::new(Definition::parse(&object).unwrap());
+        let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
+        });
+        let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
+        let recorder = EventRecorder::new(cluster.unfenced_client().clone(), EventLimit::default());
+        let hooks = Hooks::new(Vec::new(), AnswerBudget::default().controller("a"));
+        let changed = move || drop(probe.changes.names());
+        let runnable = CompositeRunnable::new(
+            "a".into(),
+            Arc::clone(&definition),
+            hooks,
+            &cluster,
+            recorder,
+            1,
+            changed,
+        );
+        let runnable = Arc::new(runnable.unwrap());
+        let run = Run { definition, health: runnable.health(), runnable };
+        Declared { run: Some(run), ..Declared::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replaced_and_removed_runs_are_dropped_without_the_lock() {
+        let (changes, locked) = (Arc::new(Changes::default()), Arc::default());
+        let probe = || DropProbe { changes: Arc::clone(&changes), locked: Arc::clone(&locked) };
+
+        changes.put(&"a".into(), declared(probe()));
+        changes.put(&"a".into(), declared(probe()));
+        changes.remove("a");
+
+        assert_eq!(*locked.lock(), [false, false], "a run may hold an endpoint, which has a lock");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn each_change_is_delivered_once_and_never_lost() {

@@ -376,7 +376,7 @@ fn namespace_type() -> TypeRef {
 }
 
 /// Returns whether a type is proven not to be served, now or as of the last proof.
-fn is_missing(state: &TypeState) -> bool {
+pub(crate) fn is_missing(state: &TypeState) -> bool {
     match state {
         TypeState::Absent | TypeState::Installing(_) | TypeState::NotWatchable => true,
         TypeState::Served | TypeState::Terminating | TypeState::Unknown(None) => false,

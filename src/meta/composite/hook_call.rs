@@ -7,6 +7,7 @@ use crate::{
     controller::Context,
     informer::Object,
     meta::{
+        HookKind,
         children::{Desired, Rules},
         hook,
         hook_metrics::CallOutcome,
@@ -92,7 +93,7 @@ impl Composite {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, hook.rule.strict, definition.max_children, rules, record)
+            check(&answer, hook, definition.max_children, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
@@ -107,15 +108,17 @@ impl Composite {
 
 fn check(
     answer: &Bytes,
-    strict: bool,
+    hook: &CountedHook,
     max_children: usize,
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
-    let response = protocol::sync_response_within(answer, strict, max_children)?;
+    let response = protocol::sync_response_within(answer, hook.rule.strict, max_children)?;
     let desired = rules.check(response.children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
-    let (status, finalized) = (response.status, response.finalized);
+    let status = response.status;
+    // In the response of a sync it would remove the finalizer, which the next sync adds again.
+    let finalized = response.finalized && hook.kind == HookKind::Finalize;
     Ok(CheckedResponse { desired, status, record, finalized })
 }

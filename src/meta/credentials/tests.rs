@@ -152,3 +152,23 @@ async fn object_is_watched_once_and_only_while_an_endpoint_reads_it() {
     assert_eq!(secrets(&harness), 0);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn report_of_stale_content_is_called_without_the_lock() {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let shared = Arc::clone(&harness.credentials.shared);
+    let free = Arc::<Mutex<Vec<bool>>>::default();
+    let noted = Arc::clone(&free);
+    let mut endpoint = harness.credentials.endpoint(bearer(), move |_problem| {
+        noted.lock().push(shared.state.try_lock().is_some());
+    });
+    until(&mut endpoint, "Bearer one").await;
+
+    harness.store(" ");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(*free.lock(), [true], "a report may drop the last reference to an endpoint");
+    drop(endpoint);
+    harness.end().await;
+}

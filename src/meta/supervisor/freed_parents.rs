@@ -16,7 +16,7 @@ use crate::{
         declared::Declared,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
-        resource::{self, Resource, explain, is_gone},
+        resource::{self, Resource, asks_to_wait, explain, is_fenced, is_gone},
     },
 };
 
@@ -37,7 +37,12 @@ impl DeclarationReconciler {
     ) -> Result<(), ReconcileError> {
         let finalizer = Finalizer::composite(name, false);
         for type_ref in types {
-            let found = self.cluster.types.get(type_ref);
+            let mut found = self.cluster.types.get(type_ref);
+            if found.served.is_none() {
+                // The version is no longer served, and every version shows the same objects.
+                let any = TypeRef { version: None, ..type_ref.clone() };
+                found.served = self.cluster.types.served(&any);
+            }
             let Some(served) = found.served else {
                 if found.state == TypeState::Absent {
                     // The objects of an absent type are gone.
@@ -49,7 +54,7 @@ impl DeclarationReconciler {
             let freed = self.free(name, &finalizer, &served, context).await.map_err(|error| {
                 let doing = format!("freeing the parents of {name}");
                 let message = format!("{doing}: {}", explain(&error));
-                match resource::asks_to_wait(&error) {
+                match asks_to_wait(&error) {
                     Some(after) => resource::throttled(&message, after).into(),
                     None => ReconcileError::Retry(message.into()),
                 }
@@ -86,6 +91,11 @@ impl DeclarationReconciler {
     }
 
     /// Removes a finalizer from all objects of a type. Returns the number of changed objects.
+    ///
+    /// # Errors
+    ///
+    /// If a list fails, and at once if the server throttles a write or the epoch is over. The first
+    /// other failure of a write is returned after all objects were tried.
     async fn free(
         &self,
         name: &str,
@@ -94,6 +104,7 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<usize, kube::Error> {
         let (client, mut token, mut freed) = (context.client(), None, 0);
+        let mut first_error = None;
         loop {
             let page = self.page(client, served, token.as_deref()).await?;
             for item in page.items.iter().flatten() {
@@ -107,7 +118,13 @@ impl DeclarationReconciler {
                 match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
                     Ok(_) => {}
                     Err(error) if is_gone(&error) => continue,
-                    Err(error) => return Err(error),
+                    Err(error) if asks_to_wait(&error).is_some() || is_fenced(&error) => {
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        first_error.get_or_insert(error);
+                        continue;
+                    }
                 }
                 freed += 1;
                 let text = format!(
@@ -121,7 +138,7 @@ impl DeclarationReconciler {
             }
             token = page.continue_token().map(str::to_owned);
             if token.is_none() {
-                return Ok(freed);
+                return first_error.map_or(Ok(freed), Err);
             }
         }
     }

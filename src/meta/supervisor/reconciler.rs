@@ -135,12 +135,15 @@ impl DeclarationReconciler {
         {
             again = Some(STOP_PATIENCE);
         }
-        self.free_earlier_parents(name, &mut declared, context).await?;
         let subject = subject(name, &header.uid);
         self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
+        // Last, so that the status and the Events do not depend on the parents.
+        let freed = self.free_earlier_parents(name, &mut declared, context).await;
         self.changes.put(name, declared);
-        match (written?, again) {
+        let written = written?;
+        freed?;
+        match (written, again) {
             (Some(one), Some(other)) => Ok(Outcome::RequeueAfter(one.min(other))),
             (Some(wait), None) | (None, Some(wait)) => Ok(Outcome::RequeueAfter(wait)),
             (None, None) => Ok(Outcome::Done),
@@ -338,26 +341,34 @@ impl DeclarationReconciler {
             return Ok(Outcome::RequeueAfter(RECHECK));
         }
         let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
+        let mut crd_is_unread = false;
         if declared.seen_under == crd_uid {
             match crd_is_deleted(context.client()).await {
                 Ok(true) => return Ok(Outcome::RequeueAfter(RECHECK)),
-                // Without the right to read CRDs, a missing object counts as deleted.
                 Ok(false) => {}
-                Err(error) if is_forbidden(&error) => {}
+                // Without the right to read CRDs, the runnable of a missing object stops.
+                Err(error) if is_forbidden(&error) => crd_is_unread = true,
                 // The object may be missing because its CRD is, and nothing stops without proof.
                 Err(error) => return Err(error.into()),
             }
         } else {
             // The CRD was created anew, and the object may still be restored.
-            let since = *declared.missing_since.get_or_insert_with(Instant::now);
-            let waited = since.elapsed();
-            self.changes.update(name, |known| known.missing_since = Some(since));
-            if waited < MISSING_GRACE {
-                return Ok(Outcome::RequeueAfter(MISSING_GRACE - waited));
+            if let Some(wait) = self.missing_wait(name, &mut declared) {
+                return Ok(Outcome::RequeueAfter(wait));
             }
         }
         if self.stop(name).await.is_err() {
             return Ok(Outcome::RequeueAfter(STOP_PATIENCE));
+        }
+        if crd_is_unread && !declared.finalizes.is_empty() {
+            // The deletion of the CRD deletes the object before the type is gone, and only time
+            // distinguishes that from a deletion of the object.
+            if let Some(wait) = self.missing_wait(name, &mut declared) {
+                return Ok(Outcome::RequeueAfter(wait));
+            }
+            if !object_is_deleted(context.client(), name).await? {
+                return Ok(Outcome::RequeueAfter(RECHECK));
+            }
         }
         self.free_parents(name, &declared.finalizes, context).await?;
         tracing::info!(name, "declared controller removed");
@@ -366,6 +377,13 @@ impl DeclarationReconciler {
         self.changes.remove(name);
         self.recorder.publish(context, &subject, Severity::Normal, "Stopped", &text);
         Ok(Outcome::Done)
+    }
+
+    /// Returns the rest of [`MISSING_GRACE`], if the object is not missing for that long.
+    fn missing_wait(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
+        let since = *declared.missing_since.get_or_insert_with(Instant::now);
+        self.changes.update(name, |known| known.missing_since = Some(since));
+        MISSING_GRACE.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 }
 
@@ -420,6 +438,17 @@ async fn crd_is_deleted(client: &Client) -> Result<bool, kube::Error> {
                 compositecontrollers.metacontroller.k8s.io";
     match resource::send::<Live>(client, Method::GET, path.to_owned(), "", None).await {
         Ok(crd) => Ok(crd.is_going()),
+        Err(error) if is_gone(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether a CompositeController is gone: the server serves the type and names the object
+/// that it did not find.
+async fn object_is_deleted(client: &Client, name: &str) -> Result<bool, kube::Error> {
+    let path = format!("/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers/{name}");
+    match resource::send::<Live>(client, Method::GET, path, "", None).await {
+        Ok(_) => Ok(false),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }

@@ -1,10 +1,19 @@
 //! Parents with a finalizer: the finalize hook, and the ways in which a parent is freed.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
-use crate::{meta::resource::send, testing::simulated::Delays};
+use crate::{
+    meta::resource::send,
+    testing::{
+        Action, Faults, Reply, Rule,
+        simulated::{AccessRule, Delays},
+    },
+};
 
 const OURS: &str = "metacontroller.io/compositecontroller-a";
 const WIDGET: (&str, &str) = ("example.com/v1", "Thing");
+const CONTROLLER: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
 
 type Answer = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
 
@@ -29,6 +38,17 @@ impl Hook for Answering {
 pub(super) async fn harness(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    answering(server, client, answer).await
+}
+
+/// Harness that reaches a server through this client.
+async fn answering(
+    server: SimulatedServer,
+    client: kube::Client,
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
     let answer: Answer = Arc::new(answer);
     let calls = Calls::default();
     let made = Arc::clone(&calls);
@@ -36,7 +56,17 @@ pub(super) async fn harness(
         let (answer, calls) = (answer.clone(), Arc::clone(&made));
         Arc::new(Answering { kind, answer, calls })
     });
-    (Harness::with(factory, RESYNC).await, calls)
+    let (hooks, resync_period) = (Some(factory), Some(RESYNC));
+    let options = MetaOptions { resync_period, hooks, ..MetaOptions::default() };
+    (Harness::over(server, client, options).await, calls)
+}
+
+/// Harness with faults between its client and the server.
+async fn faulty() -> (Harness, Faults) {
+    let (faults, server) = (Faults::default(), SimulatedServer::new());
+    let layers = tower::ServiceBuilder::new().layer(faults.layer());
+    let client = kube::Client::new(layers.service(server.service("controller")), "default");
+    (answering(server, client, teardown).await.0, faults)
 }
 
 /// Specification with both hooks; children are ConfigMaps.
@@ -297,5 +327,182 @@ async fn parents_of_an_earlier_type_are_freed() {
     pass().await;
 
     assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalized_in_the_answer_of_a_sync_removes_no_finalizer() {
+    let answers = AtomicUsize::new(0);
+    let (harness, calls) = harness(move |kind, _| {
+        assert_eq!(kind, HookKind::Sync);
+        // Bounded, since paused time does not advance during a loop.
+        let finalized = answers.fetch_add(1, Ordering::SeqCst) < 100;
+        json!({"children": [], "status": {"phase": "up"}, "finalized": finalized})
+    })
+    .await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let called = calls.lock().unwrap().len();
+    assert!(called < 10, "the hook was called {called} times");
+    harness.end().await;
+}
+
+/// Harness whose client may not send requests of these verbs for CRDs.
+async fn without_crds(verbs: &[&str]) -> Harness {
+    let server = SimulatedServer::new();
+    let crds = ["customresourcedefinitions.apiextensions.k8s.io"];
+    let verbs = verbs.iter().copied();
+    server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
+    let client = server.client_as("controller");
+    answering(server, client, teardown).await.0
+}
+
+#[tokio::test(start_paused = true)]
+async fn crd_that_may_not_be_read_frees_no_parents_when_it_is_deleted() {
+    let harness = without_crds(&[]).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    for crd in crds() {
+        harness.server.uninstall(&crd.metadata.name.unwrap()).unwrap();
+    }
+    sleep(10 * MISSING_GRACE).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]), "no client has deleted the controller");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_freed_after_a_minute_if_the_crd_may_not_be_read() {
+    let harness = without_crds(&["get"]).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(MISSING_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(harness.epoch("a"), None, "it stops at once");
+    assert_eq!(finalizers(&harness), json!([OURS]), "its CRD may be in deletion");
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
+    let (harness, calls) = harness(|kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => json!({"children": []}),
+        HookKind::Finalize => {
+            let children = request["children"]["ConfigMap.v1"].as_object();
+            json!({"children": [], "finalized": children.is_none_or(|children| children.is_empty())})
+        }
+    })
+    .await;
+    let maps = ["configmaps"];
+    harness.server.set_rbac([AccessRule::deny().verbs(["list", "watch"]).resources(maps)]);
+    let mut spec = finalizing();
+    spec["childResources"] = json!([
+        {"apiVersion": "v1", "resource": "configmaps", "optional": true},
+        {"apiVersion": "example.com/v1", "resource": "absents", "optional": true},
+    ]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(hooks(&calls), [HookKind::Sync], "its children are unknown");
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert_eq!(events(&harness, "SyncDelayed"), ["p"]);
+    harness.server.set_rbac([]);
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(parent(&harness), None, "the other type is proven absent");
+    assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_although_parents_of_an_earlier_type_cannot_be_freed() {
+    let (harness, faults) = faulty().await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let object = harness.server.get(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    assert_eq!(object["status"]["observedGeneration"], 2);
+    assert_eq!(object["status"]["reason"], "Running");
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_cannot_be_written_keeps_no_other_parent_from_being_freed() {
+    let (harness, faults) = faulty().await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    for name in ["p", "q"] {
+        let mut thing = thing(json!({"app": "x"}));
+        thing["metadata"]["name"] = json!(name);
+        harness.server.apply(thing).unwrap();
+    }
+    pass().await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(other["metadata"]["finalizers"], Value::Null);
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_whose_version_is_no_longer_served_are_freed_at_another_one() {
+    let (harness, _) = harness(teardown).await;
+    let things = || CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things().version("v1").version("v2").build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    harness.server.install(&things().unserved_version("v1").version("v2").build()).unwrap();
+    pass().await;
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    let parent = harness.server.get("example.com/v2", "Thing", "", "p").unwrap();
+    assert_eq!(parent["metadata"]["finalizers"], Value::Null);
     harness.end().await;
 }
