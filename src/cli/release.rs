@@ -194,8 +194,9 @@ mod tests {
     async fn answer_that_does_not_name_the_controller_releases_nothing() {
         let (faults, server) = (Faults::default(), server().await);
         let path = "/compositecontrollers/a";
-        let plain = Action::Reply(Reply::text(404, "404 page not found"));
-        faults.add(Rule::new(plain).path_contains(path));
+        let message = "the server could not find the requested resource";
+        let unnamed = Action::Reply(Reply::status(404, "NotFound", message));
+        faults.add(Rule::new(unnamed).path_contains(path));
         let layers = tower::ServiceBuilder::new().layer(faults.layer());
         let client = Client::new(layers.service(server.service("user")), "default");
 
