@@ -5,8 +5,8 @@ use std::{ffi::OsString, io::IsTerminal};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::{
-    EnvFilter, Layer,
-    filter::{LevelFilter, filter_fn},
+    Layer,
+    filter::{LevelFilter, Targets, filter_fn},
     fmt,
     layer::SubscriberExt,
     util::SubscriberInitExt,
@@ -59,7 +59,7 @@ impl LoggingArgs {
             LogFormat::Json => lines.json().flatten_event(true).boxed(),
         };
         tracing_subscriber::registry()
-            .with(EnvFilter::try_new(&level)?)
+            .with(level.parse::<Targets>()?)
             .with(lines.with_filter(filter_fn(move |metadata| {
                 let target = metadata.target();
                 !quotes_bodies(target) && (bodies || target != HOOK_BODIES)
@@ -103,7 +103,8 @@ fn filter(text: &str) -> Result<String, String> {
         Ok(_) | Err(_) if word => return Err(format!("{text:?} is not a level; {HINT}")),
         Ok(_) | Err(_) => text.to_owned(),
     };
-    EnvFilter::try_new(&directives).map(|_| directives).map_err(|error| format!("{error}; {HINT}"))
+    let parsed = directives.parse::<Targets>();
+    parsed.map(|_| directives).map_err(|error| format!("{error}; {HINT}"))
 }
 
 #[cfg(test)]
