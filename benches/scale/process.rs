@@ -50,10 +50,15 @@ struct Sampled {
 }
 
 impl Program {
-    /// Returns our binary of this build, with its default flags.
+    /// Returns our binary of this build, with its default flags, but no resyncs: they would be counted
+    /// with the changes.
     pub(crate) fn pilotlight() -> Self {
-        let arguments =
-            ["run", "--metrics-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0"];
+        let arguments = [
+            "run",
+            "--metrics-address=127.0.0.1:0",
+            "--health-probe-bind-address=127.0.0.1:0",
+            "--cache-flush-interval=0",
+        ];
         Self {
             path: env!("CARGO_BIN_EXE_pilotlight").into(),
             arguments: arguments.map(str::to_owned).to_vec(),

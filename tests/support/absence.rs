@@ -73,6 +73,8 @@ impl Harness<'_> {
             // A series for each kind of discovery failure.
             .expect_more("series", "pilotlight_discovery_requests_total")
             .expect_more("series", "pilotlight_discovery_watch_failures_total")
+            // A series for each state that a type was seen in.
+            .expect_more("series", "pilotlight_types{")
             .memory()
     }
 
