@@ -102,10 +102,7 @@ impl Inputs {
         name: impl Into<String>,
         describe: impl FnOnce(Builder) -> Builder,
     ) -> Result<InputHandle, InputError> {
-        let name = name.into();
-        let input = self.named.describe(&name, describe)?;
-        let (state, replaced) = self.named.want(name, input, self.epoch, false)?;
-        Ok(InputHandle { state, replaced })
+        self.want(name.into(), describe, false)
     }
 
     /// Replaces the input of a name, or adds it.
@@ -122,9 +119,17 @@ impl Inputs {
         name: impl Into<String>,
         describe: impl FnOnce(Builder) -> Builder,
     ) -> Result<InputHandle, InputError> {
-        let name = name.into();
+        self.want(name.into(), describe, true)
+    }
+
+    fn want(
+        &self,
+        name: String,
+        describe: impl FnOnce(Builder) -> Builder,
+        may_replace: bool,
+    ) -> Result<InputHandle, InputError> {
         let input = self.named.describe(&name, describe)?;
-        let (state, replaced) = self.named.want(name, input, self.epoch, true)?;
+        let (state, replaced) = self.named.want(name, input, self.epoch, may_replace)?;
         Ok(InputHandle { state, replaced })
     }
 

@@ -6,7 +6,7 @@
 //! use.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -60,6 +60,8 @@ struct State {
 /// Object that hooks name.
 #[derive(Default)]
 struct NamedObject {
+    /// Number of its naming: an object that is named again by a later hook is read again.
+    naming: u64,
     /// Number of endpoints that read it.
     readers: usize,
     /// Last content that the server has sent.
@@ -117,7 +119,8 @@ impl HookCredentials {
         state.last += 1;
         let id = state.last;
         for object in rule.references() {
-            state.objects.entry(object.clone()).or_default().readers += 1;
+            let new = || NamedObject { naming: id, ..NamedObject::default() };
+            state.objects.entry(object.clone()).or_insert_with(new).readers += 1;
         }
         let report = Arc::new(report);
         let mut holder = Holder { rule, endpoint, verdict, reported: None, report };
@@ -214,6 +217,12 @@ fn send(pending: impl IntoIterator<Item = Pending>) {
 }
 
 impl Shared {
+    /// Returns the objects that hooks name now, with the number of their naming.
+    fn namings(&self) -> HashSet<(ObjectReference, u64)> {
+        let state = self.state.lock();
+        state.objects.iter().map(|(object, named)| (object.clone(), named.naming)).collect()
+    }
+
     /// Records the state of an object, and resolves the endpoints that read it.
     fn read(&self, object: &ObjectReference, read: Result<Arc<ObjectContent>, EndpointError>) {
         let mut state = self.state.lock();
@@ -279,9 +288,9 @@ impl Shared {
                     }
                 }
                 Ok(()) = progress.changed() => {
-                    if let Progress::Forbidden(why) = &*progress.borrow_and_update() {
-                        let problem = EndpointError::Unreadable(object.clone(), why.clone());
-                        self.read(object, Err(problem));
+                    let now = progress.borrow_and_update().clone();
+                    if let Progress::Forbidden(why) = now {
+                        self.read(object, Err(EndpointError::Unreadable(object.clone(), why)));
                     }
                 }
             }
@@ -293,19 +302,19 @@ impl Runnable for HookCredentials {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let mut followed: HashMap<ObjectReference, CancellationToken> = HashMap::new();
+            let mut followed: HashMap<(ObjectReference, u64), CancellationToken> = HashMap::new();
             let mut tasks = JoinSet::new();
             loop {
-                let named: Vec<_> = shared.state.lock().objects.keys().cloned().collect();
-                followed.retain(|object, token| {
-                    let is_kept = named.contains(object);
+                let named = shared.namings();
+                followed.retain(|naming, token| {
+                    let is_kept = named.contains(naming);
                     if !is_kept {
                         token.cancel();
                     }
                     is_kept
                 });
-                for object in named {
-                    followed.entry(object).or_insert_with_key(|object| {
+                for naming in named {
+                    followed.entry(naming).or_insert_with_key(|(object, _)| {
                         let token = CancellationToken::new();
                         let follow = Arc::clone(&shared).follow(object.clone());
                         tasks.spawn(token.clone().run_until_cancelled_owned(follow));

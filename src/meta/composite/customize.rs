@@ -11,7 +11,6 @@ use crate::{
         children::Parent,
         customize::{self, RelatedRule},
         fingerprint::Fingerprint,
-        hook,
         hook_metrics::CallOutcome,
         protocol,
         related::{RelatedError, RelatedGroup},
@@ -58,21 +57,9 @@ impl Composite {
         }
         let controller = &self.definition.controller;
         let bytes = controller.len() + object.json().len() + 256;
-        let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
-        let room = room.ok_or(SyncError::Cancelled)?;
+        let room = self.room(bytes, context).await?;
         let request = protocol::customize_request(controller, object.json());
-        // The reservation is released after the request was sent.
-        let request = match room {
-            Some(room) => room.hold_all(request),
-            None => request.into(),
-        };
-        let (answer, call) =
-            hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
-                .await
-                .map_err(|error| SyncError::of_hook(hook.kind, error))?;
-        for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
-            context.enqueue(waiting);
-        }
+        let (answer, call) = self.exchange(hook, parent, request, room, context).await?;
         let rules = {
             let _permit = self.budget.decode_permit(answer.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());

@@ -8,9 +8,10 @@ use crate::{
     informer::Object,
     meta::{
         HookKind,
-        children::{Desired, Rules},
+        budget::Reservation,
+        children::{Desired, Parent, Rules},
         hook,
-        hook_metrics::CallOutcome,
+        hook_metrics::{CallOutcome, CountedCall},
         log_text,
         protocol::{self, ObservedObjects},
         related::RelatedGroup,
@@ -42,32 +43,25 @@ pub(super) struct CheckedResponse {
 }
 
 impl Composite {
-    /// Calls the hook, and checks its response unless nothing has changed since the last sync.
-    pub(super) async fn call_hook(
+    /// Reserves room for a request of a hook, and waits until it is free.
+    pub(super) async fn room(
         &self,
-        hook: &CountedHook,
-        object: &Object,
-        rules: &Rules<'_>,
-        related: &[RelatedGroup],
-        last: Option<SyncRecord>,
+        bytes: usize,
         context: &Context,
-    ) -> Result<Response, SyncError> {
-        let Rules { parent, groups, missing, observed, .. } = *rules;
-        let definition = &*self.definition;
-        let objects = ObservedObjects { groups, children: observed, related };
-        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
+    ) -> Result<Option<Reservation>, SyncError> {
         let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
-        let room = room.ok_or(SyncError::Cancelled)?;
-        let request = protocol::sync_request(
-            hook.kind,
-            hook.rule.version,
-            &definition.controller,
-            parent,
-            object.json(),
-            objects,
-        );
-        let digest = ObservedDigest::of(&request, groups, missing);
-        // The reservation is released after the request was sent.
+        room.ok_or(SyncError::Cancelled)
+    }
+
+    /// Sends a request to a hook, and returns its response. The room is released with the request.
+    pub(super) async fn exchange<'a>(
+        &self,
+        hook: &'a CountedHook,
+        parent: &Parent,
+        request: Vec<u8>,
+        room: Option<Reservation>,
+        context: &Context,
+    ) -> Result<(Bytes, CountedCall<'a>), SyncError> {
         let request = match room {
             Some(room) => room.hold_all(request),
             None => request.into(),
@@ -85,6 +79,34 @@ impl Composite {
         for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
             context.enqueue(waiting);
         }
+        Ok((answer, call))
+    }
+
+    /// Calls the hook, and checks its response unless nothing has changed since the last sync.
+    pub(super) async fn call_hook(
+        &self,
+        hook: &CountedHook,
+        object: &Object,
+        rules: &Rules<'_>,
+        related: &[RelatedGroup],
+        last: Option<SyncRecord>,
+        context: &Context,
+    ) -> Result<Response, SyncError> {
+        let Rules { parent, groups, missing, observed, .. } = *rules;
+        let definition = &*self.definition;
+        let objects = ObservedObjects { groups, children: observed, related };
+        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
+        let room = self.room(bytes, context).await?;
+        let request = protocol::sync_request(
+            hook.kind,
+            hook.rule.version,
+            &definition.controller,
+            parent,
+            object.json(),
+            objects,
+        );
+        let digest = ObservedDigest::of(&request, groups, missing);
+        let (answer, call) = self.exchange(hook, parent, request, room, context).await?;
         let record = SyncRecord::new(digest, &answer);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);

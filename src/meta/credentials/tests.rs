@@ -172,3 +172,19 @@ async fn report_of_stale_content_is_called_without_the_lock() {
     drop(endpoint);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_named_again_at_once_is_read_again() {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let ignored = |_problem: String| {};
+    let mut first = harness.credentials.endpoint(bearer(), ignored);
+    until(&mut first, "Bearer one").await;
+
+    drop(first);
+    let mut second = harness.credentials.endpoint(bearer(), ignored);
+
+    until(&mut second, "Bearer one").await;
+    drop(second);
+    harness.end().await;
+}
