@@ -6,7 +6,6 @@ mod budget;
 mod children;
 mod claim;
 mod composite;
-mod composite_controller;
 mod crds;
 mod credentials;
 mod customize;
@@ -45,7 +44,7 @@ mod webhook;
 mod write_cause;
 mod write_limit;
 
-use composite_controller::{
+use api::{
     CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
     LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
