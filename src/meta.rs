@@ -7,6 +7,7 @@ mod children;
 mod claim;
 mod composite;
 mod composite_controller;
+mod controller_kind;
 mod crds;
 mod credentials;
 mod customize;
@@ -52,9 +53,11 @@ use composite_controller::{
 
 pub use crate::informer::{Selector, SelectorError};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
+pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
+    UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
