@@ -6,6 +6,7 @@ mod budget;
 mod children;
 mod claim;
 mod composite;
+mod controller_kind;
 mod crds;
 mod credentials;
 mod customize;
@@ -45,15 +46,17 @@ mod write_cause;
 mod write_limit;
 
 use api::{
-    CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
-    LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
+    CompositeController, CompositeControllerSpec, CompositeControllerStatus,
+    DecoratorControllerSpec, HookSpec, LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
+pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
+    UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,

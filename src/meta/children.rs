@@ -18,6 +18,7 @@ use super::{
     merge, rewrite, write_cause::SeenVersion,
 };
 use crate::{
+    controller::Request,
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
     redaction,
@@ -28,8 +29,8 @@ use crate::{
 pub(crate) struct Parent {
     /// Served type of the parent.
     pub(crate) served: Arc<ServedType>,
-    /// Namespace and name.
-    pub(crate) key: ObjectKey,
+    /// Position of the type among those of parents, namespace and name.
+    pub(crate) key: Request,
     /// uid.
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
@@ -433,7 +434,7 @@ pub(crate) mod fixtures {
         let scope = if namespace.is_some() { Scope::Namespaced } else { Scope::Cluster };
         Parent {
             served: served("example.com", "things", "Thing", scope),
-            key: ObjectKey { namespace: namespace.map(Into::into), name: "p".into() },
+            key: ObjectKey { namespace: namespace.map(Into::into), name: "p".into() }.into(),
             uid: "parent-uid".into(),
             terminating: false,
         }

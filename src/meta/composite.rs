@@ -75,14 +75,17 @@ impl Reconciler for Composite {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let parent = &self.definition.parent;
-        let (Some(served), Some(store)) = (context.served(parent), context.store(parent)) else {
+        let Some(parent) = self.definition.parents.get(request.primary) else {
+            return Ok(Outcome::Done);
+        };
+        let type_ref = &parent.type_ref;
+        let (Some(served), Some(store)) = (context.served(type_ref), context.store(type_ref))
+        else {
             return Ok(Outcome::Done);
         };
         let found = store.get(&request).map(|object| {
             let header = object.header();
-            let selected = self.definition.parent_selector.matches(&header.labels);
-            (self.finalizer.first_step(header, selected), object)
+            (self.finalizer.first_step(header, parent.selects(header)), object)
         });
         let (step, object) = match found {
             None | Some((FirstStep::Forget, _)) => {
@@ -92,7 +95,7 @@ impl Reconciler for Composite {
             Some(found) => found,
         };
         let parent = Parent {
-            key: request.key,
+            key: request,
             uid: object.header().uid.clone(),
             terminating: object.header().deletion_timestamp.is_some(),
             served,
@@ -340,7 +343,8 @@ impl Composite {
         context: &Context,
     ) -> Result<bool, SyncError> {
         let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
-        let Some(store) = context.store(&self.definition.parent) else { return Ok(true) };
+        let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
+        let Some(store) = context.store(&own.type_ref) else { return Ok(true) };
         if !desired.iter().any(is_own) {
             return Ok(false);
         }

@@ -216,7 +216,9 @@ mod tests {
     use super::*;
     use crate::{
         controller::{Cluster, ClusterOptions},
-        meta::{AnswerBudget, EventLimit, composite::Hooks, recorder::EventRecorder},
+        meta::{
+            AnswerBudget, ControllerKind, EventLimit, composite::Hooks, recorder::EventRecorder,
+        },
     };
 
     /// Records at its drop whether the changes were locked.
@@ -241,7 +243,7 @@ mod tests {
             },
         });
         let object = Bytes::from(object.to_string());
-        let definition = Arc::new(Definition::parse(&object).unwrap());
+        let definition = Arc::new(Definition::parse(ControllerKind::Composite, &object).unwrap());
         let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
         });

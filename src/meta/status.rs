@@ -213,7 +213,8 @@ impl View<'_> {
         }
         let Some(definition) = self.definition else { return Vec::new() };
         let types = definition.children.iter().map(|rule| &rule.type_ref);
-        std::iter::once(&definition.parent)
+        definition
+            .parent_types()
             .chain(types)
             .map(|type_ref| {
                 let unmet = self.run.iter().flat_map(|run| &run.unmet);

@@ -11,14 +11,14 @@ use super::{
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
     informer::{Delta, Object},
-    kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, subresource_served,
+        all_of, any_of, subresource_served, type_served,
     },
     meta::{
-        Definition, Hook, Parents, Selector, apply::Apply, credentials::HookEndpoint,
-        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder,
+        ControllerKind, Definition, Hook, ParentType, Parents, apply::Apply,
+        credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
+        recorder::EventRecorder,
     },
 };
 
@@ -29,7 +29,7 @@ const MOST_SYNCS: usize = 50;
 /// Runnable of a declared composite controller.
 pub(crate) struct CompositeRunnable {
     controller: Controller,
-    parent: TypeRef,
+    definition: Arc<Definition>,
     cluster: Cluster,
     parents: Arc<Parents>,
     hooks: Vec<Arc<dyn Hook>>,
@@ -50,20 +50,25 @@ impl CompositeRunnable {
         let mut parents = Parents::new(health_changed);
         parents.recreates_at_once = definition.recreates_at_once;
         let parents = Arc::new(parents);
-        let (selector, ignore) =
-            (definition.parent_selector.clone(), definition.ignore_status_changes);
-        let finalizer = Finalizer::composite(&definition.name, definition.finalize.is_some());
-        let of_parent = finalizer.clone();
+        let has_finalize = definition.finalize.is_some();
+        let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let backoff = backoff(definition.resync_period);
         let mut builder = Controller::builder(name)
-            .for_type(definition.parent.clone())
-            .conditional()
-            .predicate(Predicate::new(move |delta| {
-                triggers_sync(delta, &selector, ignore, &of_parent)
-            }))
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
+        for parent in &definition.parents {
+            let (parent_type, finalizer) = (parent.clone(), finalizer.clone());
+            builder =
+                builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
+                    triggers_sync(delta, &parent_type, &finalizer)
+                }));
+            builder = match definition.kind {
+                ControllerKind::Composite => builder.conditional(),
+                // Any one of the types is enough: see `ready`.
+                ControllerKind::Decorator => builder.optional(),
+            };
+        }
         for rule in &definition.children {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {
@@ -96,7 +101,7 @@ impl CompositeRunnable {
         };
         Ok(Self {
             controller: builder.build(cluster, reconciler)?,
-            parent: definition.parent.clone(),
+            definition,
             cluster: cluster.clone(),
             parents,
             hooks: made,
@@ -146,16 +151,24 @@ impl Runnable for CompositeRunnable {
 
 impl ConditionalRunnable for CompositeRunnable {
     fn ready(&self) -> Readiness {
-        // The status is written through its subresource, which must be served.
-        let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
+        let (types, parents) = (&self.cluster.types, self.definition.parent_types());
+        let parents = match self.definition.kind {
+            // The status is written through its subresource, which must be served.
+            ControllerKind::Composite => {
+                all_of(parents.map(|it| subresource_served(types, it, Subresource::Status)))
+            }
+            ControllerKind::Decorator => any_of(parents.map(|it| type_served(types, it))),
+        };
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
-        all_of([parent, self.controller.ready()].into_iter().chain(endpoints))
+        all_of([parents, self.controller.ready()].into_iter().chain(endpoints))
     }
 }
 
 impl fmt::Debug for CompositeRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompositeRunnable").field("parent", &self.parent).finish_non_exhaustive()
+        f.debug_struct("CompositeRunnable")
+            .field("name", &self.definition.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -169,20 +182,19 @@ fn backoff(resync_period: Option<Duration>) -> Backoff {
 ///
 /// A parent with the finalizer of the controller passes even if it does not match. The change that
 /// ends both passes, so that the reconciler forgets the parent.
-fn triggers_sync(
-    delta: &Delta,
-    selector: &Selector,
-    ignore_status_changes: bool,
-    finalizer: &Finalizer,
-) -> bool {
-    let matches = |object: &Object| {
-        selector.matches(&object.header().labels) || finalizer.is_on(object.header())
-    };
-    if !delta.old.iter().chain(&delta.new).any(matches) {
-        return false;
-    }
+fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> bool {
+    let mut rules = parent.rules.iter().filter(|rule| {
+        let matches =
+            |object: &Object| rule.selects(object.header()) || finalizer.is_on(object.header());
+        delta.old.iter().chain(&delta.new).any(matches)
+    });
+    rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
+}
+
+/// Returns whether a change of a parent is more than one of its status.
+fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
     match (&delta.old, &delta.new) {
-        (Some(old), Some(new)) if ignore_status_changes => {
+        (Some(old), Some(new)) => {
             let (old, new) = (old.header(), new.header());
             old.uid != new.uid
                 || old.generation != new.generation
@@ -191,7 +203,7 @@ fn triggers_sync(
                 || new.deletion_timestamp.is_some()
                 || finalizer.is_on(old) != finalizer.is_on(new)
         }
-        _ => true,
+        (None, _) | (_, None) => true,
     }
 }
 

@@ -16,8 +16,8 @@ use crate::{
     informer::Object,
     manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
-        CompositeController, ControllerBudget, Definition, EndpointRule, Hook, HookKind, HookRule,
-        Rejected, Webhook,
+        CompositeController, ControllerBudget, ControllerKind, Definition, EndpointRule, Hook,
+        HookKind, HookRule, Rejected, Webhook,
         composite::{CompositeRunnable, CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
@@ -97,7 +97,7 @@ impl DeclarationReconciler {
         let acceptance = if header.annotations.get(PAUSED) == Some("true") {
             Acceptance::Paused
         } else {
-            match Definition::parse(object.json()) {
+            match Definition::parse(ControllerKind::Composite, object.json()) {
                 Ok(definition) => {
                     let mut definition = definition.or_resync(self.options.resync_period);
                     definition.max_children = self.options.max_children;
@@ -216,9 +216,11 @@ impl DeclarationReconciler {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
-                if definition.finalize.is_some() && !declared.finalizes.contains(&definition.parent)
-                {
-                    declared.finalizes.push(definition.parent.clone());
+                if definition.finalize.is_some() {
+                    let known = &declared.finalizes;
+                    let new = definition.parent_types().filter(|it| !known.contains(it));
+                    let new: Vec<_> = new.cloned().collect();
+                    declared.finalizes.extend(new);
                 }
                 declared.before = before;
                 declared.run = Some(Run { definition, health, runnable: kept });

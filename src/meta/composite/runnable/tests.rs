@@ -10,9 +10,11 @@ use super::*;
 use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
+    kind::TypeRef,
     meta::{
-        AnswerBudget, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        children::fixtures::parent, composite::CountedHook, hook_health::Failure,
+        AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
+        ParentRule, Selector, children::fixtures::parent, composite::CountedHook,
+        hook_health::Failure,
     },
 };
 
@@ -43,7 +45,8 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
             "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
         },
     });
-    let definition = Arc::new(Definition::parse(&object.to_string().into()).unwrap());
+    let definition =
+        Arc::new(Definition::parse(ControllerKind::Composite, &object.to_string().into()).unwrap());
     let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
@@ -163,12 +166,16 @@ fn version_of_a_parent(metadata: Value) -> Object {
 
 #[test]
 fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
-    let selector = Selector::label("app", "x");
-    let finalizer = Finalizer::composite("things", true);
+    let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
         let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
-        let triggers = |ignore| triggers_sync(&delta, &selector, ignore, &finalizer);
+        let triggers = |ignore_status_changes| {
+            let labels = Selector::label("app", "x");
+            let rule = ParentRule { labels, ignore_status_changes, ..ParentRule::default() };
+            let type_ref = TypeRef::resource("example.com", "v1", "things");
+            triggers_sync(&delta, &ParentType { type_ref, rules: vec![rule] }, &finalizer)
+        };
         assert_eq!(triggers(false), worth, "{delta:?}");
         assert_eq!(triggers(true), if_ignored, "{delta:?}");
     };
