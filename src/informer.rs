@@ -37,6 +37,8 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
+#[cfg(feature = "meta")]
+pub(crate) use decode::is_in_headers;
 pub use index::Index;
 pub(crate) use index::IndexPanic;
 #[cfg(all(test, feature = "meta"))]

@@ -14,8 +14,11 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    Selector, UpdateMethod, claim::UID_LABEL, equal_children::ChildDigest, last_applied, log_text,
-    merge, rewrite, write_cause::SeenVersion,
+    Selector, UpdateMethod,
+    claim::{DECORATOR, Mark, UID_LABEL},
+    equal_children::ChildDigest,
+    last_applied, log_text, merge, rewrite,
+    write_cause::SeenVersion,
 };
 use crate::{
     controller::Request,
@@ -197,8 +200,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) missing: &'a [TypeRef],
     /// Selector that children must match.
     pub(crate) selector: &'a Selector,
-    /// True if the label with the parent's uid is added.
-    pub(crate) generate_selector: bool,
+    /// Mark that is added to the children.
+    pub(crate) mark: Mark<'a>,
     /// Observed children.
     pub(crate) observed: &'a [Child],
     /// Namespace that is watched, if only one is; children elsewhere would never be observed.
@@ -244,9 +247,7 @@ impl Rules<'_> {
     /// Returns the digest of an observed child and its desired state.
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
-            Planned::Compare(child, desired) => {
-                Some(ChildDigest::of(child, desired, self.generate_selector))
-            }
+            Planned::Compare(child, desired) => Some(ChildDigest::of(child, desired, self.mark)),
             Planned::Delete(_) | Planned::Create(_) => None,
         }
     }
@@ -336,7 +337,7 @@ impl Rules<'_> {
     }
 
     /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// generated label. A status that the annotation has no room for is left out.
+    /// mark. A status that the annotation has no room for is left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =
@@ -375,7 +376,7 @@ impl Rules<'_> {
         Ok(object)
     }
 
-    /// Completes a child's metadata: the namespace, the generated label.
+    /// Completes a child's metadata: the namespace, the mark of the controller.
     fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
         match &key.namespace {
             Some(namespace) => {
@@ -385,16 +386,33 @@ impl Rules<'_> {
                 metadata.remove("namespace");
             }
         }
-        if self.generate_selector {
-            let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
-            if labels.is_null() {
-                *labels = Value::Object(Map::new());
+        match self.mark {
+            Mark::Selector => {}
+            Mark::Uid => {
+                if let Some(labels) = texts(metadata, "labels") {
+                    labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
+                }
             }
-            if let Some(labels) = labels.as_object_mut() {
-                labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
+            Mark::Decorator(name) => {
+                if let Some(annotations) = texts(metadata, "annotations") {
+                    annotations.insert(DECORATOR.to_owned(), name.into());
+                }
             }
         }
     }
+}
+
+/// Returns the labels or the annotations of an object, which are created if they are missing. `None`
+/// if the field is no object.
+fn texts<'a>(
+    metadata: &'a mut Map<String, Value>,
+    field: &str,
+) -> Option<&'a mut Map<String, Value>> {
+    let texts = metadata.entry(field).or_insert(Value::Null);
+    if texts.is_null() {
+        *texts = Value::Object(Map::new());
+    }
+    texts.as_object_mut()
 }
 
 /// Returns the owner reference of a child to its parent.

@@ -245,7 +245,7 @@ impl Composite {
             groups: &observation.groups,
             missing: &observation.missing,
             selector: &selector,
-            generate_selector: definition.generate_selector,
+            mark: definition.mark(),
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };

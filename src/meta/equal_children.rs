@@ -7,7 +7,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::children::{Child, Desired};
+use super::{
+    children::{Child, Desired},
+    claim::Mark,
+};
 
 /// Digest of a child and its desired state. Against chance, not against an attacker: a child contains
 /// values that the API server chooses.
@@ -15,10 +18,10 @@ use super::children::{Child, Desired};
 pub(crate) struct ChildDigest(u64);
 
 impl ChildDigest {
-    /// Digest of a child. `generate_selector` adds a label to it.
-    pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
+    /// Digest of a child. The mark is part of its desired state.
+    pub(crate) fn of(child: &Child, desired: &Desired, mark: Mark<'_>) -> Self {
         let mut hasher = DefaultHasher::new();
-        (generate_selector, &child.json, &desired.json).hash(&mut hasher);
+        (mark, &child.json, &desired.json).hash(&mut hasher);
         Self(hasher.finish())
     }
 }
@@ -54,7 +57,7 @@ mod tests {
         });
         let key = ObjectKey::namespaced("ns", "a");
         let desired = Desired { group: 0, key, json: desired.to_owned().into() };
-        ChildDigest::of(&child(0, "a", object), &desired, false)
+        ChildDigest::of(&child(0, "a", object), &desired, Mark::Selector)
     }
 
     #[test]
@@ -83,11 +86,12 @@ mod tests {
             child.json = child_json.to_owned().into();
             let key = ObjectKey::namespaced("ns", "a");
             let desired = Desired { group: 0, key, json: desired.to_owned().into() };
-            [false, true].map(|generates| ChildDigest::of(&child, &desired, generates))
+            let marks = [Mark::Selector, Mark::Uid, Mark::Decorator("a"), Mark::Decorator("b")];
+            marks.map(|mark| ChildDigest::of(&child, &desired, mark))
         };
 
         assert_ne!(of("ab", "c"), of("a", "bc"));
-        let [without, with] = of("a", "b");
-        assert_ne!(without, with, "a generated label is part of the desired state");
+        let of_marks = std::collections::BTreeSet::from(of("a", "b"));
+        assert_eq!(of_marks.len(), 4, "the mark is part of the desired state");
     }
 }

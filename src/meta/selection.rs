@@ -8,7 +8,7 @@ use super::{
     LabelSelector,
     api::{AnnotationSelector, LabelSelectorRequirement},
 };
-use crate::informer::{Selector, is_label, is_value};
+use crate::informer::{Selector, is_in_headers, is_label, is_value};
 
 /// Parses a label selector; an empty one selects everything.
 ///
@@ -44,7 +44,7 @@ const LABELS: Syntax = Syntax { noun: "label", is_key: is_label, is_value };
 /// The API server accepts upper case in the prefix of an annotation, and not in that of a label.
 const ANNOTATIONS: Syntax = Syntax {
     noun: "annotation",
-    is_key: |key| is_label(&key.to_ascii_lowercase()),
+    is_key: |key| is_label(&key.to_ascii_lowercase()) && is_in_headers(key),
     is_value: |_| true,
 };
 
@@ -55,7 +55,10 @@ fn read(
     syntax: &Syntax,
 ) -> Result<Selector, (String, String)> {
     let Syntax { noun, is_key, is_value } = syntax;
-    let no_key = |key: &str| format!("{key:?} is not a valid {noun} key");
+    let no_key = |key: &str| match is_label(&key.to_ascii_lowercase()) && !is_in_headers(key) {
+        true => format!("{key:?} is not kept in memory: it holds a copy of the whole object"),
+        false => format!("{key:?} is not a valid {noun} key"),
+    };
     let no_value = |value: &str| format!("{value:?} is not a valid {noun} value");
     let mut expressions = Vec::new();
     for (key, value) in pairs {

@@ -138,7 +138,7 @@ impl Scene {
                 groups: &groups,
                 missing: &[],
                 selector: &selector,
-                generate_selector: false,
+                mark: crate::meta::claim::Mark::Selector,
                 observed: &observed,
                 restricted: None,
             };

@@ -13,7 +13,10 @@ use super::{Desired, Rules};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
-    meta::protocol::bounded,
+    meta::{
+        ControllerKind,
+        protocol::{bounded, children_field},
+    },
     redaction,
 };
 
@@ -32,17 +35,18 @@ impl Rules<'_> {
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
+        let list = children_field(self.mark.kind());
         let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
+                .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
             if let Some(first) = first.insert((child.group, child.key.clone()), index) {
                 return Err(format!(
-                    "children[{index}]: {} {} is listed twice, first as children[{first}]",
+                    "{list}[{index}]: {} {} is listed twice, first as {list}[{first}]",
                     self.groups[child.group].served.kind, child.key
                 ));
             }
@@ -69,14 +73,13 @@ impl Rules<'_> {
                 tracing::debug!(%missing, "child of a type that is not served");
                 return Ok(None);
             }
-            return Err(wrong(
-                "",
-                format!(
-                    "{} of {} is not declared in spec.childResources",
-                    shown(&kind),
-                    shown(&api_version)
-                ),
-            ));
+            let declared = match self.mark.kind() {
+                ControllerKind::Composite => "spec.childResources",
+                ControllerKind::Decorator => "spec.attachments",
+            };
+            let (kind, api_version) = (shown(&kind), shown(&api_version));
+            let message = format!("{kind} of {api_version} is not declared in {declared}");
+            return Err(wrong("", message));
         };
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
             return Err(wrong(".metadata", "must be an object"));

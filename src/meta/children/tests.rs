@@ -33,7 +33,7 @@ fn checked(
         groups: &groups,
         missing: &missing,
         selector: &selector,
-        generate_selector: false,
+        mark: Mark::Selector,
         observed,
         restricted: None,
     }
@@ -167,7 +167,7 @@ fn a_generated_selector_labels_children() {
         groups: &groups,
         missing: &[],
         selector: &selector,
-        generate_selector: true,
+        mark: Mark::Uid,
         observed: &[],
         restricted: None,
     };
@@ -188,7 +188,7 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
         groups: &groups,
         missing: &[],
         selector: &selector,
-        generate_selector: false,
+        mark: Mark::Selector,
         observed: &[],
         restricted: Some("seen"),
     };
@@ -211,7 +211,7 @@ fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec
         groups: &groups,
         missing: &[],
         selector: &selector,
-        generate_selector: false,
+        mark: Mark::Selector,
         observed,
         restricted: None,
     };
@@ -392,7 +392,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
         groups: &groups,
         missing: &[],
         selector: &selector,
-        generate_selector: false,
+        mark: Mark::Selector,
         observed: &[broken],
         restricted: None,
     };
@@ -413,7 +413,7 @@ fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
         groups: &groups,
         missing: &[],
         selector: &selector,
-        generate_selector: false,
+        mark: Mark::Selector,
         observed: &[],
         restricted: None,
     };
@@ -442,4 +442,49 @@ fn message_about_a_child_does_not_quote_it() {
     let error = checked(&parent(Some("ns")), &[], vec![child]).unwrap_err();
 
     assert!(error.len() < 600, "{}", error.len());
+}
+
+#[test]
+fn attachment_gets_the_annotation_of_its_decorator_and_no_selector_applies() {
+    let (parent, everything) = (parent(Some("ns")), Selector::default());
+    let groups = groups(UpdateMethod::InPlace);
+    let rules = Rules {
+        parent: &parent,
+        groups: &groups,
+        missing: &[],
+        selector: &everything,
+        mark: Mark::Decorator("things"),
+        observed: &[],
+        restricted: None,
+    };
+    let attachment = |annotations: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "a", "annotations": annotations},
+        })
+    };
+    for (annotations, expected) in [
+        (Value::Null, json!({DECORATOR: "things"})),
+        (json!({"a": "b"}), json!({"a": "b", DECORATOR: "things"})),
+        (json!({DECORATOR: "other"}), json!({DECORATOR: "things"})),
+    ] {
+        let desired = rules.check(texts(vec![attachment(annotations)])).unwrap();
+
+        let planned = rules.plan(desired).remove(0);
+        let Some(Step::Create(write)) = rules.step(planned).unwrap() else { panic!("no create") };
+        let mut created = object(&write);
+        let metadata = created["metadata"].as_object_mut().unwrap();
+        let annotations = metadata["annotations"].as_object_mut().unwrap();
+        let remembered = annotations.remove(last_applied::LAST_APPLIED).unwrap();
+        assert_eq!(json!(annotations), expected);
+        let remembered: Value = serde_json::from_str(remembered.as_str().unwrap()).unwrap();
+        assert_eq!(remembered["metadata"]["annotations"], expected);
+        assert_eq!(metadata["ownerReferences"], json!([owner_reference(&parent)]));
+    }
+    let refused = rules.check(texts(vec![attachment(json!([]))])).unwrap_err();
+    assert!(refused.starts_with("attachments[0].metadata.annotations: "), "{refused}");
+    let mut other = attachment(json!({}));
+    other["kind"] = json!("Pod");
+    let refused = rules.check(texts(vec![other])).unwrap_err();
+    assert_eq!(refused, "attachments[0]: Pod of v1 is not declared in spec.attachments");
 }

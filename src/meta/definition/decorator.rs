@@ -283,6 +283,15 @@ mod tests {
         );
         check(
             |spec| {
+                let key = "kubectl.kubernetes.io/last-applied-configuration";
+                let requirement = json!([{"key": key, "operator": "Exists"}]);
+                spec["resources"][0]["annotationSelector"] =
+                    json!({ "matchExpressions": requirement });
+            },
+            &["spec.resources[0].annotationSelector.matchExpressions[0].key"],
+        );
+        check(
+            |spec| {
                 spec["attachments"] = json!([
                     {"apiVersion": "v1", "resource": "pods"},
                     {"apiVersion": "v1", "resource": "pods"},
