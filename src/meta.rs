@@ -11,6 +11,7 @@ mod crds;
 mod credentials;
 mod customize;
 mod declared;
+mod decoration;
 mod definition;
 mod endpoint;
 mod equal_children;
