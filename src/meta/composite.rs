@@ -180,7 +180,7 @@ impl Composite {
     fn forget(&self, key: &Request, context: &Context) {
         for rule in &self.definition.children {
             if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                moving.remove(key);
+                moving.remove((key.primary, &key.key));
             }
         }
         self.parents.related.forget(key, context);

@@ -30,14 +30,14 @@ impl Composite {
         context: &Context,
     ) -> Result<ObservedState, SyncError> {
         // Before any child is read, so that each later change of a child finds its parent.
-        let interests = ParentIndex::interests(&parent.key, &parent.uid, selector);
+        let interests = ParentIndex::interests(&parent.key, &parent.uid, Some(selector));
         self.parents.index.insert(&parent.key, &interests);
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                        moving.set(&parent.key, interests.to_vec());
+                        moving.set((parent.key.primary, &parent.key.key), interests.clone());
                     }
                     groups.push(Group { served, strategy: rule.strategy });
                     stores.push(store);

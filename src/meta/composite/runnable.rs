@@ -13,7 +13,7 @@ use crate::{
     informer::{Delta, Object},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, any_of, subresource_served, type_served,
+        all_of, some_of, subresource_served, type_served,
     },
     meta::{
         ControllerKind, Definition, Hook, ParentType, Parents, apply::Apply,
@@ -157,7 +157,7 @@ impl ConditionalRunnable for CompositeRunnable {
             ControllerKind::Composite => {
                 all_of(parents.map(|it| subresource_served(types, it, Subresource::Status)))
             }
-            ControllerKind::Decorator => any_of(parents.map(|it| type_served(types, it))),
+            ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
         all_of([parents, self.controller.ready()].into_iter().chain(endpoints))

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    controller::ClusterOptions,
+    controller::{ClusterOptions, Request},
     informer::ObjectKey,
     kind::TypeRef,
     meta::{
@@ -65,10 +65,10 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
 async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let hook = Arc::new(Slow::default());
     let runnable = runnable(hook.clone());
-    let key = ObjectKey::namespaced("ns", "a");
+    let key = Request::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    let interests = ParentIndex::interests(&key, &"u".into(), &Selector::default());
+    let interests = ParentIndex::interests(&key, &"u".into(), Some(&Selector::default()));
     runnable.parents.index.insert(&key, &interests);
     runnable.parents.hook.failed(&key, Failure { reason: "HookTimeout", message: String::new() });
 

@@ -40,7 +40,7 @@ impl Hook for Faulty {
         .boxed()
     }
 
-    fn forget(&self, _parent: &crate::informer::ObjectKey) {
+    fn forget(&self, _parent: &crate::controller::Request) {
         self.panics(Seam::Forget);
     }
 
