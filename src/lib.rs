@@ -176,7 +176,7 @@
 //!    `src/informer/reflector.rs`.
 //! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
 //!    `src/controller/queue.rs`, `src/controller/run.rs`.
-//! 5. `src/meta/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
+//! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
 //!    `src/meta/children.rs`.
 //!
 //! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and

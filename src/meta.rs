@@ -6,7 +6,6 @@ mod budget;
 mod children;
 mod claim;
 mod composite;
-mod composite_controller;
 mod controller_kind;
 mod crds;
 mod credentials;
@@ -46,9 +45,9 @@ mod webhook;
 mod write_cause;
 mod write_limit;
 
-use composite_controller::{
-    CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
-    LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
+use api::{
+    CompositeController, CompositeControllerSpec, CompositeControllerStatus,
+    DecoratorControllerSpec, HookSpec, LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};

@@ -5,6 +5,7 @@
 //! their own.
 
 mod composite;
+mod decorator;
 mod fields;
 mod parents;
 mod rejected;
@@ -21,7 +22,10 @@ pub use self::{
     parents::{ParentRule, ParentType},
     rejected::{Problem, Rejected},
 };
-use super::{CompositeControllerSpec, ControllerKind, HookKind, HookRule, MAX_CHILDREN, finalizer};
+use super::{
+    CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule,
+    MAX_CHILDREN, finalizer,
+};
 use crate::{kind::TypeRef, redaction};
 
 /// Annotation of a declared controller: length of a chain of owners of the parent type at which a
@@ -133,10 +137,7 @@ impl Definition {
         let mut problems = Problems::default();
         let declaration = match kind {
             ControllerKind::Composite => composite::read(&spec_of(raw)?, &mut problems),
-            ControllerKind::Decorator => {
-                problems.unsupported("kind");
-                None
-            }
+            ControllerKind::Decorator => decorator::read(&spec_of(raw)?, &mut problems),
         };
         let max_owner_depth = max_owner_depth(&value, &mut problems);
         let has_finalize = value.pointer("/spec/hooks/finalize").is_some_and(|it| !it.is_null());
@@ -248,7 +249,7 @@ fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
     }
     match kind {
         ControllerKind::Composite => same::<CompositeControllerSpec>(one, other),
-        ControllerKind::Decorator => same::<Value>(one, other),
+        ControllerKind::Decorator => same::<DecoratorControllerSpec>(one, other),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{ChildRule, Problems, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
-    meta::{HookRule, HookSpec, composite_controller::EndpointConfig, hook_rule::hook_rule},
+    meta::{HookRule, HookSpec, api::EndpointConfig, hook_rule::hook_rule},
 };
 
 /// Declared type of children, of either kind.

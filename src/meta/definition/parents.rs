@@ -27,7 +27,7 @@ pub struct ParentRule {
 
 impl ParentType {
     /// Returns the types of these rules. Rules of one group and resource are one type, whatever their
-    /// versions: each version has the same objects.
+    /// versions: each version has the same objects. Identical rules count once.
     pub(super) fn of_rules(rules: impl IntoIterator<Item = (TypeRef, ParentRule)>) -> Vec<Self> {
         let mut types: Vec<Self> = Vec::new();
         for (type_ref, rule) in rules {
@@ -35,6 +35,7 @@ impl ParentType {
                 (&it.type_ref.group, &it.type_ref.name) == (&type_ref.group, &type_ref.name)
             };
             match types.iter_mut().find(is_same) {
+                Some(known) if known.rules.contains(&rule) => {}
                 Some(known) => known.rules.push(rule),
                 None => types.push(Self { type_ref, rules: vec![rule] }),
             }
