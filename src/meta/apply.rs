@@ -278,7 +278,7 @@ impl Apply {
             // Deleted already, or replaced by another object of that name.
             Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
             _ if is_already_there(&error) => {
-                match explain_existing(parent, rules.selector, &resource, key, &doing).await {
+                match explain_existing(parent, rules.ownership, &resource, key, &doing).await {
                     Existing::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
                     Existing::NotOurs { message, owner } => {

@@ -1,6 +1,7 @@
 //! Tests of the validation and the plan.
 
 use super::{fixtures::*, *};
+use crate::meta::Selector;
 
 fn config_map(name: &str) -> Value {
     json!({
@@ -17,8 +18,8 @@ fn object(write: &Write) -> Value {
     serde_json::from_slice(&write.body).unwrap()
 }
 
-fn selector() -> Selector {
-    Selector::label("app", "x")
+fn ownership() -> Ownership {
+    Ownership::Selected { selector: Selector::label("app", "x"), generated: false }
 }
 
 fn checked(
@@ -26,14 +27,13 @@ fn checked(
     observed: &[Child],
     children: Vec<Value>,
 ) -> Result<Vec<Desired>, String> {
-    let (groups, selector) = (groups(UpdateMethod::InPlace), selector());
+    let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
     let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
     Rules {
         parent,
         groups: &groups,
         missing: &missing,
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed,
         restricted: None,
     }
@@ -162,12 +162,12 @@ fn label_of_a_refused_child_is_not_quoted() {
 fn a_generated_selector_labels_children() {
     let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
     let selector = Selector::label("controller-uid", "parent-uid");
+    let ownership = Ownership::Selected { selector, generated: true };
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: true,
+        ownership: &ownership,
         observed: &[],
         restricted: None,
     };
@@ -182,13 +182,12 @@ fn a_generated_selector_labels_children() {
 
 #[test]
 fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
-    let (parent, groups, selector) = (parent(None), groups(UpdateMethod::InPlace), selector());
+    let (parent, groups, ownership) = (parent(None), groups(UpdateMethod::InPlace), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[],
         restricted: Some("seen"),
     };
@@ -205,13 +204,12 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
 }
 
 fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<Step> {
-    let (parent, groups, selector) = (parent(Some("ns")), groups(strategy), selector());
+    let (parent, groups, ownership) = (parent(Some("ns")), groups(strategy), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed,
         restricted: None,
     };
@@ -382,8 +380,8 @@ fn terminating_children_are_not_written() {
 
 #[test]
 fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
-    let (parent, groups, selector) =
-        (parent(Some("ns")), groups(UpdateMethod::InPlace), selector());
+    let (parent, groups, ownership) =
+        (parent(Some("ns")), groups(UpdateMethod::InPlace), ownership());
     let mut broken = child(0, "a", config_map("a"));
     broken.key.namespace = Some("ns".into());
     broken.json = "{".into();
@@ -391,8 +389,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[broken],
         restricted: None,
     };
@@ -406,14 +403,13 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
 
 #[test]
 fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
-    let (parent, groups, selector) =
-        (parent(Some("ns")), groups(UpdateMethod::OnDelete), selector());
+    let (parent, groups, ownership) =
+        (parent(Some("ns")), groups(UpdateMethod::OnDelete), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[],
         restricted: None,
     };

@@ -13,7 +13,7 @@ use crate::{
     kind::TypeRef,
     meta::{
         AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        ParentRule, Selector, children::fixtures::parent, composite::CountedHook,
+        ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
         hook_health::Failure,
     },
 };
@@ -37,7 +37,7 @@ impl Hook for Slow {
     }
 }
 
-fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
+fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
     let object = json!({
         "metadata": {"name": "a"},
         "spec": {
@@ -58,7 +58,7 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let rule = definition.sync.clone().unwrap();
     let budget = AnswerBudget::default().controller("a");
     let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
-    CompositeRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
+    DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
