@@ -5,8 +5,8 @@ mod apply;
 mod budget;
 mod children;
 mod claim;
-mod composite;
 mod controller_kind;
+mod counted_hook;
 mod crds;
 mod credentials;
 mod customize;
@@ -28,6 +28,7 @@ mod last_applied;
 mod log_text;
 mod manager_source;
 mod merge;
+mod ownership;
 mod parent_index;
 mod parent_writes;
 mod parents;
@@ -37,9 +38,11 @@ mod related;
 mod resource;
 mod resync;
 mod rewrite;
+mod runnable;
 mod selection;
 mod status;
 mod supervisor;
+mod sync;
 mod sync_error;
 mod sync_record;
 mod webhook;
@@ -47,8 +50,8 @@ mod write_cause;
 mod write_limit;
 
 use api::{
-    CompositeController, CompositeControllerSpec, CompositeControllerStatus,
-    DecoratorControllerSpec, HookSpec, LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
+    CompositeControllerSpec, CompositeControllerStatus, DecoratorControllerSpec, HookSpec,
+    LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};

@@ -14,11 +14,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    Selector, UpdateMethod,
-    claim::{DECORATOR, Mark, UID_LABEL},
-    equal_children::ChildDigest,
-    last_applied, log_text, merge, rewrite,
-    write_cause::SeenVersion,
+    UpdateMethod, equal_children::ChildDigest, last_applied, log_text, merge, ownership::Ownership,
+    rewrite, write_cause::SeenVersion,
 };
 use crate::{
     controller::Request,
@@ -198,10 +195,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) groups: &'a [Group],
     /// Declared optional types that are not served now.
     pub(crate) missing: &'a [TypeRef],
-    /// Selector that children must match.
-    pub(crate) selector: &'a Selector,
-    /// Mark that is added to the children.
-    pub(crate) mark: Mark<'a>,
+    /// Claim of the parent on its children.
+    pub(crate) ownership: &'a Ownership,
     /// Observed children.
     pub(crate) observed: &'a [Child],
     /// Namespace that is watched, if only one is; children elsewhere would never be observed.
@@ -247,7 +242,9 @@ impl Rules<'_> {
     /// Returns the digest of an observed child and its desired state.
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
-            Planned::Compare(child, desired) => Some(ChildDigest::of(child, desired, self.mark)),
+            Planned::Compare(child, desired) => {
+                Some(ChildDigest::of(child, desired, self.ownership.labels_children()))
+            }
             Planned::Delete(_) | Planned::Create(_) => None,
         }
     }
@@ -337,7 +334,7 @@ impl Rules<'_> {
     }
 
     /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// mark. A status that the annotation has no room for is left out.
+    /// the label or annotation that claims it. A status that the annotation has no room for is left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =
@@ -376,7 +373,7 @@ impl Rules<'_> {
         Ok(object)
     }
 
-    /// Completes a child's metadata: the namespace, the mark of the controller.
+    /// Completes a child's metadata: the namespace, and the label or annotation that claims it.
     fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
         match &key.namespace {
             Some(namespace) => {
@@ -386,33 +383,8 @@ impl Rules<'_> {
                 metadata.remove("namespace");
             }
         }
-        match self.mark {
-            Mark::Selector => {}
-            Mark::Uid => {
-                if let Some(labels) = texts(metadata, "labels") {
-                    labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
-                }
-            }
-            Mark::Decorator(name) => {
-                if let Some(annotations) = texts(metadata, "annotations") {
-                    annotations.insert(DECORATOR.to_owned(), name.into());
-                }
-            }
-        }
+        self.ownership.mark(metadata, &self.parent.uid);
     }
-}
-
-/// Returns the labels or the annotations of an object, which are created if they are missing. `None`
-/// if the field is no object.
-fn texts<'a>(
-    metadata: &'a mut Map<String, Value>,
-    field: &str,
-) -> Option<&'a mut Map<String, Value>> {
-    let texts = metadata.entry(field).or_insert(Value::Null);
-    if texts.is_null() {
-        *texts = Value::Object(Map::new());
-    }
-    texts.as_object_mut()
 }
 
 /// Returns the owner reference of a child to its parent.

@@ -2,41 +2,11 @@
 
 use serde::Deserialize;
 
-use super::{ControllerKind, LabelSelector, Selector, selection};
+use super::{LabelSelector, Selector, selection};
 use crate::{informer::Header, redaction};
 
 /// Label of generated selectors.
 pub(crate) const UID_LABEL: &str = "controller-uid";
-/// Annotation of attachments with the name of their DecoratorController, as in Metacontroller.
-pub(crate) const DECORATOR: &str = "metacontroller.k8s.io/decorator-controller";
-
-/// Mark that a controller adds to the desired state of its children.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Mark<'a> {
-    /// No mark: the labels of the children match the selector of the parent.
-    Selector,
-    /// The label [`UID_LABEL`], unless the hook sets it.
-    Uid,
-    /// The annotation [`DECORATOR`] with this name.
-    Decorator(&'a str),
-}
-
-impl Mark<'_> {
-    /// Returns the kind of the controller.
-    pub(crate) fn kind(self) -> ControllerKind {
-        match self {
-            Self::Selector | Self::Uid => ControllerKind::Composite,
-            Self::Decorator(_) => ControllerKind::Decorator,
-        }
-    }
-}
-
-/// Returns whether an object is an attachment of a parent: the parent is its controller, and the
-/// decorator of this name created it. Attachments are neither adopted nor released.
-pub(crate) fn is_attachment(object: &Header, parent_uid: &str, decorator: &str) -> bool {
-    object.owners.iter().any(|owner| owner.controller && *owner.uid == *parent_uid)
-        && object.annotations.get(DECORATOR) == Some(decorator)
-}
 
 /// Decision about an object of a child type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,29 +131,6 @@ mod tests {
                 expected,
                 "{owner:?} {labelled} {terminating} {parent_terminating}"
             );
-        }
-    }
-
-    #[test]
-    fn attachment_has_the_parent_as_controller_and_the_name_of_the_decorator() {
-        for (owner, controller, decorator, expected) in [
-            (Some("p"), true, Some("things"), true),
-            (Some("p"), true, Some("thing"), false),
-            (Some("p"), true, Some(""), false),
-            (Some("p"), true, None, false),
-            (Some("p"), false, Some("things"), false),
-            (Some("other"), true, Some("things"), false),
-            (None, true, Some("things"), false),
-        ] {
-            for terminating in [false, true] {
-                let mut object = object(owner, false, terminating);
-                object.owners.iter_mut().for_each(|owner| owner.controller = controller);
-                object.annotations = decorator.map(|name| (DECORATOR, name)).into_iter().collect();
-
-                let is_attachment = is_attachment(&object, "p", "things");
-
-                assert_eq!(is_attachment, expected, "{owner:?} {controller} {decorator:?}");
-            }
         }
     }
 

@@ -24,7 +24,7 @@ pub use self::{
 };
 use super::{
     CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule,
-    MAX_CHILDREN, claim::Mark, finalizer,
+    MAX_CHILDREN, finalizer,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -190,15 +190,6 @@ impl Definition {
             HookKind::Sync => self.sync.as_ref(),
             HookKind::Finalize => self.finalize.as_ref(),
             HookKind::Customize => self.customize.as_ref(),
-        }
-    }
-
-    /// Returns the mark of its children.
-    pub(crate) fn mark(&self) -> Mark<'_> {
-        match self.kind {
-            ControllerKind::Composite if self.generate_selector => Mark::Uid,
-            ControllerKind::Composite => Mark::Selector,
-            ControllerKind::Decorator => Mark::Decorator(&self.name),
         }
     }
 

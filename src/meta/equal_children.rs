@@ -7,10 +7,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{
-    children::{Child, Desired},
-    claim::Mark,
-};
+use super::children::{Child, Desired};
 
 /// Digest of a child and its desired state. Against chance, not against an attacker: a child contains
 /// values that the API server chooses.
@@ -18,10 +15,10 @@ use super::{
 pub(crate) struct ChildDigest(u64);
 
 impl ChildDigest {
-    /// Digest of a child. The mark is part of its desired state.
-    pub(crate) fn of(child: &Child, desired: &Desired, mark: Mark<'_>) -> Self {
+    /// Digest of a child. `generate_selector` adds a label to it.
+    pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
         let mut hasher = DefaultHasher::new();
-        (mark, &child.json, &desired.json).hash(&mut hasher);
+        (generate_selector, &child.json, &desired.json).hash(&mut hasher);
         Self(hasher.finish())
     }
 }
@@ -57,7 +54,7 @@ mod tests {
         });
         let key = ObjectKey::namespaced("ns", "a");
         let desired = Desired { group: 0, key, json: desired.to_owned().into() };
-        ChildDigest::of(&child(0, "a", object), &desired, Mark::Selector)
+        ChildDigest::of(&child(0, "a", object), &desired, false)
     }
 
     #[test]
@@ -86,12 +83,11 @@ mod tests {
             child.json = child_json.to_owned().into();
             let key = ObjectKey::namespaced("ns", "a");
             let desired = Desired { group: 0, key, json: desired.to_owned().into() };
-            let marks = [Mark::Selector, Mark::Uid, Mark::Decorator("a"), Mark::Decorator("b")];
-            marks.map(|mark| ChildDigest::of(&child, &desired, mark))
+            [false, true].map(|generates| ChildDigest::of(&child, &desired, generates))
         };
 
         assert_ne!(of("ab", "c"), of("a", "bc"));
-        let of_marks = std::collections::BTreeSet::from(of("a", "b"));
-        assert_eq!(of_marks.len(), 4, "the mark is part of the desired state");
+        let [without, with] = of("a", "b");
+        assert_ne!(without, with, "a generated label is part of the desired state");
     }
 }

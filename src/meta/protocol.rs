@@ -61,6 +61,7 @@ fn names(kind: ControllerKind) -> &'static Names {
 }
 
 /// Returns the name of the list of children in a response.
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn children_field(kind: ControllerKind) -> &'static str {
     names(kind).children
 }

@@ -326,7 +326,7 @@ mod tests {
             reason: "HookTimeout",
             message: "hook did not answer within 10s".to_owned(),
         };
-        let example = Some((crate::informer::ObjectKey::namespaced("ns", "p"), failure));
+        let example = Some((crate::controller::Request::namespaced("ns", "p"), failure));
         let broken = Health { proven: true, failing: 1, example };
 
         let of_hook = said(&Acceptance::Accepted, Some(&running), &broken);

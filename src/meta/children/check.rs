@@ -13,10 +13,7 @@ use super::{Desired, Rules};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
-    meta::{
-        ControllerKind,
-        protocol::{bounded, children_field},
-    },
+    meta::protocol::bounded,
     redaction,
 };
 
@@ -35,7 +32,7 @@ impl Rules<'_> {
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
-        let list = children_field(self.mark.kind());
+        let list = self.ownership.list();
         let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
@@ -73,13 +70,15 @@ impl Rules<'_> {
                 tracing::debug!(%missing, "child of a type that is not served");
                 return Ok(None);
             }
-            let declared = match self.mark.kind() {
-                ControllerKind::Composite => "spec.childResources",
-                ControllerKind::Decorator => "spec.attachments",
-            };
-            let (kind, api_version) = (shown(&kind), shown(&api_version));
-            let message = format!("{kind} of {api_version} is not declared in {declared}");
-            return Err(wrong("", message));
+            return Err(wrong(
+                "",
+                format!(
+                    "{} of {} is not declared in {}",
+                    shown(&kind),
+                    shown(&api_version),
+                    self.ownership.declared()
+                ),
+            ));
         };
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
             return Err(wrong(".metadata", "must be an object"));
@@ -101,12 +100,8 @@ impl Rules<'_> {
         self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
-        if !self.selector.matches(&labels) {
-            return Err(wrong(
-                ".metadata.labels",
-                format!("do not match the parent's selector {}", self.selector),
-            ));
-        }
+        let unclaimed = |message| wrong(".metadata.labels", message);
+        self.ownership.check_labels(&labels).map_err(unclaimed)?;
         Ok(Some(Desired { group, key, json }))
     }
 

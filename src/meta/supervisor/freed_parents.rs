@@ -13,7 +13,6 @@ use crate::{
     list_page::ListPage,
     manager::ControllerState,
     meta::{
-        ControllerKind,
         declared::Declared,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
@@ -36,7 +35,7 @@ impl DeclarationReconciler {
         types: &[TypeRef],
         context: &Context,
     ) -> Result<(), ReconcileError> {
-        let finalizer = Finalizer::of(ControllerKind::Composite, name, false);
+        let finalizer = Finalizer::of(self.kind, name, false);
         for type_ref in types {
             let mut found = self.cluster.types.get(type_ref);
             if found.served.is_none() {
@@ -78,7 +77,7 @@ impl DeclarationReconciler {
         let parents: Vec<_> = run.definition.parent_types().cloned().collect();
         let earlier: Vec<_> =
             declared.finalizes.iter().filter(|it| !parents.contains(it)).cloned().collect();
-        let status = self.manager.status_of(super::runnable_name(name));
+        let status = self.manager.status_of(self.kind.runnable_name(name));
         let is_settled = status.is_some_and(|status| {
             status.pending.is_none()
                 && matches!(status.state, ControllerState::Running | ControllerState::Waiting)

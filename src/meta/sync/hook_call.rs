@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Composite, CountedHook, SyncError};
+use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -42,7 +42,7 @@ pub(super) struct CheckedResponse {
     pub(super) finalized: bool,
 }
 
-impl Composite {
+impl ParentReconciler {
     /// Reserves room for a request of a hook, and waits until it is free.
     pub(super) async fn room(
         &self,

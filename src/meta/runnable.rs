@@ -1,24 +1,23 @@
-//! Runnable of a declared composite controller: its sources, predicates and lifecycle.
+//! Runnable of a declared controller: its sources, predicates and lifecycle.
+
+mod release;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 
-use super::{
-    Composite, Hooks,
-    release::{Cleanup, warn_of},
-};
+use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
     informer::{Delta, Object},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, any_of, subresource_served, type_served,
+        all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        ControllerKind, Definition, Hook, ParentType, Parents, apply::Apply,
+        ControllerKind, Definition, Hook, ParentType, Parents, apply::Apply, counted_hook::Hooks,
         credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
-        recorder::EventRecorder,
+        recorder::EventRecorder, sync::ParentReconciler,
     },
 };
 
@@ -26,8 +25,8 @@ use crate::{
 /// worker, which call the hook, and those that write.
 const MOST_SYNCS: usize = 50;
 
-/// Runnable of a declared composite controller.
-pub(crate) struct CompositeRunnable {
+/// Runnable of a declared controller.
+pub(crate) struct DeclaredRunnable {
     controller: Controller,
     definition: Arc<Definition>,
     cluster: Cluster,
@@ -36,7 +35,7 @@ pub(crate) struct CompositeRunnable {
     endpoints: Vec<Arc<HookEndpoint>>,
 }
 
-impl CompositeRunnable {
+impl DeclaredRunnable {
     /// Builds the runnable of a definition. Starts nothing.
     pub(crate) fn new(
         name: ControllerName,
@@ -87,7 +86,7 @@ impl CompositeRunnable {
         }
         let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();
-        let reconciler = Composite {
+        let reconciler = ParentReconciler {
             definition: Arc::clone(&definition),
             finalizer,
             apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
@@ -115,7 +114,7 @@ impl CompositeRunnable {
     }
 }
 
-impl Runnable for CompositeRunnable {
+impl Runnable for DeclaredRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let cleanup = Cleanup::new(Arc::clone(&self.parents), self.hooks.clone(), epoch.clone());
         let run = self.controller.start(epoch.clone());
@@ -149,7 +148,7 @@ impl Runnable for CompositeRunnable {
     }
 }
 
-impl ConditionalRunnable for CompositeRunnable {
+impl ConditionalRunnable for DeclaredRunnable {
     fn ready(&self) -> Readiness {
         let (types, parents) = (&self.cluster.types, self.definition.parent_types());
         let parents = match self.definition.kind {
@@ -157,16 +156,16 @@ impl ConditionalRunnable for CompositeRunnable {
             ControllerKind::Composite => {
                 all_of(parents.map(|it| subresource_served(types, it, Subresource::Status)))
             }
-            ControllerKind::Decorator => any_of(parents.map(|it| type_served(types, it))),
+            ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
         all_of([parents, self.controller.ready()].into_iter().chain(endpoints))
     }
 }
 
-impl fmt::Debug for CompositeRunnable {
+impl fmt::Debug for DeclaredRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompositeRunnable")
+        f.debug_struct("DeclaredRunnable")
             .field("name", &self.definition.name)
             .finish_non_exhaustive()
     }

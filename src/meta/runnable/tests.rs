@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    controller::ClusterOptions,
+    controller::{ClusterOptions, Request},
     informer::ObjectKey,
     kind::TypeRef,
     meta::{
         AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        ParentRule, Selector, children::fixtures::parent, composite::CountedHook,
+        ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
         hook_health::Failure,
     },
 };
@@ -37,7 +37,7 @@ impl Hook for Slow {
     }
 }
 
-fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
+fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
     let object = json!({
         "metadata": {"name": "a"},
         "spec": {
@@ -58,17 +58,17 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let rule = definition.sync.clone().unwrap();
     let budget = AnswerBudget::default().controller("a");
     let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
-    CompositeRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
+    DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let hook = Arc::new(Slow::default());
     let runnable = runnable(hook.clone());
-    let key = ObjectKey::namespaced("ns", "a");
+    let key = Request::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    let interests = ParentIndex::interests(&key, &"u".into(), &Selector::default());
+    let interests = ParentIndex::interests(&key, &"u".into(), Some(&Selector::default()));
     runnable.parents.index.insert(&key, &interests);
     runnable.parents.hook.failed(&key, Failure { reason: "HookTimeout", message: String::new() });
 
