@@ -35,8 +35,7 @@ use super::{
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
-    informer::ObjectKey,
-    redaction,
+    controller, redaction,
     transport::{basic_authorization, user_agent},
 };
 
@@ -63,7 +62,7 @@ pub struct Webhook {
 /// Parent of a call, and the kept response that the hook may confirm.
 struct About<'a> {
     etags: &'a EtagCache,
-    parent: &'a ObjectKey,
+    parent: &'a controller::Request,
     uid: &'a str,
     kept: Option<Kept>,
 }
@@ -329,7 +328,7 @@ impl Hook for Webhook {
 
     fn call_about<'a>(
         &'a self,
-        parent: &'a ObjectKey,
+        parent: &'a controller::Request,
         uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
@@ -340,7 +339,7 @@ impl Hook for Webhook {
         Box::pin(self.ask(about, request))
     }
 
-    fn forget(&self, parent: &ObjectKey) {
+    fn forget(&self, parent: &controller::Request) {
         if let Some(etags) = &self.etags {
             etags.forget(parent);
         }

@@ -32,17 +32,18 @@ impl Rules<'_> {
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
+        let list = self.ownership.list();
         let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
+                .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
             if let Some(first) = first.insert((child.group, child.key.clone()), index) {
                 return Err(format!(
-                    "children[{index}]: {} {} is listed twice, first as children[{first}]",
+                    "{list}[{index}]: {} {} is listed twice, first as {list}[{first}]",
                     self.groups[child.group].served.kind, child.key
                 ));
             }
@@ -72,9 +73,10 @@ impl Rules<'_> {
             return Err(wrong(
                 "",
                 format!(
-                    "{} of {} is not declared in spec.childResources",
+                    "{} of {} is not declared in {}",
                     shown(&kind),
-                    shown(&api_version)
+                    shown(&api_version),
+                    self.ownership.declared()
                 ),
             ));
         };
@@ -98,12 +100,8 @@ impl Rules<'_> {
         self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
-        if !self.selector.matches(&labels) {
-            return Err(wrong(
-                ".metadata.labels",
-                format!("do not match the parent's selector {}", self.selector),
-            ));
-        }
+        let unclaimed = |message| wrong(".metadata.labels", message);
+        self.ownership.check_labels(&labels).map_err(unclaimed)?;
         Ok(Some(Desired { group, key, json }))
     }
 

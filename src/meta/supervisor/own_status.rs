@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{own_type, reconciler::DeclarationReconciler, runnable_name};
+use super::reconciler::DeclarationReconciler;
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
@@ -56,7 +56,7 @@ impl DeclarationReconciler {
             }
             declared.rejected = rejected;
         }
-        let run = self.manager.status_of(runnable_name(name));
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let waits = run
             .filter(|_| matches!(acceptance, Acceptance::Accepted))
             .and_then(|run| waiting(&run));
@@ -77,8 +77,8 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
         let name = &object.key().name;
-        let Some(served) = context.served(&own_type()) else { return Ok(None) };
-        let run = self.manager.status_of(runnable_name(name));
+        let Some(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let cached = cached_status(object);
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
         let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());
