@@ -11,7 +11,7 @@ use pilotlight::{
     duration,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
     meta::{EventLimit, HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
-    transport::{Transport, TransportMetrics, TransportOptions},
+    transport::{self, Proxies, Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -57,6 +57,17 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
+    /// Reach hooks through the proxies of HTTP_PROXY, HTTPS_PROXY and NO_PROXY, as Metacontroller
+    /// does. With false, hooks are reached directly; the API server keeps its proxy.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value = "true",
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    hook_proxy: bool,
     /// Delete a child that is to be recreated without asking the API server in dry runs whether it
     /// differs and whether its replacement would be accepted, as Metacontroller does. Default: off.
     #[arg(long)]
@@ -71,6 +82,16 @@ pub(super) struct ManagerArgs {
     graceful_shutdown_timeout: Duration,
     #[command(flatten)]
     budget: BudgetArgs,
+}
+
+impl ManagerArgs {
+    /// Returns the proxies of hooks that the environment names. `variable` reads a variable.
+    fn hook_proxies(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Proxies, transport::Error> {
+        if self.hook_proxy { Proxies::from_environment(variable) } else { Ok(Proxies::default()) }
+    }
 }
 
 /// Addresses of the manager's own servers.
@@ -163,6 +184,7 @@ impl Instance {
             recreate_without_dry_run: manager.recreate_without_dry_run,
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
+            hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok())?,
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };
@@ -260,6 +282,22 @@ mod tests {
         let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
         assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
+    }
+
+    #[test]
+    fn hooks_use_the_proxies_of_the_environment_unless_that_is_disabled() {
+        let proxies = |arguments: &[&str]| {
+            let flags = Flags::parse_from([&["test"], arguments].concat());
+            let variable = |name: &str| {
+                let value = (name == "HTTP_PROXY").then_some("http://me:secret@proxy:3128");
+                value.map(str::to_owned)
+            };
+            format!("{:?}", flags.manager.hook_proxies(variable).unwrap())
+        };
+
+        assert!(proxies(&[]).contains("http://proxy:3128/"), "{}", proxies(&[]));
+        assert!(!proxies(&[]).contains("secret"), "{}", proxies(&[]));
+        assert!(!proxies(&["--hook-proxy=false"]).contains("proxy:3128"));
     }
 
     #[tokio::test]

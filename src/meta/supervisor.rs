@@ -37,7 +37,7 @@ use crate::{
         ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult, Runnable,
         RunnableOptions, StopReason,
     },
-    transport::user_agent,
+    transport::{Proxies, user_agent},
 };
 
 /// Annotation that stops a declared controller while its value is `"true"`.
@@ -86,6 +86,8 @@ pub struct MetaOptions {
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
+    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks` makes.
+    pub hook_proxies: Proxies,
     /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
     /// where the embedder has a product of its own; the library alone. No effect on hooks that
     /// `hooks` makes.
@@ -108,6 +110,7 @@ impl Default for MetaOptions {
             recreate_without_dry_run: false,
             hook_error_excerpts: false,
             hook_redirects: true,
+            hook_proxies: Proxies::default(),
             user_agent: user_agent::library(),
         }
     }
