@@ -1,6 +1,6 @@
 //! Hook protocol: requests are assembled from cached bytes, responses are validated.
 
-use std::{cmp::Ordering, fmt, time::Duration};
+use std::{cmp::Ordering, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::{
@@ -45,7 +45,7 @@ pub(crate) fn sync_request(
     parent_json: &[u8],
     observed: ObservedObjects<'_>,
 ) -> Vec<u8> {
-    let ObservedObjects { groups, children, related } = observed;
+    let ObservedObjects { groups, absent, children, related } = observed;
     let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, observed));
     body.extend_from_slice(b"{\"controller\":");
     body.extend_from_slice(controller);
@@ -58,6 +58,7 @@ pub(crate) fn sync_request(
         let children = children.map(|child| (&child.key, &child.json[..]));
         members.push((&*group.served, children.collect()));
     }
+    members.extend(absent.iter().map(|served| (&**served, Vec::new())));
     push_groups(&mut body, version, parent, members);
     body.extend_from_slice(b",\"related\":");
     push_groups(&mut body, version, parent, related.iter().map(members_of).collect());
@@ -73,6 +74,8 @@ pub(crate) fn sync_request(
 pub(crate) struct ObservedObjects<'a> {
     /// Types of children.
     pub(crate) groups: &'a [Group],
+    /// Optional types of children that are not served and have an empty key.
+    pub(crate) absent: &'a [Arc<ServedType>],
     /// Children of the parent.
     pub(crate) children: &'a [Child],
     /// Objects that the customize hook relates to the parent.
@@ -426,6 +429,7 @@ mod tests {
             br#"{"kind":"Thing"}"#,
             ObservedObjects {
                 groups: &groups(UpdateMethod::OnDelete),
+                absent: &[],
                 children: &children,
                 related: &related(),
             },

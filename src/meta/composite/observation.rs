@@ -1,13 +1,16 @@
 //! Observed state of one parent: the served types of its children, and its children.
 
+use std::sync::Arc;
+
 use super::{Composite, SyncError};
 use crate::{
     controller::Context,
     informer::{Object, Selection},
-    kind::{Scope, TypeRef},
+    kind::{Scope, ServedType, TypeRef},
     meta::{
         ParentIndex, Selector,
         children::{Child, Group, Parent},
+        related::is_missing,
     },
 };
 
@@ -17,6 +20,9 @@ pub(super) struct ObservedState {
     pub(super) groups: Vec<Group>,
     /// Declared optional types that are not served.
     pub(super) missing: Vec<TypeRef>,
+    /// Those of the missing types that are proven not to be served and whose kinds are known from
+    /// earlier.
+    pub(super) absent: Vec<Arc<ServedType>>,
     /// Children of the parent, after adopting and releasing.
     pub(super) children: Vec<Child>,
 }
@@ -32,7 +38,8 @@ impl Composite {
         // Before any child is read, so that each later change of a child finds its parent.
         let interests = ParentIndex::interests(&parent.key, &parent.uid, selector);
         self.parents.index.insert(&parent.key, &interests);
-        let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut stores) = (Vec::new(), Vec::new());
+        let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
@@ -42,7 +49,11 @@ impl Composite {
                     groups.push(Group { served, strategy: rule.strategy });
                     stores.push(store);
                 }
-                _ if rule.optional => missing.push(rule.type_ref.clone()),
+                _ if rule.optional => {
+                    let status = self.types.get(&rule.type_ref);
+                    absent.extend(status.last_served.filter(|_| is_missing(&status.state)));
+                    missing.push(rule.type_ref.clone());
+                }
                 // A required type is gone, so the epoch is about to stop.
                 _ => return Err(SyncError::Cancelled),
             }
@@ -64,7 +75,7 @@ impl Composite {
             }
         }
         let children = self.claim(parent, selector, &groups, candidates, context).await?;
-        Ok(ObservedState { groups, missing, children })
+        Ok(ObservedState { groups, missing, absent, children })
     }
 }
 
