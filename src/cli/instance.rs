@@ -1,6 +1,6 @@
 //! Instance: a manager with everything that the binary runs in it.
 
-use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::{ArgAction, Args};
@@ -15,12 +15,14 @@ use pilotlight::{
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::{
     address::BindAddress,
     admin::{Admin, Listeners, Shown},
     budget::BudgetArgs,
     flag,
+    lenience::LenienceArgs,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -30,9 +32,10 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
-    /// at most 50 parents of a controller are synced at once, or this number if it is higher.
-    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
-    workers: NonZeroUsize,
+    /// at most 50 parents of a controller are synced at once, or this number if it is higher. Less
+    /// than 1 counts as 1. The annotation pilotlight.dev/workers of a controller takes precedence.
+    #[arg(long, value_name = "NUMBER", default_value = "5", allow_negative_numbers = true)]
+    workers: i64,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Calls
     /// beyond it wait in their order, which counts as no failure of a hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
@@ -68,12 +71,8 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_proxy: bool,
-    /// Delete a child that is to be recreated without asking the API server in dry runs whether it
-    /// differs and whether its replacement would be accepted, as Metacontroller does. Default: off.
-    #[arg(long)]
-    recreate_without_dry_run: bool,
     /// Interval for polling the served types where CRDs may not be watched; no effect where they
-    /// may. A duration of at least 100ms, such as 30s.
+    /// may. A duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers
@@ -82,9 +81,22 @@ pub(super) struct ManagerArgs {
     graceful_shutdown_timeout: Duration,
     #[command(flatten)]
     budget: BudgetArgs,
+    #[command(flatten)]
+    lenience: LenienceArgs,
 }
 
 impl ManagerArgs {
+    /// Logs the values that are not used as given.
+    fn explain(&self) {
+        if self.workers < 1 {
+            warn!(given = self.workers, used = 1, "--workers of less than 1");
+        }
+        let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
+        if given != used {
+            warn!(?given, ?used, "--discovery-interval is too short");
+        }
+    }
+
     /// Returns the proxies of hooks that the environment names. `variable` reads a variable.
     fn hook_proxies(
         &self,
@@ -143,13 +155,14 @@ impl Instance {
         let metrics_address = listeners.metrics_address();
         let probe_address = listeners.probe_address();
 
+        manager.explain();
         let requests = TransportMetrics::default();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
             namespace: manager.namespace.as_deref().map(Arc::from),
             discovery: DiscoveryOptions {
-                static_interval: manager.discovery_interval,
+                static_interval: flag::used_interval(manager.discovery_interval),
                 ..DiscoveryOptions::default()
             },
             ..ClusterOptions::default()
@@ -173,7 +186,7 @@ impl Instance {
         });
         let handle = owner.handle();
         let options = MetaOptions {
-            workers: manager.workers.get(),
+            workers: flag::used_workers(manager.workers),
             max_hook_calls: manager.max_hook_calls,
             metrics: hooks,
             answers: manager.budget.budget()?,
@@ -181,7 +194,8 @@ impl Instance {
             resync_period: upstream.resync_period,
             events: upstream.events,
             max_children: manager.budget.hook_answer_children.get(),
-            recreate_without_dry_run: manager.recreate_without_dry_run,
+            recreate_without_dry_run: manager.lenience.recreate_without_dry_run,
+            lenience: manager.lenience.lenience(),
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
             hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok())?,

@@ -13,8 +13,8 @@ use serde_json::Value;
 pub(super) use self::rejected::Problems;
 pub use self::rejected::{Problem, Rejected};
 use super::{
-    CompositeControllerSpec, HookKind, HookRule, MAX_CHILDREN, Selector, finalizer,
-    hook_rule::hook_rule, selection,
+    CompositeControllerSpec, HookKind, HookRule, Lenience, MAX_CHILDREN, Selector, finalizer,
+    hook_rule::hook_rule, selection, workers::workers,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -53,6 +53,10 @@ pub struct Definition {
     pub max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
     pub recreates_at_once: bool,
+    /// Behaviour of Metacontroller that is enabled; none when parsed.
+    pub lenience: Lenience,
+    /// Maximum number of concurrent hook calls, if the object sets one.
+    pub workers: Option<usize>,
     /// The sync hook; without it, nothing is done for a parent until it is finalized.
     pub sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
@@ -123,8 +127,9 @@ impl Definition {
             })?;
         let mut problems = Problems::default();
         let depth = max_owner_depth(&value, &mut problems);
+        let workers = workers(&value, &mut problems);
         let read = Self::read(name, &spec, without_status(value), &mut problems);
-        let read = read.map(|definition| Self { max_owner_depth: depth, ..definition });
+        let read = read.map(|read| Self { max_owner_depth: depth, workers, ..read });
         match (read, problems.rejection()) {
             (Some(definition), None) => Ok(definition),
             (_, Some(rejected)) => Err(rejected),
@@ -195,6 +200,8 @@ impl Definition {
             max_owner_depth: OWNER_DEPTH,
             max_children: MAX_CHILDREN,
             recreates_at_once: false,
+            lenience: Lenience::default(),
+            workers: None,
             sync: inverted(sync)?,
             finalize: inverted(finalize)?,
             customize: inverted(customize)?,
@@ -215,6 +222,7 @@ impl Definition {
     /// written.
     pub(crate) fn declares_same(&self, other: &Self) -> bool {
         self.max_owner_depth == other.max_owner_depth
+            && self.workers == other.workers
             && same_spec(&self.controller, &other.controller)
     }
 

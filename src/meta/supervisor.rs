@@ -24,7 +24,7 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     AnswerBudget, CompositeController, Definition, EventLimit, Hook, HookKind, HookMetrics,
-    MAX_CHILDREN, Selector,
+    Lenience, MAX_CHILDREN, Selector,
     credentials::HookCredentials,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
@@ -52,7 +52,8 @@ pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send
 /// Options of all declared controllers.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Maximum number of concurrent hook calls of one controller; 5. A sync that writes is not
+    /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
+    /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
     /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is more.
     pub workers: usize,
     /// Options of each runnable.
@@ -80,6 +81,8 @@ pub struct MetaOptions {
     /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
     /// default.
     pub recreate_without_dry_run: bool,
+    /// Behaviour of Metacontroller that is off by default.
+    pub lenience: Lenience,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
@@ -108,6 +111,7 @@ impl Default for MetaOptions {
             max_children: MAX_CHILDREN,
             events: EventLimit::default(),
             recreate_without_dry_run: false,
+            lenience: Lenience::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
             hook_proxies: Proxies::default(),

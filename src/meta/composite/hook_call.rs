@@ -7,7 +7,7 @@ use crate::{
     controller::Context,
     informer::Object,
     meta::{
-        HookKind,
+        Definition, HookKind,
         budget::Reservation,
         children::{Desired, Parent, Rules},
         hook,
@@ -113,7 +113,7 @@ impl Composite {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, hook, definition.max_children, rules, record)
+            check(&answer, hook, definition, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
@@ -129,12 +129,13 @@ impl Composite {
 fn check(
     answer: &Bytes,
     hook: &CountedHook,
-    max_children: usize,
+    definition: &Definition,
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
-    let response = protocol::sync_response_within(answer, hook.rule.strict, max_children)?;
-    let desired = rules.check(response.children);
+    let (strict, most) = (hook.rule.strict, definition.max_children);
+    let response = protocol::sync_response_within(answer, strict, most)?;
+    let desired = rules.check_all(response.children, definition.lenience.repeated_children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
     let status = response.status;

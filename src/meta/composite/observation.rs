@@ -20,8 +20,7 @@ pub(super) struct ObservedState {
     pub(super) groups: Vec<Group>,
     /// Declared optional types that are not served.
     pub(super) missing: Vec<TypeRef>,
-    /// Those of the missing types that are proven not to be served and whose kinds are known from
-    /// earlier.
+    /// Missing types that are proven not to be served and whose kinds are known from earlier.
     pub(super) absent: Vec<Arc<ServedType>>,
     /// Children of the parent, after adopting and releasing.
     pub(super) children: Vec<Child>,

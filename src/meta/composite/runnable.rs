@@ -17,8 +17,8 @@ use crate::{
         all_of, subresource_served,
     },
     meta::{
-        Definition, Hook, Parents, Selector, apply::Apply, credentials::HookEndpoint,
-        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder,
+        Definition, Hook, Lenience, Parents, Selector, apply::Apply, credentials::HookEndpoint,
+        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder, related::Related,
     },
 };
 
@@ -48,7 +48,10 @@ impl CompositeRunnable {
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
         let mut parents = Parents::new(health_changed);
+        let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
         parents.recreates_at_once = definition.recreates_at_once;
+        parents.writes.unlimited = unlimited_writes;
+        parents.related = Arc::new(Related::new(managed_fields));
         let parents = Arc::new(parents);
         let (selector, ignore) =
             (definition.parent_selector.clone(), definition.ignore_status_changes);
@@ -64,6 +67,9 @@ impl CompositeRunnable {
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
+        if managed_fields {
+            builder = builder.managed_fields();
+        }
         for rule in &definition.children {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {
@@ -79,6 +85,9 @@ impl CompositeRunnable {
                     }
                 });
             builder = if rule.optional { builder.optional() } else { builder.conditional() };
+            if managed_fields {
+                builder = builder.managed_fields();
+            }
         }
         let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();

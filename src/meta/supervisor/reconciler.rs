@@ -102,6 +102,7 @@ impl DeclarationReconciler {
                     let mut definition = definition.or_resync(self.options.resync_period);
                     definition.max_children = self.options.max_children;
                     definition.recreates_at_once = self.options.recreate_without_dry_run;
+                    definition.lenience = self.options.lenience;
                     let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
                     acceptance
@@ -172,6 +173,7 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
+        let workers = definition.workers.unwrap_or(self.options.workers);
         let hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
@@ -190,7 +192,7 @@ impl DeclarationReconciler {
             hooks,
             &self.cluster,
             self.recorder.apart(),
-            self.options.workers,
+            workers,
             changed,
         );
         let built = match built {

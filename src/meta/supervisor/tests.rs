@@ -2,6 +2,7 @@
 
 mod customize;
 mod finalize;
+mod lenience;
 mod optional;
 mod panics;
 mod slots;
