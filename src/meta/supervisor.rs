@@ -13,7 +13,11 @@ mod reconciler;
 #[cfg(feature = "testing")]
 mod tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use http::HeaderValue;
@@ -166,6 +170,7 @@ impl Supervisor {
             recorder,
             changes,
             credentials: HookCredentials::new(cluster),
+            pruning_said: AtomicBool::new(false),
         };
         let controller = Controller::builder(SUPERVISOR)
             .for_type(own_type())

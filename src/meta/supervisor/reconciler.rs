@@ -1,7 +1,10 @@
 //! Reconciler of declared controllers: adds, replaces and removes runnables as their objects
 //! declare.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use http::Method;
 use kube::Client;
@@ -45,6 +48,8 @@ pub(super) struct DeclarationReconciler {
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
+    /// True once the log says that the CRD keeps no status.
+    pub(super) pruning_said: AtomicBool,
 }
 
 impl Reconciler for DeclarationReconciler {
