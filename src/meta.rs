@@ -25,6 +25,7 @@ mod hook_health;
 mod hook_metrics;
 mod hook_rule;
 mod last_applied;
+mod lenience;
 mod log_text;
 mod manager_source;
 mod merge;
@@ -46,6 +47,7 @@ mod sync;
 mod sync_error;
 mod sync_record;
 mod webhook;
+mod workers;
 mod write_cause;
 mod write_limit;
 
@@ -72,6 +74,7 @@ pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookKind, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
+pub use lenience::Lenience;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
@@ -82,3 +85,4 @@ pub use supervisor::{
     Supervisor,
 };
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};
+pub use workers::WORKERS;

@@ -313,7 +313,8 @@ pub(super) mod tests {
     fn a_type_that_cannot_be_watched_has_a_reason_of_its_own() {
         let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
         let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
-        let status = TypeStatus { state: TypeState::NotWatchable, served: None, since };
+        let status =
+            TypeStatus { state: TypeState::NotWatchable, served: None, last_served: None, since };
 
         let Verdict::Unmet(unmet) = of_type(&reviews, None, &status) else { panic!("not unmet") };
 

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::jiff::Timestamp;
@@ -49,8 +50,8 @@ pub(crate) struct Declared {
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
-    /// True if the server stored something else than the status that was written.
-    pub(crate) pruned: bool,
+    /// Time until the status is written again, if the server stored something else than was written.
+    pub(crate) pruned: Option<Duration>,
     /// Acceptance of the object as it was last looked at.
     pub(crate) judged: Option<Judged>,
 }

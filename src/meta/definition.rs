@@ -23,8 +23,8 @@ pub use self::{
     rejected::{Problem, Rejected},
 };
 use super::{
-    CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule,
-    MAX_CHILDREN, finalizer,
+    CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule, Lenience,
+    MAX_CHILDREN, finalizer, workers::workers,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -62,6 +62,10 @@ pub struct Definition {
     pub max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
     pub recreates_at_once: bool,
+    /// Behaviour of Metacontroller that is enabled; none when parsed.
+    pub lenience: Lenience,
+    /// Maximum number of concurrent hook calls, if the object sets one.
+    pub workers: Option<usize>,
     /// The sync hook; without it, nothing is done for a parent until it is finalized.
     pub sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
@@ -140,6 +144,7 @@ impl Definition {
             ControllerKind::Decorator => decorator::read(&spec_of(raw)?, &mut problems),
         };
         let max_owner_depth = max_owner_depth(&value, &mut problems);
+        let workers = workers(&value, &mut problems);
         let has_finalize = value.pointer("/spec/hooks/finalize").is_some_and(|it| !it.is_null());
         let longest = finalizer::longest_name(kind);
         if has_finalize && name.len() > longest {
@@ -173,6 +178,8 @@ impl Definition {
                 max_owner_depth,
                 max_children: MAX_CHILDREN,
                 recreates_at_once: false,
+                lenience: Lenience::default(),
+                workers,
                 sync,
                 finalize,
                 customize,
@@ -203,6 +210,7 @@ impl Definition {
     pub(crate) fn declares_same(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.max_owner_depth == other.max_owner_depth
+            && self.workers == other.workers
             && same_spec(self.kind, &self.controller, &other.controller)
     }
 

@@ -30,7 +30,11 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct ParentWrites(Mutex<HashMap<Request, TrackedParent>>);
+pub(crate) struct ParentWrites {
+    parents: Mutex<HashMap<Request, TrackedParent>>,
+    /// True if the write limit does not apply.
+    pub(crate) unlimited: bool,
+}
 
 #[derive(Debug)]
 struct TrackedParent {
@@ -207,6 +211,7 @@ impl ParentWrites {
         let now = Instant::now();
         parents
             .get_mut(key)
+            .filter(|_| !self.unlimited)
             .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(is_create), now))
     }
 
@@ -307,7 +312,7 @@ impl ParentWrites {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Request, TrackedParent>> {
-        self.0.lock()
+        self.parents.lock()
     }
 }
 

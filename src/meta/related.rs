@@ -39,7 +39,11 @@ const NAMESPACES: &str = "selected namespaces";
 
 /// Related objects of the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct Related(Mutex<State>);
+pub(crate) struct Related {
+    state: Mutex<State>,
+    /// True if `managedFields` are kept.
+    managed_fields: bool,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -95,6 +99,11 @@ enum Cache {
 }
 
 impl Related {
+    /// Returns an empty state; `managed_fields` keeps them in the objects.
+    pub(crate) fn new(managed_fields: bool) -> Self {
+        Self { state: Mutex::default(), managed_fields }
+    }
+
     /// Returns the rules of a parent from an earlier answer, unless the parent's declaration has
     /// changed since, or the answer is old.
     pub(crate) fn answer(
@@ -252,8 +261,10 @@ impl Related {
             related.concerned(&name, delta).into_iter().for_each(|parent| enqueue.add(parent));
         });
         let (related, name) = (Arc::clone(self), input.to_owned());
+        let managed_fields = self.managed_fields;
         let describe = move |builder: Builder| {
             let builder = builder.claims_type(type_ref, handler).whole().optional();
+            let builder = if managed_fields { builder.managed_fields() } else { builder };
             builder.index(by_label()).index(by_name()).on_synced(move |enqueue| {
                 related.parents_of(&name).into_iter().for_each(|parent| enqueue.add(parent));
             })
@@ -363,7 +374,7 @@ impl Related {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+        self.state.lock()
     }
 }
 

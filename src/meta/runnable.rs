@@ -15,9 +15,9 @@ use crate::{
         all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        ControllerKind, Definition, Hook, ParentType, Parents, apply::Apply, counted_hook::Hooks,
-        credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
-        recorder::EventRecorder, sync::ParentReconciler,
+        ControllerKind, Definition, Hook, Lenience, ParentType, Parents, apply::Apply,
+        counted_hook::Hooks, credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
+        recorder::EventRecorder, related::Related, sync::ParentReconciler,
     },
 };
 
@@ -47,7 +47,10 @@ impl DeclaredRunnable {
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
         let mut parents = Parents::new(health_changed);
+        let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
         parents.recreates_at_once = definition.recreates_at_once;
+        parents.writes.unlimited = unlimited_writes;
+        parents.related = Arc::new(Related::new(managed_fields));
         let parents = Arc::new(parents);
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
@@ -67,6 +70,9 @@ impl DeclaredRunnable {
                 // Any one of the types is enough: see `ready`.
                 ControllerKind::Decorator => builder.optional(),
             };
+            if managed_fields {
+                builder = builder.managed_fields();
+            }
         }
         for rule in &definition.children {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
@@ -83,6 +89,9 @@ impl DeclaredRunnable {
                     }
                 });
             builder = if rule.optional { builder.optional() } else { builder.conditional() };
+            if managed_fields {
+                builder = builder.managed_fields();
+            }
         }
         let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();

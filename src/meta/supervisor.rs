@@ -13,7 +13,11 @@ mod reconciler;
 #[cfg(feature = "testing")]
 mod tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use http::HeaderValue;
@@ -22,7 +26,7 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics,
+    AnswerBudget, ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience,
     MAX_CHILDREN, Selector, credentials::HookCredentials, declared::Changes,
     manager_source::ManagerSource, recorder::EventRecorder,
 };
@@ -32,7 +36,7 @@ use crate::{
         ConditionalRunnable, Epoch, ManagerHandle, Readiness, RunResult, Runnable, RunnableOptions,
         StopReason,
     },
-    transport::user_agent,
+    transport::{Proxies, user_agent},
 };
 
 /// Annotation that stops a declared controller while its value is `"true"`.
@@ -48,7 +52,8 @@ pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send
 /// Options of all declared controllers.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Maximum number of concurrent hook calls of one controller; 5. A sync that writes is not
+    /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
+    /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
     /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is more.
     pub workers: usize,
     /// Options of each runnable.
@@ -76,12 +81,16 @@ pub struct MetaOptions {
     /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
     /// default.
     pub recreate_without_dry_run: bool,
+    /// Behaviour of Metacontroller that is off by default.
+    pub lenience: Lenience,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
+    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks` makes.
+    pub hook_proxies: Proxies,
     /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
     /// where the embedder has a product of its own; the library alone. No effect on hooks that
     /// `hooks` makes.
@@ -102,8 +111,10 @@ impl Default for MetaOptions {
             max_children: MAX_CHILDREN,
             events: EventLimit::default(),
             recreate_without_dry_run: false,
+            lenience: Lenience::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
+            hook_proxies: Proxies::default(),
             user_agent: user_agent::library(),
         }
     }
@@ -192,6 +203,7 @@ impl Supervisor {
             recorder,
             changes,
             credentials,
+            pruning_said: AtomicBool::new(false),
         };
         let controller = Controller::builder(kind.plural())
             .for_type(kind.type_ref())

@@ -31,6 +31,7 @@ use super::{
     hook_health::Failure,
     ownership::Ownership,
     parent_writes::Contested,
+    protocol::ObservedObjects,
     recorder::{EventRecorder, Severity, Subject},
     related::{RelatedGroup, is_missing},
     resource::throttled,
@@ -244,7 +245,13 @@ impl ParentReconciler {
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let recheck = match self.call_hook(hook, object, &rules, &related, last, context).await? {
+        let objects = ObservedObjects {
+            groups: &observation.groups,
+            absent: &observation.absent,
+            children: &observation.children,
+            related: &related,
+        };
+        let recheck = match self.call_hook(hook, object, &rules, objects, last, context).await? {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);

@@ -1,6 +1,10 @@
 //! Validation of the children of a hook response: each by itself, and all against each other.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use serde::{
@@ -31,9 +35,20 @@ impl Rules<'_> {
     ///
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
+    #[cfg(test)]
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
+        self.check_all(children, false)
+    }
+
+    /// Same as `check`; the last of repeated children counts if that is allowed.
+    pub(crate) fn check_all(
+        &self,
+        children: Vec<Bytes>,
+        is_repeatable: bool,
+    ) -> Result<Vec<Desired>, String> {
         let list = self.ownership.list();
-        let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
+        // Index of the first one in the response, and place among the checked ones.
+        let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
@@ -41,13 +56,21 @@ impl Rules<'_> {
                 .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
-            if let Some(first) = first.insert((child.group, child.key.clone()), index) {
-                return Err(format!(
-                    "{list}[{index}]: {} {} is listed twice, first as {list}[{first}]",
-                    self.groups[child.group].served.kind, child.key
-                ));
+            match first.entry((child.group, child.key.clone())) {
+                Entry::Vacant(free) => {
+                    free.insert((index, desired.len()));
+                    desired.push(child);
+                }
+                Entry::Occupied(taken) if is_repeatable => desired[taken.get().1] = child,
+                Entry::Occupied(taken) => {
+                    return Err(format!(
+                        "{list}[{index}]: {} {} is listed twice, first as {list}[{}]",
+                        self.groups[child.group].served.kind,
+                        child.key,
+                        taken.get().0
+                    ));
+                }
             }
-            desired.push(child);
         }
         Ok(desired)
     }

@@ -1,13 +1,18 @@
 //! Requests of hooks, copied from cached bytes without decoding or encoding an object.
 
+use std::sync::Arc;
+
 use super::{
     keys::{members_of, push_groups},
     names,
 };
-use crate::meta::{
-    ControllerKind, HookKind, HookVersion,
-    children::{Child, Group, Parent},
-    related::RelatedGroup,
+use crate::{
+    kind::ServedType,
+    meta::{
+        ControllerKind, HookKind, HookVersion,
+        children::{Child, Group, Parent},
+        related::RelatedGroup,
+    },
 };
 
 /// Returns the request of a sync or finalize hook.
@@ -20,7 +25,7 @@ pub(crate) fn sync_request(
     parent_json: &[u8],
     observed: ObservedObjects<'_>,
 ) -> Vec<u8> {
-    let ObservedObjects { groups, children, related } = observed;
+    let ObservedObjects { groups, absent, children, related } = observed;
     let names = names(kind);
     let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, observed));
     body.extend_from_slice(b"{\"controller\":");
@@ -34,6 +39,7 @@ pub(crate) fn sync_request(
         let children = children.map(|child| (&child.key, &child.json[..]));
         members.push((&*group.served, children.collect()));
     }
+    members.extend(absent.iter().map(|served| (&**served, Vec::new())));
     push_groups(&mut body, version, parent, members);
     push_field(&mut body, "related");
     push_groups(&mut body, version, parent, related.iter().map(members_of).collect());
@@ -55,6 +61,8 @@ fn push_field(body: &mut Vec<u8>, name: &str) {
 pub(crate) struct ObservedObjects<'a> {
     /// Types of children.
     pub(crate) groups: &'a [Group],
+    /// Optional types of children that are not served and have an empty key.
+    pub(crate) absent: &'a [Arc<ServedType>],
     /// Children of the parent.
     pub(crate) children: &'a [Child],
     /// Objects that the customize hook relates to the parent.
@@ -119,6 +127,7 @@ mod tests {
             br#"{"kind":"Thing"}"#,
             ObservedObjects {
                 groups: &groups(UpdateMethod::OnDelete),
+                absent: &[],
                 children: &children,
                 related: &related(),
             },

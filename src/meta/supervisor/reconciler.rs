@@ -1,7 +1,10 @@
 //! Reconciler of declared controllers: adds, replaces and removes runnables as their objects
 //! declare.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use http::Method;
 use kube::Client;
@@ -47,6 +50,8 @@ pub(super) struct DeclarationReconciler {
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
+    /// True once the log says that the CRD keeps no status.
+    pub(super) pruning_said: AtomicBool,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -105,6 +110,7 @@ impl DeclarationReconciler {
                     let mut definition = definition.or_resync(self.options.resync_period);
                     definition.max_children = self.options.max_children;
                     definition.recreates_at_once = self.options.recreate_without_dry_run;
+                    definition.lenience = self.options.lenience;
                     let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
                     acceptance
@@ -175,6 +181,7 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
+        let workers = definition.workers.unwrap_or(self.options.workers);
         let hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
@@ -193,7 +200,7 @@ impl DeclarationReconciler {
             hooks,
             &self.cluster,
             self.recorder.apart(),
-            self.options.workers,
+            workers,
             changed,
         );
         let built = match built {
@@ -287,6 +294,7 @@ impl DeclarationReconciler {
                 let hook = hook.endpoint(endpoint.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
                 let hook = hook.redirects(self.options.hook_redirects);
+                let hook = hook.proxies(self.options.hook_proxies.clone());
                 let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(rule.etag).series(series()))
             }

@@ -2,7 +2,11 @@
 
 mod customize;
 mod finalize;
+mod lenience;
+mod metrics;
+mod optional;
 mod panics;
+mod pruned;
 mod slots;
 
 use std::{
@@ -13,6 +17,7 @@ use std::{
 use bytes::Bytes;
 use futures::FutureExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -52,6 +57,8 @@ struct Harness {
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
     // Resync periods of their controllers.
     periods: Arc<Mutex<Vec<Option<Duration>>>>,
+    // Of its controllers.
+    metrics: Registry,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
@@ -86,6 +93,8 @@ impl Harness {
     /// Harness that reaches a server through this client.
     async fn over(server: SimulatedServer, client: kube::Client, options: MetaOptions) -> Self {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+        let mut metrics = Registry::default();
+        cluster.metrics.register(&mut metrics);
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
@@ -97,7 +106,8 @@ impl Harness {
         let declared = supervisor.declared();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
         let (hooks, periods) = (Arc::default(), Arc::default());
-        let harness = Self { server, manager: handle, declared, hooks, periods, stop, tasks };
+        let manager = handle;
+        let harness = Self { server, manager, declared, hooks, periods, metrics, stop, tasks };
         harness.install_own();
         let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
         harness.server.install(&things.build()).unwrap();

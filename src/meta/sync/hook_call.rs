@@ -14,7 +14,6 @@ use crate::{
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
         protocol::{self, ObservedObjects},
-        related::RelatedGroup,
         sync_record::{ObservedDigest, SyncRecord},
     },
 };
@@ -88,13 +87,12 @@ impl ParentReconciler {
         hook: &CountedHook,
         object: &Object,
         rules: &Rules<'_>,
-        related: &[RelatedGroup],
+        objects: ObservedObjects<'_>,
         last: Option<SyncRecord>,
         context: &Context,
     ) -> Result<Response, SyncError> {
-        let Rules { parent, groups, missing, observed, .. } = *rules;
+        let Rules { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
-        let objects = ObservedObjects { groups, children: observed, related };
         let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
         let room = self.room(bytes, context).await?;
         let request = protocol::sync_request(
@@ -138,7 +136,7 @@ fn check(
 ) -> Result<CheckedResponse, String> {
     let Definition { kind, max_children, .. } = *definition;
     let response = protocol::sync_response_within(kind, answer, hook.rule.strict, max_children)?;
-    let desired = rules.check(response.children);
+    let desired = rules.check_all(response.children, definition.lenience.repeated_children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
     let status = response.status;

@@ -1,14 +1,17 @@
 //! Observed state of one parent: the served types of its children, and its children.
 
+use std::sync::Arc;
+
 use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::{Object, Selection},
-    kind::{Scope, TypeRef},
+    kind::{Scope, ServedType, TypeRef},
     meta::{
         ParentIndex,
         children::{Child, Group, Parent},
         ownership::Ownership,
+        related::is_missing,
     },
 };
 
@@ -18,6 +21,8 @@ pub(super) struct ObservedState {
     pub(super) groups: Vec<Group>,
     /// Declared optional types that are not served.
     pub(super) missing: Vec<TypeRef>,
+    /// Missing types that are proven not to be served and whose kinds are known from earlier.
+    pub(super) absent: Vec<Arc<ServedType>>,
     /// Children of the parent, after adopting and releasing.
     pub(super) children: Vec<Child>,
 }
@@ -33,7 +38,8 @@ impl ParentReconciler {
         // Before any child is read, so that each later change of a child finds its parent.
         let interests = ParentIndex::interests(&parent.key, &parent.uid, ownership.adopts());
         self.parents.index.insert(&parent.key, &interests);
-        let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut stores) = (Vec::new(), Vec::new());
+        let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
@@ -43,7 +49,11 @@ impl ParentReconciler {
                     groups.push(Group { served, strategy: rule.strategy });
                     stores.push(store);
                 }
-                _ if rule.optional => missing.push(rule.type_ref.clone()),
+                _ if rule.optional => {
+                    let status = self.types.get(&rule.type_ref);
+                    absent.extend(status.last_served.filter(|_| is_missing(&status.state)));
+                    missing.push(rule.type_ref.clone());
+                }
                 // A required type is gone, so the epoch is about to stop.
                 _ => return Err(SyncError::Cancelled),
             }
@@ -77,7 +87,7 @@ impl ParentReconciler {
                     .collect()
             }
         };
-        Ok(ObservedState { groups, missing, children })
+        Ok(ObservedState { groups, missing, absent, children })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tests of single calls.
 
+mod proxy;
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
