@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use pilotlight::duration;
+use pilotlight::{duration, meta::ControllerKind};
 
 /// Shortest polling interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
@@ -14,6 +14,15 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
         return Err("is too short; give at least 100ms".to_owned());
     }
     Ok(interval)
+}
+
+/// Parses the kind of a declared controller.
+pub(super) fn controller_kind(text: &str) -> Result<ControllerKind, String> {
+    let of = |kind: &ControllerKind| kind.kind() == text;
+    ControllerKind::ALL
+        .into_iter()
+        .find(of)
+        .ok_or_else(|| "give CompositeController or DecoratorController".to_owned())
 }
 
 /// Parses a number of at least 1.

@@ -198,7 +198,7 @@ async fn object_is_finalized_when_it_is_deleted_and_when_it_is_no_longer_selecte
         assert!(secret(&harness, "of-thing").is_none(), "deleted: {deleted}");
         let found = get(&harness, "example.com/v1", "Thing");
         assert_eq!(found.is_none(), deleted);
-        for found in found {
+        if let Some(found) = found {
             assert_eq!(found["metadata"]["finalizers"], Value::Null);
             assert_eq!(
                 found["metadata"]["labels"]["new"],
