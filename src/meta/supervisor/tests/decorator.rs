@@ -234,3 +234,65 @@ async fn decorator_and_composite_of_one_name_do_not_affect_each_other() {
     assert_eq!(status["state"], "Running");
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_objects_are_forgotten_with_their_type() {
+    let (harness, _calls) =
+        harness(|kind, request| match request["object"]["kind"].as_str() == Some("Late") {
+            true => json!({"attachments": 5}),
+            false => decorate(kind, request),
+        })
+        .await;
+    let lates = CrdBuilder::new("late.example.com", "Late").cluster_scoped().build();
+    harness.server.install(&lates).unwrap();
+    let mut spec = decorating(&["sync"]);
+    let late = json!({"apiVersion": "late.example.com/v1", "resource": "lates"});
+    spec["resources"].as_array_mut().unwrap().push(late);
+    declare(&harness, "a", spec);
+    running(&harness, "a").await;
+    harness.server.apply(object("late.example.com/v1", "Late", None)).unwrap();
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    let hooks = || {
+        let declared = harness.declared.list();
+        let conditions = &declared[0].status.conditions;
+        conditions.iter().find(|it| it.type_ == "HooksHealthy").unwrap().status.clone()
+    };
+    assert_eq!(hooks(), "False");
+
+    harness.server.uninstall(&lates.metadata.name.clone().unwrap()).unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(hooks(), "True");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorator_waits_for_the_first_of_its_kinds_and_names_all() {
+    let (harness, _calls) = harness(decorate).await;
+    let mut spec = decorating(&["sync"]);
+    let of = |plural: &str| json!({"apiVersion": "late.example.com/v1", "resource": plural});
+    spec["resources"] = json!([of("lates"), of("latests")]);
+    declare(&harness, "a", spec);
+    let name = ControllerKind::Decorator.runnable_name("a");
+    let waits = |it: &RunnableStatus| it.state == ControllerState::Waiting && it.unmet.len() == 2;
+    harness.until(name.as_str(), waits).await;
+
+    let lates = CrdBuilder::new("late.example.com", "Late").cluster_scoped();
+    harness.server.install(&lates.build()).unwrap();
+
+    running(&harness, "a").await;
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_crd_holds_up_its_own_kind_alone() {
+    let (harness, _calls) = start().await;
+    harness.server.uninstall(&ControllerKind::Composite.crd_name()).unwrap();
+    harness.until(SUPERVISOR, |it| it.state == ControllerState::Waiting).await;
+
+    declare(&harness, "b", decorating(&["sync"]));
+
+    running(&harness, "b").await;
+    harness.end().await;
+}
