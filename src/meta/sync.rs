@@ -264,7 +264,12 @@ impl ParentReconciler {
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let recheck = match self.call_hook(hook, object, &rules, &related, last, context).await? {
+        let response = self.call_hook(hook, object, &rules, &related, last, context).await?;
+        if !self.is_served(parent, context) {
+            // The type was removed during the call, and other types keep the epoch running.
+            return Err(SyncError::Cancelled);
+        }
+        let recheck = match response {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
@@ -284,6 +289,13 @@ impl ParentReconciler {
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Returns whether the type of a parent is still the one that it was read from.
+    fn is_served(&self, parent: &Parent, context: &Context) -> bool {
+        let own = self.definition.parents.get(parent.key.primary);
+        let served = own.and_then(|own| context.served(&own.type_ref));
+        served.is_some_and(|served| served.identity == parent.served.identity)
     }
 
     /// Returns the claim of a parent on its children.
