@@ -18,6 +18,7 @@ mod http;
 mod instance;
 mod lenience;
 mod logging;
+mod memory;
 mod metacontroller;
 mod output;
 mod panics;

@@ -31,6 +31,7 @@ mod reason;
 mod report;
 mod run;
 mod runnable;
+mod runnable_options;
 mod snapshot;
 mod status;
 mod tasks;
@@ -44,6 +45,8 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
+#[cfg(any(test, feature = "meta"))]
+pub(crate) use condition::some_of;
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
@@ -54,13 +57,14 @@ pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
 pub(crate) use fence::{Fence, Write, WriteEnd, WriteObserver, ask, retry_after};
-pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
+pub use handle::{AddError, ManagerHandle};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
 pub use name::ControllerName;
 pub use reason::Reason;
 pub use report::{Report, WatchReport, WatchState};
 pub use runnable::{ConditionalRunnable, Runnable, RunnableGroup};
+pub use runnable_options::{FailurePolicy, RunnableOptions};
 pub use snapshot::Snapshot;
 pub use status::{ControllerState, Done, RunnableStatus, Transition, TransitionKind};
 pub use verdict::{Basis, Subresource, Unmet, Verdict};

@@ -5,12 +5,13 @@ mod apply;
 mod budget;
 mod children;
 mod claim;
-mod composite;
-mod composite_controller;
+mod controller_kind;
+mod counted_hook;
 mod crds;
 mod credentials;
 mod customize;
 mod declared;
+mod decoration;
 mod definition;
 mod endpoint;
 mod equal_children;
@@ -28,6 +29,7 @@ mod lenience;
 mod log_text;
 mod manager_source;
 mod merge;
+mod ownership;
 mod parent_index;
 mod parent_writes;
 mod parents;
@@ -37,9 +39,11 @@ mod related;
 mod resource;
 mod resync;
 mod rewrite;
+mod runnable;
 mod selection;
 mod status;
 mod supervisor;
+mod sync;
 mod sync_error;
 mod sync_record;
 mod webhook;
@@ -47,16 +51,18 @@ mod workers;
 mod write_cause;
 mod write_limit;
 
-use composite_controller::{
-    CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
+use api::{
+    CompositeControllerSpec, CompositeControllerStatus, DecoratorControllerSpec, HookSpec,
     LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
+pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
+    UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,

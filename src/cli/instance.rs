@@ -10,7 +10,7 @@ use pilotlight::{
     discovery::DiscoveryOptions,
     duration,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
-    meta::{EventLimit, HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
+    meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
     transport::{self, Proxies, Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -202,9 +202,12 @@ impl Instance {
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };
-        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
-        let declared = supervisor.declared();
-        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
+        let supervisors = Supervisor::all(&cluster, &handle, options)?;
+        let declared = supervisors.iter().map(Supervisor::declared);
+        let declared = declared.reduce(DeclaredControllers::and).context("no kind to supervise")?;
+        for supervisor in supervisors {
+            owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
+        }
         let shown = Shown::new(handle.clone(), cluster.clone(), declared, metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;

@@ -15,11 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Ended, Header, InformerKey, Interest, Interests, Linger, Object, ObjectError, ObjectKey,
-    Progress, Store, interest::InterestIndex, mailbox::Mailbox, objects::Generation,
-    retention::Retention, subscriber::Subscriber,
+    Progress, Store,
+    interest::{InterestIndex, SubscriberId},
+    mailbox::Mailbox,
+    objects::Generation,
+    retention::Retention,
+    subscriber::Subscriber,
 };
-
-pub(super) use super::subscriber::SubscriberId;
 
 /// Maximum number of quarantined objects kept for the status; the log names all.
 const QUARANTINE_MAX: usize = 100;
@@ -188,11 +190,17 @@ impl SharedInformer {
     }
 
     /// Replaces the interests of one name; the new ones are in before the old ones are out.
-    pub(super) fn set_interests(&self, id: SubscriberId, name: &ObjectKey, new: Vec<Interest>) {
+    pub(super) fn set_interests(
+        &self,
+        id: SubscriberId,
+        (position, key): (usize, &ObjectKey),
+        new: Vec<Interest>,
+    ) {
         let mut guard = self.lock();
         let state = &mut *guard;
         let Some(subscriber) = state.subscribers.get_mut(&id) else { return };
-        if subscriber.moving.get(name).map_or(&[][..], Vec::as_slice) == new {
+        let name = (position, key.clone());
+        if subscriber.moving.get(&name).map_or(&[][..], Vec::as_slice) == new {
             return;
         }
         for interest in &new {
@@ -201,8 +209,8 @@ impl SharedInformer {
             }
         }
         let old = match new.is_empty() {
-            true => subscriber.moving.remove(name),
-            false => subscriber.moving.insert(name.clone(), new),
+            true => subscriber.moving.remove(&name),
+            false => subscriber.moving.insert(name, new),
         };
         for interest in old.iter().flatten() {
             self.remove_interest(state, interest, id);

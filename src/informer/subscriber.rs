@@ -8,10 +8,6 @@ use super::{Header, Interest, Object, ObjectKey, Store, mailbox::Mailbox};
 /// have few objects.
 const EXAMINED: usize = if cfg!(test) { 2 } else { 256 };
 
-/// Identity of a subscriber in its informer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct SubscriberId(pub(super) u64);
-
 /// State of a subscriber, locked by its informer.
 #[derive(Debug)]
 pub(super) struct Subscriber {
@@ -20,8 +16,8 @@ pub(super) struct Subscriber {
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
-    /// Interests that have been set since, by name.
-    pub(super) moving: HashMap<ObjectKey, Vec<Interest>>,
+    /// Interests that have been set since, by their names.
+    pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>>,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,

@@ -231,6 +231,20 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
+/// Returns the verdict of parts of which any is enough, whichever.
+#[cfg(any(test, feature = "meta"))]
+pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
+    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Met(_) => return Verdict::Met(Vec::new()),
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

@@ -24,9 +24,9 @@ use super::{
     fingerprint::Fingerprint,
 };
 use crate::{
-    controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs},
+    controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
     discovery::{TypeRegistry, TypeState},
-    informer::{Delta, Interest, Object, ObjectKey, Selection, Store},
+    informer::{Delta, Interest, Object, Selection, Store},
     kind::{ServedType, TypeRef},
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct Related {
 
 #[derive(Debug, Default)]
 struct State {
-    answers: HashMap<ObjectKey, CustomizeAnswer>,
+    answers: HashMap<Request, CustomizeAnswer>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }
@@ -108,7 +108,7 @@ impl Related {
     /// changed since, or the answer is old.
     pub(crate) fn answer(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         uid: &str,
         declared: Fingerprint,
     ) -> Option<Arc<[RelatedRule]>> {
@@ -123,7 +123,7 @@ impl Related {
     /// Keeps the rules of a parent.
     pub(crate) fn keep_answer(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         uid: &Arc<str>,
         declared: Fingerprint,
         rules: &Arc<[RelatedRule]>,
@@ -133,7 +133,7 @@ impl Related {
     }
 
     /// Forgets the answer for a parent, so that the next sync calls the hook.
-    pub(crate) fn forget_answer(&self, key: &ObjectKey) {
+    pub(crate) fn forget_answer(&self, key: &Request) {
         self.lock().answers.remove(key);
     }
 
@@ -145,7 +145,7 @@ impl Related {
     /// Cancel safe: a dropped read leaves the inputs of the types.
     pub(crate) async fn read(
         self: &Arc<Self>,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
@@ -191,7 +191,7 @@ impl Related {
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn forget(self: &Arc<Self>, parent: &ObjectKey, context: &Context) {
+    pub(crate) fn forget(self: &Arc<Self>, parent: &Request, context: &Context) {
         self.lock().answers.remove(parent);
         if let Some(inputs) = context.inputs() {
             self.want(parent, &[], &inputs, context).ok();
@@ -207,7 +207,7 @@ impl Related {
     /// parent needs any more.
     fn want(
         self: &Arc<Self>,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         inputs: &Inputs,
         context: &Context,
@@ -244,7 +244,7 @@ impl Related {
         drop(state);
         for input in left {
             if let Some((_, Some(moving))) = context.claimed(&input) {
-                moving.remove(parent);
+                moving.remove((parent.primary, &parent.key));
             }
         }
         Ok(())
@@ -282,7 +282,7 @@ impl Related {
     /// Returns the names of the namespaces that each namespace selector of the rules selects.
     async fn namespaces(
         &self,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
@@ -348,23 +348,23 @@ impl Related {
 
     /// Sets the interests of a parent in a type, before its objects are read, so that each later
     /// change finds the parent.
-    fn set(&self, input: &str, parent: &ObjectKey, interests: Vec<Interest>, context: &Context) {
+    fn set(&self, input: &str, parent: &Request, interests: Vec<Interest>, context: &Context) {
         if let Some(related) = self.lock().types.get_mut(input) {
             related.concerned.set(parent, interests.clone());
         }
         if let Some((_, Some(moving))) = context.claimed(input) {
-            moving.set(parent, interests);
+            moving.set((parent.primary, &parent.key), interests);
         }
     }
 
-    fn parents_of(&self, input: &str) -> Vec<ObjectKey> {
+    fn parents_of(&self, input: &str) -> Vec<Request> {
         let state = self.lock();
         let related = state.types.get(input);
         related.map(|it| it.concerned.parents.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// Parents that a change of an object concerns.
-    fn concerned(&self, input: &str, delta: &Delta) -> Vec<ObjectKey> {
+    fn concerned(&self, input: &str, delta: &Delta) -> Vec<Request> {
         let state = self.lock();
         match state.types.get(input) {
             None => Vec::new(),

@@ -36,8 +36,7 @@ use super::{
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
-    informer::ObjectKey,
-    redaction,
+    controller, redaction,
     transport::{Proxies, Proxy, basic_authorization, user_agent},
 };
 
@@ -65,7 +64,7 @@ pub struct Webhook {
 /// Parent of a call, and the kept response that the hook may confirm.
 struct About<'a> {
     etags: &'a EtagCache,
-    parent: &'a ObjectKey,
+    parent: &'a controller::Request,
     uid: &'a str,
     kept: Option<Kept>,
 }
@@ -369,7 +368,7 @@ impl Hook for Webhook {
 
     fn call_about<'a>(
         &'a self,
-        parent: &'a ObjectKey,
+        parent: &'a controller::Request,
         uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
@@ -380,7 +379,7 @@ impl Hook for Webhook {
         Box::pin(self.ask(about, request))
     }
 
-    fn forget(&self, parent: &ObjectKey) {
+    fn forget(&self, parent: &controller::Request) {
         if let Some(etags) = &self.etags {
             etags.forget(parent);
         }

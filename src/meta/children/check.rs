@@ -46,13 +46,14 @@ impl Rules<'_> {
         children: Vec<Bytes>,
         is_repeatable: bool,
     ) -> Result<Vec<Desired>, String> {
+        let list = self.ownership.list();
         // Index of the first one in the response, and place among the checked ones.
         let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
+                .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
             match first.entry((child.group, child.key.clone())) {
@@ -63,7 +64,7 @@ impl Rules<'_> {
                 Entry::Occupied(taken) if is_repeatable => desired[taken.get().1] = child,
                 Entry::Occupied(taken) => {
                     return Err(format!(
-                        "children[{index}]: {} {} is listed twice, first as children[{}]",
+                        "{list}[{index}]: {} {} is listed twice, first as {list}[{}]",
                         self.groups[child.group].served.kind,
                         child.key,
                         taken.get().0
@@ -95,9 +96,10 @@ impl Rules<'_> {
             return Err(wrong(
                 "",
                 format!(
-                    "{} of {} is not declared in spec.childResources",
+                    "{} of {} is not declared in {}",
                     shown(&kind),
-                    shown(&api_version)
+                    shown(&api_version),
+                    self.ownership.declared()
                 ),
             ));
         };
@@ -121,12 +123,8 @@ impl Rules<'_> {
         self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
-        if !self.selector.matches(&labels) {
-            return Err(wrong(
-                ".metadata.labels",
-                format!("do not match the parent's selector {}", self.selector),
-            ));
-        }
+        let unclaimed = |message| wrong(".metadata.labels", message);
+        self.ownership.check_labels(&labels).map_err(unclaimed)?;
         Ok(Some(Desired { group, key, json }))
     }
 

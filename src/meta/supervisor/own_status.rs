@@ -3,17 +3,16 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::CustomResourceExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{own_type, reconciler::DeclarationReconciler, runnable_name};
+use super::reconciler::DeclarationReconciler;
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, Unmet},
     meta::{
-        CompositeController, CompositeControllerStatus,
+        CompositeControllerStatus,
         declared::{Declared, Judged, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
@@ -59,7 +58,7 @@ impl DeclarationReconciler {
             }
             declared.rejected = rejected;
         }
-        let run = self.manager.status_of(runnable_name(name));
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let waits = run
             .filter(|_| matches!(acceptance, Acceptance::Accepted))
             .and_then(|run| waiting(&run));
@@ -80,8 +79,8 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
         let name = &object.key().name;
-        let Some(served) = context.served(&own_type()) else { return Ok(None) };
-        let run = self.manager.status_of(runnable_name(name));
+        let Some(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let cached = cached_status(object);
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
         let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());
@@ -146,7 +145,7 @@ impl DeclarationReconciler {
     /// Logs once where the conditions are that the CRD keeps in no status.
     fn say_that_nothing_is_kept(&self) {
         if !self.pruning_said.swap(true, Ordering::Relaxed) {
-            let crd = CompositeController::crd_name();
+            let crd = self.kind.crd_name();
             tracing::info!(
                 crd,
                 "the CRD keeps no status: conditions are in Events, metrics and `pilotlight status`; \

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Composite, CountedHook, SyncError};
+use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -41,7 +41,7 @@ pub(super) struct CheckedResponse {
     pub(super) finalized: bool,
 }
 
-impl Composite {
+impl ParentReconciler {
     /// Reserves room for a request of a hook, and waits until it is free.
     pub(super) async fn room(
         &self,
@@ -96,6 +96,7 @@ impl Composite {
         let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
         let room = self.room(bytes, context).await?;
         let request = protocol::sync_request(
+            definition.kind,
             hook.kind,
             hook.rule.version,
             &definition.controller,
@@ -133,8 +134,8 @@ fn check(
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
-    let (strict, most) = (hook.rule.strict, definition.max_children);
-    let response = protocol::sync_response_within(answer, strict, most)?;
+    let Definition { kind, max_children, .. } = *definition;
+    let response = protocol::sync_response_within(kind, answer, hook.rule.strict, max_children)?;
     let desired = rules.check_all(response.children, definition.lenience.repeated_children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
