@@ -37,6 +37,7 @@ mod resource;
 mod resync;
 mod rewrite;
 mod selection;
+mod sent_controller;
 mod status;
 mod supervisor;
 mod sync_error;

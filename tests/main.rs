@@ -35,6 +35,8 @@ mod flaps;
 mod hook_certificates;
 mod hook_credentials;
 #[cfg(feature = "cli")]
+mod hook_requests;
+#[cfg(feature = "cli")]
 mod hooks;
 #[cfg(feature = "cli")]
 mod http_proxy;

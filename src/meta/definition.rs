@@ -14,7 +14,7 @@ pub(super) use self::rejected::Problems;
 pub use self::rejected::{Problem, Rejected};
 use super::{
     CompositeControllerSpec, HookKind, HookRule, MAX_CHILDREN, Selector, finalizer,
-    hook_rule::hook_rule, selection,
+    hook_rule::hook_rule, selection, sent_controller,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -123,7 +123,7 @@ impl Definition {
             })?;
         let mut problems = Problems::default();
         let depth = max_owner_depth(&value, &mut problems);
-        let read = Self::read(name, &spec, without_status(value), &mut problems);
+        let read = Self::read(name, &spec, sent_controller::encode(value), &mut problems);
         let read = read.map(|definition| Self { max_owner_depth: depth, ..definition });
         match (read, problems.rejection()) {
             (Some(definition), None) => Ok(definition),
@@ -233,13 +233,6 @@ fn inverted(rule: Option<Option<HookRule>>) -> Option<Option<HookRule>> {
         Some(None) => None,
         Some(Some(rule)) => Some(Some(rule)),
     }
-}
-
-/// Returns the object with an empty status, as Metacontroller sends it: the status that Pilotlight
-/// writes would change what hooks receive from start to start.
-fn without_status(mut object: Value) -> Bytes {
-    object["status"] = Value::Object(serde_json::Map::new());
-    object.to_string().into()
 }
 
 /// Returns whether two accepted objects declare the same controller. Defaults that the server fills
