@@ -9,6 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
+    informer::InformerOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
     meta::{EventLimit, HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
@@ -57,6 +58,10 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
+    /// Keep managedFields of objects, so that hooks receive them, as from Metacontroller. The caches
+    /// then need more memory. Default: off.
+    #[arg(long)]
+    managed_fields: bool,
     /// Delete a child that is to be recreated without asking the API server in dry runs whether it
     /// differs and whether its replacement would be accepted, as Metacontroller does. Default: off.
     #[arg(long)]
@@ -131,7 +136,10 @@ impl Instance {
                 static_interval: manager.discovery_interval,
                 ..DiscoveryOptions::default()
             },
-            ..ClusterOptions::default()
+            informers: InformerOptions {
+                managed_fields: manager.managed_fields,
+                ..InformerOptions::default()
+            },
         };
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
 

@@ -104,7 +104,8 @@ impl KindSource {
             labels: filter.labels.clone(),
             fields: filter.fields.clone(),
             projection: filter.projection,
-            managed_fields: filter.managed_fields,
+            managed_fields: filter.managed_fields
+                || self.informers.keeps_managed_fields() && filter.projection != Projection::Keys,
             ..InformerKey::new(served.identity.clone())
         }
     }
