@@ -35,6 +35,8 @@ mod flaps;
 mod hook_certificates;
 mod hook_credentials;
 #[cfg(feature = "cli")]
+mod hook_examples;
+#[cfg(feature = "cli")]
 mod hook_requests;
 #[cfg(feature = "cli")]
 mod hooks;

@@ -15,6 +15,8 @@ mod declared;
 #[cfg(feature = "meta")]
 mod deletions;
 #[cfg(feature = "cli")]
+mod example;
+#[cfg(feature = "cli")]
 mod hook_server;
 mod life;
 #[cfg(feature = "meta")]
@@ -83,6 +85,7 @@ pub(crate) use self::{
 pub(crate) use self::{
     declared::Declared,
     deletions::Deletions,
+    example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     process::Process,
     supervised::{

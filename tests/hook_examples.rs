@@ -1,0 +1,6 @@
+//! Examples with hooks in other languages, by the steps of their READMEs. The very files of the hooks
+//! run; the tests write statuses in place of kubelets and other controllers.
+
+mod configmap_propagation;
+mod indexed_job;
+mod tenant;
