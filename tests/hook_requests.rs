@@ -22,13 +22,9 @@ use pilotlight::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    Answer, Call, HarnessOptions, Supervised, install_own_crds, one_config_map, until,
+    Answer, Call, HarnessOptions, Supervised, constant, install_own_crds, of_run, one_config_map,
+    until,
 };
-
-/// Namespace in the files.
-const NAMESPACE: &str = "snapshot";
-/// Address of the hook in the files.
-const URL: &str = "http://hook.test/sync";
 
 /// Data file of a version and a scope.
 struct Snapshot {
@@ -45,9 +41,9 @@ impl Snapshot {
     }
 
     /// Returns the response of each hook in the namespace of this run.
-    fn responses(&self, namespace: &str) -> BTreeMap<String, Value> {
+    fn responses(&self, supervised: &Supervised<'_>) -> BTreeMap<String, Value> {
         let hooks: BTreeMap<String, Value> =
-            serde_json::from_str(&self.text.replace(NAMESPACE, namespace)).unwrap();
+            serde_json::from_str(&of_run(supervised, &self.text)).unwrap();
         hooks.into_iter().map(|(hook, mut both)| (hook, both["response"].take())).collect()
     }
 
@@ -63,50 +59,6 @@ impl Snapshot {
             return;
         }
         assert_eq!(found, wanted, "{}: the run has {found:#}", self.path.display());
-    }
-}
-
-/// Replaces the values that differ in each run.
-fn constant(supervised: &Supervised<'_>, request: &Value) -> Value {
-    let mut uids = BTreeMap::new();
-    note_uids(request, &mut uids);
-    let mut text = request.to_string();
-    for (uid, constant) in uids {
-        text = text.replace(&uid, &constant);
-    }
-    text = text.replace(&supervised.hook.url, URL);
-    text = text.replace(&supervised.harness.scope.namespace, NAMESPACE);
-    let mut request = serde_json::from_str(&text).unwrap();
-    replace_times(&mut request);
-    request
-}
-
-fn note_uids(value: &Value, uids: &mut BTreeMap<String, String>) {
-    if let (Some(uid), Some(kind)) = (value["metadata"]["uid"].as_str(), value["kind"].as_str()) {
-        uids.insert(
-            uid.to_owned(),
-            format!("uid of {kind} {}", value["metadata"]["name"].as_str().unwrap_or_default()),
-        );
-    }
-    let members = value.as_object().into_iter().flat_map(|object| object.values());
-    for member in members.chain(value.as_array().into_iter().flatten()) {
-        note_uids(member, uids);
-    }
-}
-
-fn replace_times(value: &mut Value) {
-    if let Some(object) = value.as_object_mut() {
-        for (key, member) in object {
-            match (key.as_str(), &member) {
-                ("creationTimestamp" | "deletionTimestamp", Value::String(_)) => {
-                    *member = json!("2026-01-02T03:04:05Z");
-                }
-                ("resourceVersion", Value::String(_)) => *member = json!("7"),
-                _ => replace_times(member),
-            }
-        }
-    } else if let Some(list) = value.as_array_mut() {
-        list.iter_mut().for_each(replace_times);
     }
 }
 
@@ -160,11 +112,10 @@ fn spec(supervised: &Supervised<'_>, crd: &CrdBuilder, version: &str) -> Value {
 async fn check(version: &str, crd: impl FnOnce(CrdBuilder) -> CrdBuilder) {
     let supervised = Supervised::start(&format!("requests-{version}")).await;
     let harness = &supervised.harness;
-    let namespace = harness.scope.namespace.clone();
     let crd = crd(harness.widgets());
     let scope = if crd.is_namespaced() { "namespaced" } else { "cluster" };
     let snapshot = Snapshot::read(&format!("{scope}.{version}"));
-    let responses = snapshot.responses(&namespace);
+    let responses = snapshot.responses(&supervised);
     supervised.hook.answers(move |request| Answer::Json(responses[hook_of(request)].clone()));
     let settings = json!({
         "metadata": { "name": "settings", "labels": { "app": "settings" } },
@@ -204,8 +155,8 @@ async fn check(version: &str, crd: impl FnOnce(CrdBuilder) -> CrdBuilder) {
     .await;
 
     let requests = [("customize", customize), ("sync", sync), ("finalize", finalize)];
-    let constant = |call: &Call| constant(&supervised, &call.body);
-    snapshot.check(requests.iter().map(|(hook, call)| (*hook, constant(call))).collect());
+    let found = requests.iter().map(|(hook, call)| (*hook, constant(&supervised, &call.body)));
+    snapshot.check(found.collect());
     supervised.end().await;
 }
 

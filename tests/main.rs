@@ -51,6 +51,8 @@ mod logging;
 #[cfg(feature = "cli")]
 mod losses;
 #[cfg(feature = "cli")]
+mod migration;
+#[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]
 mod owner_chain;

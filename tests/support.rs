@@ -9,6 +9,8 @@ mod alone;
 #[cfg(feature = "meta")]
 mod bench;
 mod carrier;
+#[cfg(feature = "cli")]
+mod constant;
 mod counts;
 #[cfg(feature = "cli")]
 mod declared;
@@ -83,6 +85,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
+    constant::{constant, of_run, uid_of},
     declared::Declared,
     deletions::Deletions,
     example::Example,
