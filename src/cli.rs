@@ -17,6 +17,7 @@ mod held;
 mod http;
 mod instance;
 mod logging;
+mod memory;
 mod metacontroller;
 mod output;
 mod panics;

@@ -5,6 +5,7 @@
 
 mod classify;
 mod decode;
+mod delta;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
 mod index;
@@ -15,6 +16,7 @@ mod object;
 mod objects;
 mod options;
 mod pending;
+mod progress;
 mod reader;
 mod reflector;
 mod request_delays;
@@ -37,6 +39,7 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
+pub use delta::Delta;
 pub use index::Index;
 pub(crate) use index::IndexPanic;
 #[cfg(all(test, feature = "meta"))]
@@ -47,6 +50,7 @@ pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
+pub use progress::{Ended, Linger, Progress};
 pub use selector::{Selector, SelectorError};
 #[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};
@@ -54,7 +58,7 @@ pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
 pub use store::{KeepsEntries, Store};
 pub use string_map::StringMap;
-pub use subscription::{Delta, Ended, Linger, MovingInterests, Progress, Subscription};
+pub use subscription::{MovingInterests, Subscription};
 
 use std::sync::Arc;
 

@@ -182,6 +182,8 @@
 //! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and
 //! `docs/decisions` the reasons.
 
+#![forbid(unsafe_code)]
+
 #[cfg(panic = "abort")]
 compile_error!(
     "Pilotlight keeps a panic to the controller, the reconcile or the task that it happens in, by \

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::Args;
 use pilotlight::{redaction, signals};
+use tokio::select;
 use tracing::info;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -10,6 +11,7 @@ use super::{
     connection::ConnectionArgs,
     instance::{Instance, ManagerArgs, ServerArgs, Upstream},
     logging::LogFormat,
+    memory,
     metacontroller::MetacontrollerArgs,
 };
 
@@ -55,7 +57,10 @@ impl RunArgs {
             "starting"
         );
         let stop = signals::shutdown().context("listening for signals")?;
-        instance.run(stop).await?;
+        select! {
+            result = instance.run(stop) => result?,
+            () = memory::return_freed() => {}
+        }
         info!("stopped");
         Ok(())
     }

@@ -1,74 +1,26 @@
 //! Builder of a controller.
 
+mod error;
+mod input_options;
+
 use std::{sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
 
+pub use self::error::BuildError;
+use self::input_options::{InputKind, InputOptions, KindOptions, Role};
 use super::{
-    Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
+    Cluster, ConditionalSource, Enqueue, Handler, Predicate,
     handler::OnSynced,
-    inputs::NamedInputs,
     queue::{Backoff, Limit, QueueOptions},
-    run::input::{Input, InputSource},
-    run::input_status::InputMode,
-    source::kind::{Delivery, Filter, KindSource, Mapping},
-    spec::{Spec, erase},
+    run::{input::Input, input_status::InputMode},
 };
 use crate::{
-    guard::{self, Held},
+    guard::Held,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup},
 };
-
-/// Error in the description of a controller.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// Give the controller a name.
-    #[error("a controller needs a name")]
-    NameMissing,
-    /// Call `for_` or `watches` at least once.
-    #[error("{0} watches nothing: add an input with for_, owns or watches")]
-    NoInput(ControllerName),
-    /// Call `for_` once for each primary type.
-    #[error("{0} has the primary type {1} twice")]
-    PrimaryTwice(ControllerName, TypeRef),
-    /// Call `for_`, which names the type of the owner.
-    #[error("{0} owns {1} but has no primary type; call for_ first")]
-    OwnsWithoutFor(ControllerName, TypeRef),
-    /// Add an input before calling a method that applies to it.
-    #[error("{0}: {1} applies to the last input, and there is none; add an input first")]
-    NoInputYet(ControllerName, &'static str),
-    /// Select objects inside the custom source itself.
-    #[error("{0}: {1} applies to a type, not to a custom source")]
-    NotForSources(ControllerName, &'static str),
-    /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
-    /// [`Context::store`](super::Context::store).
-    #[error(
-        "{0}: {2} keeps too little of {1} to decode its Rust type; name it by for_type, \
-         owns_type or watches_type"
-    )]
-    TypedProjection(ControllerName, TypeRef, &'static str),
-    /// Call `metadata_only` instead.
-    #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
-    NotKept(ControllerName, TypeRef, &'static str),
-    /// Call `matching` and `named` after `watches`.
-    #[error(
-        "{0}: matching and named narrow a watched type, which {1} is not; call them after watches"
-    )]
-    NotWatched(ControllerName, TypeRef),
-    /// Call `every_owner` after `owns`.
-    #[error("{0}: every_owner applies to an owned type, which {1} is not; call it after owns")]
-    NotOwned(ControllerName, TypeRef),
-    /// Fix the source, whose name function panicked.
-    #[error("{0}: the name of a source panicked: {1}")]
-    SourcePanicked(ControllerName, String),
-    /// Allow at least one concurrent reconcile.
-    #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
-    NoWorkers(ControllerName),
-}
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
 /// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `managed_fields`,
@@ -76,53 +28,18 @@ pub enum BuildError {
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {
-    name: ControllerName,
-    inputs: Vec<InputOptions>,
-    event_filters: Vec<Predicate>,
-    workers: usize,
-    most_running: usize,
-    reconcile_timeout: Option<Duration>,
-    sync_timeout: Duration,
-    queue: QueueOptions,
-    group: RunnableGroup,
-    conditions: Vec<Held<Arc<dyn Condition>>>,
+    pub(super) name: ControllerName,
+    pub(super) inputs: Vec<InputOptions>,
+    pub(super) event_filters: Vec<Predicate>,
+    pub(super) workers: usize,
+    pub(super) most_running: usize,
+    pub(super) reconcile_timeout: Option<Duration>,
+    pub(super) sync_timeout: Duration,
+    pub(super) queue: QueueOptions,
+    pub(super) group: RunnableGroup,
+    pub(super) conditions: Vec<Held<Arc<dyn Condition>>>,
     // First error; returned by `build`, so that calls can be chained.
-    error: Option<BuildError>,
-}
-
-struct InputOptions {
-    kind: InputKind,
-    mode: InputMode,
-}
-
-enum InputKind {
-    Kind(Box<KindOptions>),
-    Source(Held<Arc<dyn ConditionalSource>>),
-}
-
-#[derive(Debug)]
-struct KindOptions {
-    filter: Filter,
-    role: Role,
-    /// True if the type is named by its Rust type, to which its objects are decoded.
-    typed: bool,
-    predicates: Vec<Predicate>,
-    indexes: Vec<Index>,
-    synced: Option<OnSynced>,
-    /// Interests that narrow what is delivered and kept whole; none for all.
-    interests: Vec<Interest>,
-    whole: bool,
-}
-
-#[derive(Debug)]
-enum Role {
-    Primary,
-    Owned {
-        only_controller: bool,
-    },
-    Watched(Handler),
-    /// Objects that the reconciler names while it runs.
-    Claimed(Handler),
+    pub(super) error: Option<BuildError>,
 }
 
 impl Builder {
@@ -366,68 +283,6 @@ impl Builder {
         self
     }
 
-    /// Builds the controller. Starts nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] with the first error in the description.
-    pub fn build(
-        self,
-        cluster: &Cluster,
-        reconciler: impl Reconciler,
-    ) -> Result<Controller, BuildError> {
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        if self.name.as_str().is_empty() {
-            return Err(BuildError::NameMissing);
-        }
-        if self.inputs.is_empty() {
-            return Err(BuildError::NoInput(self.name));
-        }
-        if self.workers == 0 {
-            return Err(BuildError::NoWorkers(self.name));
-        }
-        let found = self.inputs.iter().filter_map(|input| match &input.kind {
-            InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
-                Some(&kind.filter.type_ref)
-            }
-            InputKind::Kind(_) | InputKind::Source(_) => None,
-        });
-        let mut primaries: Vec<TypeRef> = Vec::new();
-        for primary in found {
-            if primaries.contains(primary) {
-                return Err(BuildError::PrimaryTwice(self.name, primary.clone()));
-            }
-            primaries.push(primary.clone());
-        }
-        let primaries: Arc<[TypeRef]> = primaries.into();
-        let (name, event_filters) = (self.name, self.event_filters);
-        let inputs = self.inputs.into_iter();
-        let inputs = inputs.map(|input| input.input(&name, &primaries, &event_filters, cluster));
-        let spec = Spec {
-            client: cluster.unfenced_client().clone(),
-            inputs: inputs.collect::<Result<_, _>>()?,
-            named: NamedInputs::new(
-                name.clone(),
-                cluster.clone(),
-                Arc::clone(&primaries),
-                event_filters.clone(),
-            ),
-            primaries: Arc::clone(&primaries),
-            reconcile: erase(reconciler),
-            workers: self.workers,
-            most_running: self.most_running,
-            reconcile_timeout: self.reconcile_timeout,
-            sync_timeout: self.sync_timeout,
-            queue: self.queue,
-            series: cluster.metrics.series(&name),
-            carried_over: cluster.carried_over.of(&name),
-            name,
-        };
-        Ok(Controller::new(spec, self.group).with(self.conditions))
-    }
-
     /// Returns the inputs alone, for a controller with these primary types.
     pub(super) fn inputs(
         self,
@@ -443,12 +298,25 @@ impl Builder {
         inputs.into_iter().map(|input| input.input(&name, primaries, &filters, cluster)).collect()
     }
 
+    /// Returns the primary types.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::PrimaryTwice`].
+    pub(super) fn primaries(&self) -> Result<Arc<[TypeRef]>, BuildError> {
+        let mut primaries: Vec<TypeRef> = Vec::new();
+        for primary in self.inputs.iter().filter_map(InputOptions::primary) {
+            if primaries.contains(primary) {
+                return Err(BuildError::PrimaryTwice(self.name.clone(), primary.clone()));
+            }
+            primaries.push(primary.clone());
+        }
+        Ok(primaries.into())
+    }
+
     /// Returns whether an input is a primary type.
     pub(super) fn has_primary(&self) -> bool {
-        self.inputs.iter().any(|input| match &input.kind {
-            InputKind::Kind(kind) => matches!(kind.role, Role::Primary),
-            InputKind::Source(_) => false,
-        })
+        self.inputs.iter().any(|input| input.primary().is_some())
     }
 
     /// Makes the required inputs optional.
@@ -462,19 +330,7 @@ impl Builder {
     }
 
     fn kind(mut self, type_ref: TypeRef, role: Role, typed: bool) -> Self {
-        let filter = Filter {
-            type_ref,
-            namespace: None,
-            labels: None,
-            fields: None,
-            projection: Projection::default(),
-            managed_fields: false,
-        };
-        let (predicates, indexes) = (Vec::new(), Vec::new());
-        let (interests, whole) = (Vec::new(), false);
-        let synced = None;
-        let kind =
-            KindOptions { filter, role, typed, predicates, indexes, synced, interests, whole };
+        let kind = KindOptions::new(type_ref, role, typed);
         self.inputs
             .push(InputOptions { kind: InputKind::Kind(Box::new(kind)), mode: InputMode::Plain });
         self
@@ -504,120 +360,5 @@ impl Builder {
     ) {
         let name = self.name.clone();
         self.error.get_or_insert_with(|| error(name, method));
-    }
-}
-
-impl InputOptions {
-    /// Returns the input of a controller with these primary types.
-    fn input(
-        self,
-        name: &ControllerName,
-        primaries: &[TypeRef],
-        event_filters: &[Predicate],
-        cluster: &Cluster,
-    ) -> Result<Input, BuildError> {
-        let mode = self.mode;
-        let source = match self.kind {
-            InputKind::Source(source) => match guard::run(|| source.name()) {
-                Ok(_name) => InputSource::Other(source),
-                Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
-            },
-            InputKind::Kind(kind) => {
-                kind.check(name, event_filters)?;
-                let source = kind.source(name, primaries, event_filters, mode, cluster)?;
-                InputSource::Kind(Arc::new(source))
-            }
-        };
-        Ok(Input { source, mode })
-    }
-}
-
-impl KindOptions {
-    /// Returns the source of an input of a controller with these primary types.
-    fn source(
-        self,
-        name: &ControllerName,
-        primaries: &[TypeRef],
-        event_filters: &[Predicate],
-        mode: InputMode,
-        cluster: &Cluster,
-    ) -> Result<KindSource, BuildError> {
-        let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
-        filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
-        let of = |handler| Mapping::Handler(Held::new(handler));
-        let (mapping, delivery) = match role {
-            Role::Primary => {
-                let position = primaries.iter().position(|it| *it == filter.type_ref);
-                (Mapping::Primary(position.unwrap_or_default()), Delivery::Everything)
-            }
-            Role::Watched(handler) if interests.is_empty() => (of(handler), Delivery::Everything),
-            Role::Watched(handler) => (of(handler), Delivery::Of(interests)),
-            Role::Owned { .. } | Role::Claimed(_) if primaries.is_empty() => {
-                return Err(BuildError::OwnsWithoutFor(name.clone(), filter.type_ref));
-            }
-            Role::Owned { only_controller } => {
-                let primaries = primaries.to_vec();
-                let delivery = Delivery::OwnedBy(primaries.clone());
-                (Mapping::OwnerOf { primaries, only_controller }, delivery)
-            }
-            Role::Claimed(handler) => (of(handler), Delivery::Moving(primaries.to_vec())),
-        };
-        Ok(KindSource {
-            filter,
-            predicates: event_filters.iter().cloned().chain(predicates).collect(),
-            mapping,
-            delivery,
-            whole,
-            indexes,
-            panics: watch::Sender::default(),
-            synced,
-            mode,
-            types: cluster.types.clone(),
-            informers: cluster.informers.clone(),
-        })
-    }
-
-    /// Checks that the projection keeps the fields that its uses need.
-    fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
-        let type_ref = || self.filter.type_ref.clone();
-        if !self.interests.is_empty() && !matches!(self.role, Role::Watched(_)) {
-            return Err(BuildError::NotWatched(name.clone(), type_ref()));
-        }
-        let method = match self.filter.projection {
-            Projection::Full => return Ok(()),
-            Projection::Metadata => "metadata_only",
-            Projection::Keys => "keys_only",
-        };
-        if self.typed {
-            return Err(BuildError::TypedProjection(name.clone(), type_ref(), method));
-        }
-        if self.filter.projection != Projection::Keys {
-            return Ok(());
-        }
-        let mut predicates = event_filters.iter().chain(&self.predicates);
-        let field = match &self.role {
-            Role::Owned { .. } | Role::Watched(Handler::Owner { .. }) => Some("owner references"),
-            _ if self.interests.iter().any(Interest::reads_labels) => Some("labels"),
-            _ if self.filter.managed_fields => Some("managedFields"),
-            _ if !self.indexes.is_empty() => Some("fields to index"),
-            Role::Primary
-            | Role::Claimed(_)
-            | Role::Watched(Handler::Object | Handler::Map(_) | Handler::Delta(_)) => {
-                predicates.find_map(Predicate::reads)
-            }
-        };
-        match field {
-            Some(field) => Err(BuildError::NotKept(name.clone(), type_ref(), field)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::fmt::Debug for InputOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.kind {
-            InputKind::Kind(kind) => kind.fmt(f),
-            InputKind::Source(source) => f.write_str(&source.name()),
-        }
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Inputs, Queue, Request,
-    inputs::NamedInputs,
+    inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
     run::unconfirmed,
@@ -127,9 +127,9 @@ impl Context {
         }
     }
 
-    /// Returns the caches of a type, at any version.
-    pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
-        self.shared.statuses.caches(group, plural)
+    /// Returns the statuses of the inputs.
+    pub(super) fn statuses(&self) -> &InputStatuses {
+        &self.shared.statuses
     }
 
     /// Returns the epoch of the run.

@@ -1,14 +1,16 @@
 //! Inputs by name: added to, replaced in and removed from a controller at any time.
 
-mod state;
+mod error;
+pub(in crate::controller) mod progress;
+pub(in crate::controller) mod state;
 
 use std::{fmt, sync::Arc};
 
 use tokio::sync::watch;
 
-pub(in crate::controller) use self::state::{InputProgress, InputStep, NamedInputs};
-use super::{BuildError, Builder};
-use crate::manager::ControllerName;
+use self::state::NamedInputs;
+pub use self::{error::InputError, progress::InputState};
+use super::Builder;
 
 /// Inputs of a controller by name, beside those of its builder. Cheap to clone.
 ///
@@ -49,42 +51,6 @@ pub struct InputHandle {
     state: watch::Receiver<InputState>,
     /// Inputs that this one replaces, until they have ended.
     replaced: Vec<watch::Receiver<InputState>>,
-}
-
-/// State of an input that was added by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InputState {
-    /// The input is to start: no epoch runs, its type is not served, or its first list is in
-    /// progress. Holds the reason.
-    Pending(String),
-    /// The input has started: the requests for all objects that existed are in the queue.
-    Started,
-    /// The input was removed or replaced, or has ended with its epoch. Nothing of it runs.
-    Ended,
-}
-
-/// Error of a change of the inputs.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InputError {
-    /// Remove the input of that name first, or call [`Inputs::replace`].
-    #[error("{0} has an input named {1} already")]
-    NameTaken(ControllerName, String),
-    /// The closure must add exactly one input, with `owns`, `watches`, `claims_type` or `source`.
-    #[error("{0}: input {1} must be one input; it is {2}")]
-    NotOne(ControllerName, String, usize),
-    /// Call `for_` on the builder of the controller: its primary type is the same in all epochs.
-    #[error("{0}: input {1} cannot be the primary type")]
-    Primary(ControllerName, String),
-    /// The epoch is over. The next epoch has a context of its own.
-    #[error("{0}: the epoch that input {1} was to end with is over")]
-    EpochOver(ControllerName, String),
-    /// The input was removed or replaced, or its epoch is over, before it started.
-    #[error("the input has ended before it started")]
-    Ended,
-    /// Fix the description of the input.
-    #[error(transparent)]
-    Build(#[from] BuildError),
 }
 
 impl Inputs {

@@ -10,12 +10,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use super::{
-    Builder, Inputs,
+    BuildError, Builder, Cluster, Inputs, Reconciler,
+    inputs::state::NamedInputs,
     run::input::InputSource,
     run::input_status::InputMode,
     run::{self, human},
     source::kind::KindSource,
-    spec::Spec,
+    spec::{Spec, erase},
 };
 use crate::{
     guard::Held,
@@ -96,6 +97,57 @@ impl Controller {
 
 fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
     prepared.lock()
+}
+
+impl Builder {
+    /// Builds the controller. Starts nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] with the first error in the description.
+    pub fn build(
+        self,
+        cluster: &Cluster,
+        reconciler: impl Reconciler,
+    ) -> Result<Controller, BuildError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        if self.name.as_str().is_empty() {
+            return Err(BuildError::NameMissing);
+        }
+        if self.inputs.is_empty() {
+            return Err(BuildError::NoInput(self.name));
+        }
+        if self.workers == 0 {
+            return Err(BuildError::NoWorkers(self.name));
+        }
+        let primaries = self.primaries()?;
+        let (name, event_filters) = (self.name, self.event_filters);
+        let inputs = self.inputs.into_iter();
+        let inputs = inputs.map(|input| input.input(&name, &primaries, &event_filters, cluster));
+        let spec = Spec {
+            client: cluster.unfenced_client().clone(),
+            inputs: inputs.collect::<Result<_, _>>()?,
+            named: NamedInputs::new(
+                name.clone(),
+                cluster.clone(),
+                Arc::clone(&primaries),
+                event_filters.clone(),
+            ),
+            primaries: Arc::clone(&primaries),
+            reconcile: erase(reconciler),
+            workers: self.workers,
+            most_running: self.most_running,
+            reconcile_timeout: self.reconcile_timeout,
+            sync_timeout: self.sync_timeout,
+            queue: self.queue,
+            series: cluster.metrics.series(&name),
+            carried_over: cluster.carried_over.of(&name),
+            name,
+        };
+        Ok(Controller::new(spec, self.group).with(self.conditions))
+    }
 }
 
 impl Runnable for Controller {

@@ -16,6 +16,7 @@
 pub(in crate::controller) mod retry_gate;
 
 mod core;
+mod item;
 mod limit;
 
 use std::{
@@ -26,7 +27,6 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{self, Poll},
-    time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -36,73 +36,11 @@ use tokio::{
 };
 
 use self::core::{Core, Timer};
-pub use self::limit::{Backoff, Limit};
+pub use self::{
+    item::{Add, Delayed, Item, LOW_PRIORITY},
+    limit::{Backoff, Limit, QueueOptions},
+};
 use super::metrics::{QueueMetrics, Work, WorkProbe};
-
-/// Priority of requests without urgency: the initial list, and resyncs.
-///
-/// Like any priority below 0 it counts as 0 once the key has been ready for a minute.
-pub const LOW_PRIORITY: i32 = -100;
-
-/// Priority of changes.
-const NORMAL_PRIORITY: i32 = 0;
-
-/// Longest time that keys of normal priority precede an earlier key of low priority. Long enough
-/// for changes to come first while a large initial list is processed, and short against a resync
-/// interval.
-const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
-
-/// Upper bound of a delay, one year: the end of any longer delay may be out of range.
-const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// Rate limits of a queue.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct QueueOptions {
-    /// Back-off of each item.
-    pub backoff: Backoff,
-    /// Shared limit of all adds that count as failures; none by default.
-    pub limit: Option<Limit>,
-}
-
-/// Options of an add.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Add {
-    /// Priority; higher ones come first. A second add never lowers it. A priority below 0 counts
-    /// as 0 once the key has been ready for a minute.
-    pub priority: i32,
-    /// Delay until the key is ready, at most a year; the earliest of several adds counts.
-    pub after: Duration,
-    /// True if the add counts as a failure of the key and waits for its back-off; with `after`
-    /// set, for the shorter of both.
-    pub rate_limited: bool,
-    /// True if the add counts as a failure of the key, without its back-off; the shared limit may
-    /// delay it.
-    pub failed: bool,
-}
-
-/// Key that a worker processes; ends with [`Queue::done`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item<K> {
-    /// Key.
-    pub key: K,
-    /// Priority that the key had in the queue.
-    pub priority: i32,
-    /// Failures since the key was last forgotten.
-    pub failures: u32,
-}
-
-/// Key left in a closed queue, for [`Queue::restore`] of another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delayed<K> {
-    /// Key.
-    pub key: K,
-    /// Priority of the key.
-    pub priority: i32,
-    /// Failures of the key in a row.
-    pub failures: u32,
-    /// Time at which the key is due.
-    pub at: Instant,
-}
 
 /// Handle of a work queue; cheap to clone.
 pub struct Queue<K> {

@@ -304,7 +304,7 @@ impl Run {
                 biased;
                 // The reconcile has not begun, so that a stop need not wait for it.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = reconciling.confirm(&context, &spec.primaries) => settled,
+                settled = reconciling.confirm(context.statuses(), || context.client(), &spec.primaries) => settled,
             };
             if let Err(behind) = settled {
                 return Attempt::Behind(behind);

@@ -6,8 +6,8 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, inputs::NamedInputs, metrics::Series,
-    queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
+    Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
+    metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
 };
 use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 

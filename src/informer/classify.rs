@@ -2,12 +2,15 @@
 //!
 //! Pure. No response ends an informer or empties its store: absence is proven elsewhere.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use kube::core::Status;
 use prometheus_client::encoding::EncodeLabelValue;
 
 use crate::redaction;
+
+/// Maximum length of a message of an error, in characters.
+const MESSAGE_MAX: usize = 1024;
 
 /// Request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,6 +249,16 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
         Failure::Suspect(_) => verdict(Step::Relist, Pace::Prompt, Cause::Suspect),
         Failure::Wanted => verdict(Step::Relist, Pace::Prompt, Cause::Wanted),
     }
+}
+
+/// Formats an error with its sources, since a status shows only text.
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    shorten(&redaction::error(error))
+}
+
+/// Shortens a text to the limit of messages.
+pub(super) fn shorten(text: &str) -> String {
+    text.chars().take(MESSAGE_MAX).collect()
 }
 
 #[cfg(test)]

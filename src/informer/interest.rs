@@ -35,6 +35,10 @@ pub struct Selection {
     pub selector: Selector,
 }
 
+/// Identity of a subscriber in its informer, by which its interests are indexed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct SubscriberId(pub(super) u64);
+
 /// Interests of a subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interests {

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{classify::Failure, wire::chain};
+use super::classify::{Failure, chain};
 
 /// Splits chunks into lines. Pure.
 #[derive(Debug)]

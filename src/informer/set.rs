@@ -24,10 +24,11 @@ use super::{
     Ended, InformerKey, InformerMetrics, InformerOptions, Interests, Linger, ObjectError, Progress,
     Subscription,
     decode::Decoder,
+    interest::SubscriberId,
     mailbox::Mailbox,
     reader::Room,
     reflector::Reflector,
-    shared_informer::{Joined, SharedInformer, SubscriberId},
+    shared_informer::{Joined, SharedInformer},
     wire::Wire,
 };
 use crate::{

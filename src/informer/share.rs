@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{Interest, Object, interest::InterestIndex, subscriber::SubscriberId};
+use super::{
+    Interest, Object,
+    interest::{InterestIndex, SubscriberId},
+};
 
 /// Part of a cache that belongs to one subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,11 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Ended, Header, InformerKey, Interest, Interests, Linger, Object, ObjectError, ObjectKey,
-    Progress, Store, interest::InterestIndex, mailbox::Mailbox, objects::Generation,
-    retention::Retention, subscriber::Subscriber,
+    Progress, Store,
+    interest::{InterestIndex, SubscriberId},
+    mailbox::Mailbox,
+    objects::Generation,
+    retention::Retention,
+    subscriber::Subscriber,
 };
-
-pub(super) use super::subscriber::SubscriberId;
 
 /// Maximum number of quarantined objects kept for the status; the log names all.
 const QUARANTINE_MAX: usize = 100;

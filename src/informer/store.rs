@@ -18,10 +18,9 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
-    interest::{InterestIndex, Selection},
+    interest::{InterestIndex, Selection, SubscriberId},
     objects::{Generation, Objects, Scanned},
     share::{ObjectCount, Shares},
-    subscriber::SubscriberId,
 };
 use crate::kind::GroupKind;
 

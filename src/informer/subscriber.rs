@@ -8,10 +8,6 @@ use super::{Header, Interest, Object, ObjectKey, Store, mailbox::Mailbox};
 /// have few objects.
 const EXAMINED: usize = if cfg!(test) { 2 } else { 256 };
 
-/// Identity of a subscriber in its informer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct SubscriberId(pub(super) u64);
-
 /// State of a subscriber, locked by its informer.
 #[derive(Debug)]
 pub(super) struct Subscriber {

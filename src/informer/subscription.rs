@@ -5,78 +5,12 @@ use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 
 use super::{
-    InformerKey, Interest, Interests, Object, ObjectKey, Store,
+    Delta, Ended, InformerKey, Interest, Interests, Linger, Object, ObjectKey, Progress, Store,
+    interest::SubscriberId,
     mailbox::{Extent, Mailbox},
     set::Shared,
-    shared_informer::{Joined, SharedInformer, SubscriberId},
+    shared_informer::{Joined, SharedInformer},
 };
-
-/// Change of one object for one subscriber. Changes of the same object between two calls of
-/// [`Subscription::next`] are merged.
-///
-/// An object that the subscription does not keep whole, such as one that has just stopped to match,
-/// is a metadata entry.
-///
-/// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
-/// then deleted, is also one change, with `new: None`; of more than ten thousand pending ones only
-/// the last are kept.
-#[derive(Clone, Debug)]
-pub struct Delta {
-    /// Key of the object.
-    pub key: ObjectKey,
-    /// Object that the subscriber saw before, or its last state if it was created and deleted
-    /// unseen. `None` if the object is new to the subscriber.
-    pub old: Option<Object>,
-    /// Current object; `None` if it is deleted.
-    pub new: Option<Object>,
-    /// True if the object was in the store when the subscriber joined, or in the informer's first
-    /// list.
-    pub initial: bool,
-}
-
-/// Progress of an informer's list and watch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The first list is in progress. Holds the last error, if it is being retried.
-    Syncing(Option<String>),
-    /// The store is complete and the watch is open.
-    Synced,
-    /// The store is complete but stale: the watch fails. Holds the last error.
-    Stale(String),
-    /// The server forbids the request. Names the missing permission.
-    Forbidden(String),
-    /// The type's conversion webhook fails, so that no object can be read at this version. Holds
-    /// the error.
-    ConversionFailed(String),
-    /// The informer has ended.
-    Ended(Ended),
-}
-
-/// Reason why an informer ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Ended {
-    /// The last subscriber left.
-    #[error("released by its last subscriber")]
-    Released,
-    /// The type is proven gone.
-    #[error("its type is gone")]
-    TypeGone,
-    /// The set was shut down.
-    #[error("shut down")]
-    Shutdown,
-    /// A defect in this crate. Holds the panic's message.
-    #[error("panicked: {0}")]
-    Panicked(String),
-}
-
-/// Time that an informer outlives its last subscriber.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Linger {
-    /// The set's setting (default 10 s): the next epoch may need the informer.
-    Default,
-    /// No time: the type is gone.
-    None,
-}
 
 /// Subscription to an informer: keeps it alive, reads its store and receives its changes.
 ///

@@ -1,6 +1,6 @@
 //! Requests of an informer, and parsing of response parts other than objects.
 
-use std::{borrow::Cow, collections::HashMap, error::Error, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
 use http::{Request, Response, header};
 use kube::{Client, client::Body};
@@ -13,15 +13,14 @@ use tokio::{
 
 use super::{
     InformerKey, Projection,
-    classify::Failure,
+    classify::{Failure, chain, shorten},
     decode,
     reader::{Room, Whole, WholeReader},
 };
-use crate::{duration::after, list_page::ListPage, redaction};
+use crate::{duration::after, list_page::ListPage};
 
 /// Maximum size of an error body: a status of a few hundred bytes, or a proxy's error page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
-const MESSAGE_MAX: usize = 1024;
 /// Silence after which a list releases its slot until the server continues: a server that does not
 /// answer for one type must not delay the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -210,15 +209,6 @@ async fn refusal(response: Response<Body>) -> Failure {
             Failure::Status { code, reason: String::new(), message, retry_after }
         }
     }
-}
-
-/// Formats an error with its sources, since a status shows only text.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    shorten(&redaction::error(error))
-}
-
-fn shorten(text: &str) -> String {
-    text.chars().take(MESSAGE_MAX).collect()
 }
 
 fn push_parameter(query: &mut String, name: &str, value: &str) {

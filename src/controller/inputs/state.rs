@@ -9,7 +9,10 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use super::{InputError, InputState};
+use super::{
+    error::InputError,
+    progress::{InputProgress, InputState, idle},
+};
 use crate::{
     controller::{Builder, Cluster, Predicate, run::input::Input},
     kind::TypeRef,
@@ -51,14 +54,6 @@ struct Running {
     progress: InputProgress,
     /// True once the input was removed: it does not wait for a replacement.
     removed: bool,
-}
-
-/// Published state of one input.
-#[derive(Clone, Debug)]
-pub(in crate::controller) struct InputProgress {
-    pub(in crate::controller) name: Arc<str>,
-    state: Arc<watch::Sender<InputState>>,
-    wake: Arc<Notify>,
 }
 
 /// Step of a run towards the inputs wanted.
@@ -115,7 +110,7 @@ impl NamedInputs {
         state.last += 1;
         let number = state.last;
         let progress = InputProgress::new(&name, Arc::clone(&self.wake));
-        let receiver = progress.state.subscribe();
+        let receiver = progress.subscribe();
         let replaced = state.running_of(&name);
         let before = state.wanted.insert(name, Wanted { number, input, until, progress });
         state.end_if_idle(before.as_ref());
@@ -135,7 +130,7 @@ impl NamedInputs {
         if let Some(before) = &before
             && !state.running.contains_key(&before.number)
         {
-            ending.push(before.progress.state.subscribe());
+            ending.push(before.progress.subscribe());
         }
         state.end_if_idle(before.as_ref());
         drop(state);
@@ -146,9 +141,7 @@ impl NamedInputs {
 
     pub(super) fn states(&self) -> Vec<(String, InputState)> {
         let state = self.state();
-        let of = |(name, wanted): (&String, &Wanted)| {
-            (name.clone(), wanted.progress.state.borrow().clone())
-        };
+        let of = |(name, wanted): (&String, &Wanted)| (name.clone(), wanted.progress.get());
         state.wanted.iter().map(of).collect()
     }
 
@@ -190,11 +183,11 @@ impl NamedInputs {
     pub(in crate::controller) fn steps(&self) -> Vec<InputStep> {
         let mut state = self.state();
         let wanted = state.wanted.iter().map(|(name, wanted)| {
-            let is_started = *wanted.progress.state.borrow() == InputState::Started;
+            let is_started = wanted.progress.is_started();
             (name.as_str(), wanted.number, is_started)
         });
         let running = state.running.iter().map(|(number, running)| {
-            let is_started = *running.progress.state.borrow() == InputState::Started;
+            let is_started = running.progress.is_started();
             (running.name.as_str(), *number, is_started && !running.removed)
         });
         let (start, stop) = plan(&wanted.collect::<Vec<_>>(), &running.collect::<Vec<_>>());
@@ -228,7 +221,7 @@ impl NamedInputs {
 impl State {
     fn running_of(&self, name: &str) -> Vec<watch::Receiver<InputState>> {
         let of = self.running.values().filter(|running| running.name == name);
-        of.map(|running| running.progress.state.subscribe()).collect()
+        of.map(|running| running.progress.subscribe()).collect()
     }
 
     /// Publishes the end of an input that is no longer wanted, unless a run has to join it first.
@@ -239,31 +232,6 @@ impl State {
             unwanted.progress.set(InputState::Ended);
         }
     }
-}
-
-impl InputProgress {
-    fn new(name: &str, wake: Arc<Notify>) -> Self {
-        Self { name: name.into(), state: Arc::new(watch::Sender::new(idle())), wake }
-    }
-
-    /// Publishes a state.
-    pub(in crate::controller) fn set(&self, state: InputState) {
-        let mut started = false;
-        self.state.send_if_modified(|now| {
-            let is_new = *now != state;
-            started = is_new && state == InputState::Started;
-            *now = state;
-            is_new
-        });
-        if started {
-            // A replaced input may stop now.
-            self.wake.notify_one();
-        }
-    }
-}
-
-fn idle() -> InputState {
-    InputState::Pending("the controller does not run".to_owned())
 }
 
 /// Returns the numbers of the inputs to start and to stop. Both arguments have names, numbers and

@@ -10,10 +10,22 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Add, Delayed, Item, LOW_PRIORITY, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions,
+    item::{Add, Delayed, Item, LOW_PRIORITY},
+    limit::QueueOptions,
 };
 use crate::controller::metrics::{QueueMetrics, Work};
 use crate::token_bucket::TokenBucket;
+
+/// Priority of changes.
+const NORMAL_PRIORITY: i32 = 0;
+
+/// Longest time that keys of normal priority precede an earlier key of low priority. Long enough
+/// for changes to come first while a large initial list is processed, and short against a resync
+/// interval.
+const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
+
+/// Upper bound of a delay, one year: the end of any longer delay may be out of range.
+const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// State of every key, and the rules by which keys move.
 ///

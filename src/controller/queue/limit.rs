@@ -6,6 +6,15 @@ use tokio::time::Instant;
 
 use crate::{duration::doubled, token_bucket::TokenBucket};
 
+/// Rate limits of a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueueOptions {
+    /// Back-off of each item.
+    pub backoff: Backoff,
+    /// Shared limit of all adds that count as failures; none by default.
+    pub limit: Option<Limit>,
+}
+
 /// Back-off of one item: `base` doubled for every failure in a row, at most `max`.
 ///
 /// Semantics: `ItemExponentialFailureRateLimiter` of client-go, with controller-runtime's numbers.

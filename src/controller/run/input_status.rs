@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    controller::inputs::{InputProgress, InputState},
+    controller::inputs::progress::{InputProgress, InputState},
     discovery::TypeStatus,
     informer::{CacheShare, InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},

@@ -13,7 +13,7 @@ use tracing::warn;
 use super::Run;
 use crate::{
     controller::{
-        inputs::{InputStep, NamedInputs},
+        inputs::state::{InputStep, NamedInputs},
         run::{input::Input, input_status::InputStatus},
     },
     duration::after,

@@ -25,7 +25,7 @@ use crate::{
     controller::{
         ChannelSource, Cluster, ClusterOptions, ConditionalSource, Controller, ControllerMetrics,
         LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
-        inputs::NamedInputs,
+        inputs::state::NamedInputs,
         queue::QueueOptions,
         run::carried_over::{CarriedOver, CarriedOverByName},
         run::input::{Input, InputSource},

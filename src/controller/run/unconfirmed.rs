@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
@@ -28,7 +29,7 @@ use self::{
 };
 
 use crate::{
-    controller::{Context, Request},
+    controller::{Request, run::input_status::InputStatuses},
     kind::TypeRef,
     manager::{Write, WriteEnd, WriteObserver},
 };
@@ -190,7 +191,8 @@ impl Reconciling {
         self.writes.as_ref().is_some_and(|writes| writes.unknown)
     }
 
-    /// Compares the caches with the unconfirmed writes, and forgets those that the caches hold.
+    /// Compares the caches of a run with the unconfirmed writes, and forgets those that the caches
+    /// hold. The client is called for if the server has to be read.
     ///
     /// # Errors
     ///
@@ -199,21 +201,22 @@ impl Reconciling {
     /// # Cancel safety
     ///
     /// Cancel safe: the writes stay unconfirmed.
-    pub(in crate::controller) async fn confirm(
+    pub(in crate::controller) async fn confirm<'c>(
         &mut self,
-        context: &Context,
+        statuses: &InputStatuses,
+        client: impl Fn() -> &'c Client,
         primaries: &[TypeRef],
     ) -> Result<(), Behind> {
         let Some(writes) = &mut self.writes else { return Ok(()) };
         let primary = primaries.get(self.request.primary);
-        let served = primary.and_then(|primary| context.served(primary));
-        if let Some(served) = served.filter(|_| writes.own_object) {
+        let attached = primary.and_then(|primary| statuses.attached(primary));
+        if let Some(attached) = attached.filter(|_| writes.own_object) {
             writes.own_object = false;
-            let own = Target::of_request(&self.request, &served);
+            let own = Target::of_request(&self.request, &attached.current());
             writes.expect(own, Expectation::new(None));
         }
         let count = writes.targets.len();
-        if let Err(why) = writes.confirm(context).await {
+        if let Err(why) = writes.confirm(statuses, client).await {
             if writes.targets.len() != count {
                 writes.behind = None;
             }
@@ -242,16 +245,19 @@ impl RequestWrites {
 
     /// Compares the targets in sequence, until a cache is behind. A collection is read once, and is
     /// then replaced by those of its objects that the caches lack.
-    async fn confirm(&mut self, context: &Context) -> Result<(), Unconfirmed> {
+    async fn confirm<'c>(
+        &mut self,
+        statuses: &InputStatuses,
+        client: impl Fn() -> &'c Client,
+    ) -> Result<(), Unconfirmed> {
         let waited = self.behind.map(|since| since.elapsed()).unwrap_or_default();
         while let Some(mut first) = self.targets.first_entry() {
             let target = first.key().clone();
             let mut missing = Vec::new();
-            for cache in context.caches(&target.group, &target.plural) {
+            for cache in statuses.caches(&target.group, &target.plural) {
                 if target.may_be_in(&cache) {
                     let expected = first.get_mut();
-                    missing
-                        .extend(expected.check(&target, &cache, context.client(), waited).await?);
+                    missing.extend(expected.check(&target, &cache, client(), waited).await?);
                 }
             }
             first.remove();

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use http::Method;
 use serde::Deserialize;
 
-use super::Request;
 use crate::{
-    controller::run::input_status::Attached,
+    controller::{Request, run::input_status::Attached},
     informer::ObjectKey,
     kind::{Scope, ServedType},
     manager::Write,

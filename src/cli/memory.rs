@@ -1,0 +1,134 @@
+//! Freed memory that glibc keeps for later: returned to the system when work has calmed down.
+//!
+//! glibc returns freed memory only from the end of its heap, so that a process would keep the memory
+//! of its start for ever. Other C libraries need no help, and get none.
+
+use std::{fs, time::Duration};
+
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+/// Interval of the checks. A burst of work is over when a whole interval was calm.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Maximum CPU time of a calm interval.
+const CALM: Duration = Duration::from_millis(100);
+/// CPU time since the last return after which there may be memory to return. A process at rest needs
+/// hours for it.
+const WORK: Duration = Duration::from_millis(100);
+/// Longest time between two returns of a process that is never calm.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Unit of CPU times in `/proc`, a hundredth of a second on every architecture.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Returns freed memory to the system whenever work has calmed down. Never resolves.
+pub(super) async fn return_freed() {
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pace = Pace::default();
+    loop {
+        period.tick().await;
+        let stat = fs::read_to_string("/proc/self/stat");
+        let Some(used) = stat.ok().as_deref().and_then(cpu_time) else { continue };
+        if pace.is_due(used, Instant::now()) {
+            // Takes milliseconds, in which no thread may allocate. An error means that it panicked.
+            drop(spawn_blocking(trim).await);
+        }
+    }
+}
+
+/// CPU time of the process at the checks.
+#[derive(Default)]
+struct Pace {
+    /// At the last check.
+    seen: Duration,
+    /// At the last return of memory in a calm interval.
+    returned: Duration,
+    /// Time from which the process has been busy, or of the last return since; `None` if it is calm.
+    busy: Option<Instant>,
+}
+
+impl Pace {
+    /// Returns whether memory is to be returned now, after this CPU time.
+    fn is_due(&mut self, used: Duration, now: Instant) -> bool {
+        let is_calm = used.saturating_sub(self.seen) <= CALM;
+        self.seen = used;
+        if is_calm {
+            self.busy = None;
+            let has_worked = used.saturating_sub(self.returned) >= WORK;
+            if has_worked {
+                self.returned = used;
+            }
+            return has_worked;
+        }
+        let is_due = now.duration_since(*self.busy.get_or_insert(now)) >= LONGEST;
+        if is_due {
+            self.busy = Some(now);
+        }
+        is_due
+    }
+}
+
+/// Returns the CPU time in the text of `/proc/self/stat`: its fields 14 and 15. The second field is the
+/// name of the program, in parentheses, and may have any characters.
+fn cpu_time(stat: &str) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<u32>);
+    let (user, system) = (ticks.next()?.ok()?, ticks.next()?.ok()?);
+    Some(TICK * user.saturating_add(system))
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(unsafe_code, reason = "the only way to glibc's malloc_trim")]
+fn trim() {
+    unsafe extern "C" {
+        /// Safe for any argument: it is the number of free bytes to keep at the end of the heap.
+        safe fn malloc_trim(pad: usize) -> std::ffi::c_int;
+    }
+    let _has_returned = malloc_trim(0);
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn trim() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_returned_once_after_each_burst_of_work() {
+        let begin = Instant::now();
+        let mut pace = Pace::default();
+        let mut at = |seconds: u64, used: u64| {
+            pace.is_due(Duration::from_millis(used), begin + Duration::from_secs(seconds))
+        };
+
+        assert!(!at(5, 700), "the start is still busy");
+        assert!(at(10, 720), "the start is over");
+        assert!(!at(15, 725), "nothing has been freed since");
+        assert!(!at(3600, 780), "a process at rest");
+        assert!(!at(3605, 2000), "the next burst");
+        assert!(at(3610, 2050), "it is over");
+    }
+
+    #[test]
+    fn process_that_is_never_calm_returns_memory_each_minute() {
+        let begin = Instant::now();
+        let mut pace = Pace::default();
+
+        let due = (1..=36_u32)
+            .filter(|&check| pace.is_due(check * Duration::from_secs(4), begin + check * PERIOD));
+
+        assert_eq!(due.collect::<Vec<_>>(), [13, 25]);
+    }
+
+    #[test]
+    fn cpu_time_is_read_whatever_the_name_of_the_program() {
+        let stat = "7 (a) 1 (b)) S 1 7 7 0 -1 4194560 1402 0 3 0 57 13 0 0 20 0 9 0 88 1 2";
+
+        assert_eq!(cpu_time(stat), Some(Duration::from_millis(700)));
+        assert_eq!(cpu_time(""), None);
+        assert_eq!(cpu_time("7 (a) S 1"), None);
+    }
+}

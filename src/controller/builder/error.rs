@@ -1,0 +1,51 @@
+//! Error in the description of a controller.
+
+use crate::{kind::TypeRef, manager::ControllerName};
+
+/// Error in the description of a controller.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// Give the controller a name.
+    #[error("a controller needs a name")]
+    NameMissing,
+    /// Call `for_` or `watches` at least once.
+    #[error("{0} watches nothing: add an input with for_, owns or watches")]
+    NoInput(ControllerName),
+    /// Call `for_` once for each primary type.
+    #[error("{0} has the primary type {1} twice")]
+    PrimaryTwice(ControllerName, TypeRef),
+    /// Call `for_`, which names the type of the owner.
+    #[error("{0} owns {1} but has no primary type; call for_ first")]
+    OwnsWithoutFor(ControllerName, TypeRef),
+    /// Add an input before calling a method that applies to it.
+    #[error("{0}: {1} applies to the last input, and there is none; add an input first")]
+    NoInputYet(ControllerName, &'static str),
+    /// Select objects inside the custom source itself.
+    #[error("{0}: {1} applies to a type, not to a custom source")]
+    NotForSources(ControllerName, &'static str),
+    /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
+    /// [`Context::store`](super::Context::store).
+    #[error(
+        "{0}: {2} keeps too little of {1} to decode its Rust type; name it by for_type, \
+         owns_type or watches_type"
+    )]
+    TypedProjection(ControllerName, TypeRef, &'static str),
+    /// Call `metadata_only` instead.
+    #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
+    NotKept(ControllerName, TypeRef, &'static str),
+    /// Call `matching` and `named` after `watches`.
+    #[error(
+        "{0}: matching and named narrow a watched type, which {1} is not; call them after watches"
+    )]
+    NotWatched(ControllerName, TypeRef),
+    /// Call `every_owner` after `owns`.
+    #[error("{0}: every_owner applies to an owned type, which {1} is not; call it after owns")]
+    NotOwned(ControllerName, TypeRef),
+    /// Fix the source, whose name function panicked.
+    #[error("{0}: the name of a source panicked: {1}")]
+    SourcePanicked(ControllerName, String),
+    /// Allow at least one concurrent reconcile.
+    #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
+    NoWorkers(ControllerName),
+}

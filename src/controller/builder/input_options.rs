@@ -1,0 +1,198 @@
+//! Options of one input, and the source that they become.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::BuildError;
+use crate::{
+    controller::{
+        Cluster, ConditionalSource, Handler, Predicate,
+        handler::OnSynced,
+        run::input::{Input, InputSource},
+        run::input_status::InputMode,
+        source::kind::{Delivery, Filter, KindSource, Mapping},
+    },
+    guard::{self, Held},
+    informer::{Index, Interest, Projection},
+    kind::TypeRef,
+    manager::ControllerName,
+};
+
+/// Options of an input.
+pub(in crate::controller) struct InputOptions {
+    pub(super) kind: InputKind,
+    pub(super) mode: InputMode,
+}
+
+/// Source of an input.
+pub(super) enum InputKind {
+    Kind(Box<KindOptions>),
+    Source(Held<Arc<dyn ConditionalSource>>),
+}
+
+/// Options of an input of a type.
+#[derive(Debug)]
+pub(super) struct KindOptions {
+    pub(super) filter: Filter,
+    pub(super) role: Role,
+    /// True if the type is named by its Rust type, to which its objects are decoded.
+    pub(super) typed: bool,
+    pub(super) predicates: Vec<Predicate>,
+    pub(super) indexes: Vec<Index>,
+    pub(super) synced: Option<OnSynced>,
+    /// Interests that narrow what is delivered and kept whole; none for all.
+    pub(super) interests: Vec<Interest>,
+    pub(super) whole: bool,
+}
+
+/// Use of a type by a controller.
+#[derive(Debug)]
+pub(super) enum Role {
+    Primary,
+    Owned {
+        only_controller: bool,
+    },
+    Watched(Handler),
+    /// Objects that the reconciler names while it runs.
+    Claimed(Handler),
+}
+
+impl InputOptions {
+    /// Returns the type of the input, if it is a primary type.
+    pub(super) fn primary(&self) -> Option<&TypeRef> {
+        match &self.kind {
+            InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
+                Some(&kind.filter.type_ref)
+            }
+            InputKind::Kind(_) | InputKind::Source(_) => None,
+        }
+    }
+
+    /// Returns the input of a controller with these primary types.
+    pub(in crate::controller) fn input(
+        self,
+        name: &ControllerName,
+        primaries: &[TypeRef],
+        event_filters: &[Predicate],
+        cluster: &Cluster,
+    ) -> Result<Input, BuildError> {
+        let mode = self.mode;
+        let source = match self.kind {
+            InputKind::Source(source) => match guard::run(|| source.name()) {
+                Ok(_name) => InputSource::Other(source),
+                Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
+            },
+            InputKind::Kind(kind) => {
+                kind.check(name, event_filters)?;
+                let source = kind.source(name, primaries, event_filters, mode, cluster)?;
+                InputSource::Kind(Arc::new(source))
+            }
+        };
+        Ok(Input { source, mode })
+    }
+}
+
+impl KindOptions {
+    pub(super) fn new(type_ref: TypeRef, role: Role, typed: bool) -> Self {
+        let filter = Filter {
+            type_ref,
+            namespace: None,
+            labels: None,
+            fields: None,
+            projection: Projection::default(),
+            managed_fields: false,
+        };
+        let (predicates, indexes) = (Vec::new(), Vec::new());
+        let (interests, whole) = (Vec::new(), false);
+        Self { filter, role, typed, predicates, indexes, synced: None, interests, whole }
+    }
+
+    /// Returns the source of an input of a controller with these primary types.
+    fn source(
+        self,
+        name: &ControllerName,
+        primaries: &[TypeRef],
+        event_filters: &[Predicate],
+        mode: InputMode,
+        cluster: &Cluster,
+    ) -> Result<KindSource, BuildError> {
+        let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
+        filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
+        let of = |handler| Mapping::Handler(Held::new(handler));
+        let (mapping, delivery) = match role {
+            Role::Primary => {
+                let position = primaries.iter().position(|it| *it == filter.type_ref);
+                (Mapping::Primary(position.unwrap_or_default()), Delivery::Everything)
+            }
+            Role::Watched(handler) if interests.is_empty() => (of(handler), Delivery::Everything),
+            Role::Watched(handler) => (of(handler), Delivery::Of(interests)),
+            Role::Owned { .. } | Role::Claimed(_) if primaries.is_empty() => {
+                return Err(BuildError::OwnsWithoutFor(name.clone(), filter.type_ref));
+            }
+            Role::Owned { only_controller } => {
+                let primaries = primaries.to_vec();
+                let delivery = Delivery::OwnedBy(primaries.clone());
+                (Mapping::OwnerOf { primaries, only_controller }, delivery)
+            }
+            Role::Claimed(handler) => (of(handler), Delivery::Moving(primaries.to_vec())),
+        };
+        Ok(KindSource {
+            filter,
+            predicates: event_filters.iter().cloned().chain(predicates).collect(),
+            mapping,
+            delivery,
+            whole,
+            indexes,
+            panics: watch::Sender::default(),
+            synced,
+            mode,
+            types: cluster.types.clone(),
+            informers: cluster.informers.clone(),
+        })
+    }
+
+    /// Checks that the projection keeps the fields that its uses need.
+    fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
+        let type_ref = || self.filter.type_ref.clone();
+        if !self.interests.is_empty() && !matches!(self.role, Role::Watched(_)) {
+            return Err(BuildError::NotWatched(name.clone(), type_ref()));
+        }
+        let method = match self.filter.projection {
+            Projection::Full => return Ok(()),
+            Projection::Metadata => "metadata_only",
+            Projection::Keys => "keys_only",
+        };
+        if self.typed {
+            return Err(BuildError::TypedProjection(name.clone(), type_ref(), method));
+        }
+        if self.filter.projection != Projection::Keys {
+            return Ok(());
+        }
+        let mut predicates = event_filters.iter().chain(&self.predicates);
+        let field = match &self.role {
+            Role::Owned { .. } | Role::Watched(Handler::Owner { .. }) => Some("owner references"),
+            _ if self.interests.iter().any(Interest::reads_labels) => Some("labels"),
+            _ if self.filter.managed_fields => Some("managedFields"),
+            _ if !self.indexes.is_empty() => Some("fields to index"),
+            Role::Primary
+            | Role::Claimed(_)
+            | Role::Watched(Handler::Object | Handler::Map(_) | Handler::Delta(_)) => {
+                predicates.find_map(Predicate::reads)
+            }
+        };
+        match field {
+            Some(field) => Err(BuildError::NotKept(name.clone(), type_ref(), field)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for InputOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.kind {
+            InputKind::Kind(kind) => kind.fmt(f),
+            InputKind::Source(source) => f.write_str(&source.name()),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Items of the work queue: what is added, processed, and left at its end.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Priority of requests without urgency: the initial list, and resyncs.
+///
+/// Like any priority below 0 it counts as 0 once the key has been ready for a minute.
+pub const LOW_PRIORITY: i32 = -100;
+
+/// Options of an add.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Add {
+    /// Priority; higher ones come first. A second add never lowers it. A priority below 0 counts
+    /// as 0 once the key has been ready for a minute.
+    pub priority: i32,
+    /// Delay until the key is ready, at most a year; the earliest of several adds counts.
+    pub after: Duration,
+    /// True if the add counts as a failure of the key and waits for its back-off; with `after`
+    /// set, for the shorter of both.
+    pub rate_limited: bool,
+    /// True if the add counts as a failure of the key, without its back-off; the shared limit may
+    /// delay it.
+    pub failed: bool,
+}
+
+/// Key that a worker processes; ends with [`Queue::done`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item<K> {
+    /// Key.
+    pub key: K,
+    /// Priority that the key had in the queue.
+    pub priority: i32,
+    /// Failures since the key was last forgotten.
+    pub failures: u32,
+}
+
+/// Key left in a closed queue, for [`Queue::restore`] of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delayed<K> {
+    /// Key.
+    pub key: K,
+    /// Priority of the key.
+    pub priority: i32,
+    /// Failures of the key in a row.
+    pub failures: u32,
+    /// Time at which the key is due.
+    pub at: Instant,
+}

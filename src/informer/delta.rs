@@ -1,0 +1,26 @@
+//! Change of one object, as a subscriber receives it.
+
+use super::{Object, ObjectKey};
+
+/// Change of one object for one subscriber. Changes of the same object between two calls of
+/// [`Subscription::next`](super::Subscription::next) are merged.
+///
+/// An object that the subscription does not keep whole, such as one that has just stopped to match,
+/// is a metadata entry.
+///
+/// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
+/// then deleted, is also one change, with `new: None`; of more than ten thousand pending ones only
+/// the last are kept.
+#[derive(Clone, Debug)]
+pub struct Delta {
+    /// Key of the object.
+    pub key: ObjectKey,
+    /// Object that the subscriber saw before, or its last state if it was created and deleted
+    /// unseen. `None` if the object is new to the subscriber.
+    pub old: Option<Object>,
+    /// Current object; `None` if it is deleted.
+    pub new: Option<Object>,
+    /// True if the object was in the store when the subscriber joined, or in the informer's first
+    /// list.
+    pub initial: bool,
+}

@@ -1,0 +1,45 @@
+//! Progress of an informer, from its first list to its end.
+
+/// Progress of an informer's list and watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The first list is in progress. Holds the last error, if it is being retried.
+    Syncing(Option<String>),
+    /// The store is complete and the watch is open.
+    Synced,
+    /// The store is complete but stale: the watch fails. Holds the last error.
+    Stale(String),
+    /// The server forbids the request. Names the missing permission.
+    Forbidden(String),
+    /// The type's conversion webhook fails, so that no object can be read at this version. Holds
+    /// the error.
+    ConversionFailed(String),
+    /// The informer has ended.
+    Ended(Ended),
+}
+
+/// Reason why an informer ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Ended {
+    /// The last subscriber left.
+    #[error("released by its last subscriber")]
+    Released,
+    /// The type is proven gone.
+    #[error("its type is gone")]
+    TypeGone,
+    /// The set was shut down.
+    #[error("shut down")]
+    Shutdown,
+    /// A defect in this crate. Holds the panic's message.
+    #[error("panicked: {0}")]
+    Panicked(String),
+}
+
+/// Time that an informer outlives its last subscriber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linger {
+    /// The set's setting (default 10 s): the next epoch may need the informer.
+    Default,
+    /// No time: the type is gone.
+    None,
+}
