@@ -16,6 +16,7 @@ mod health;
 mod held;
 mod http;
 mod instance;
+mod lenience;
 mod logging;
 mod memory;
 mod metacontroller;

@@ -39,6 +39,8 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
+#[cfg(feature = "meta")]
+pub(crate) use decode::is_in_headers;
 pub use delta::Delta;
 pub use index::Index;
 pub(crate) use index::IndexPanic;

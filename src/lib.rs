@@ -91,7 +91,7 @@
 //!    2. it reads the objects that the customize hook relates to the parent
 //!       (`src/meta/composite/customize.rs::related`);
 //!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
-//!    4. it assembles the hook request from cached bytes (`src/meta/protocol.rs::sync_request`);
+//!    4. it assembles the hook request from cached bytes (`src/meta/protocol/request.rs::sync_request`);
 //!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
 //!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
 //!    6. it checks the answer as a whole (`src/meta/children/check.rs`);
@@ -176,7 +176,7 @@
 //!    `src/informer/reflector.rs`.
 //! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
 //!    `src/controller/queue.rs`, `src/controller/run.rs`.
-//! 5. `src/meta/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
+//! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
 //!    `src/meta/children.rs`.
 //!
 //! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and

@@ -45,6 +45,8 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
+#[cfg(any(test, feature = "meta"))]
+pub(crate) use condition::some_of;
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };

@@ -5,12 +5,13 @@ mod apply;
 mod budget;
 mod children;
 mod claim;
-mod composite;
-mod composite_controller;
+mod controller_kind;
+mod counted_hook;
 mod crds;
 mod credentials;
 mod customize;
 mod declared;
+mod decoration;
 mod definition;
 mod endpoint;
 mod equal_children;
@@ -24,9 +25,11 @@ mod hook_health;
 mod hook_metrics;
 mod hook_rule;
 mod last_applied;
+mod lenience;
 mod log_text;
 mod manager_source;
 mod merge;
+mod ownership;
 mod parent_index;
 mod parent_writes;
 mod parents;
@@ -36,26 +39,31 @@ mod related;
 mod resource;
 mod resync;
 mod rewrite;
+mod runnable;
 mod selection;
 mod sent_controller;
 mod status;
 mod supervisor;
+mod sync;
 mod sync_error;
 mod sync_record;
 mod webhook;
+mod workers;
 mod write_cause;
 mod write_limit;
 
-use composite_controller::{
-    CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
+use api::{
+    CompositeControllerSpec, CompositeControllerStatus, DecoratorControllerSpec, HookSpec,
     LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
+pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
+    UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
@@ -67,6 +75,7 @@ pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookKind, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
+pub use lenience::Lenience;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
@@ -77,3 +86,4 @@ pub use supervisor::{
     Supervisor,
 };
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};
+pub use workers::WORKERS;

@@ -23,6 +23,7 @@ mod metrics;
 mod no_proxy;
 mod options;
 mod pool;
+mod proxy;
 #[cfg(test)]
 mod server;
 mod tasks;
@@ -32,10 +33,10 @@ pub(crate) mod user_agent;
 pub use error::Error;
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
-pub use no_proxy::proxy_from_environment;
+pub use no_proxy::{Proxies, proxy_from_environment};
 pub use options::TransportOptions;
 #[cfg(feature = "meta")]
-pub(crate) use tunnel::authorization as basic_authorization;
+pub(crate) use proxy::{Proxy, ProxyStream, authorization as basic_authorization};
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -69,7 +69,7 @@ fn deleting_the_manager_deletes_no_crd_and_so_no_controller() {
 
     let (of_crds, of_base) = (kinds(crds()), kinds(base()));
 
-    assert_eq!(of_crds, ["CustomResourceDefinition"]);
+    assert_eq!(of_crds, ["CustomResourceDefinition"; 3]);
     assert!(of_base.iter().any(|kind| kind == "Deployment"));
     assert!(!of_base.iter().any(|kind| kind == "CustomResourceDefinition"), "{of_base:?}");
 }

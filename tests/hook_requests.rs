@@ -10,21 +10,11 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
-};
-use pilotlight::{
-    informer::InformerOptions,
-    testing::{ControlPlane, CrdBuilder},
-};
+use kube::api::{DeleteParams, PostParams};
+use pilotlight::testing::CrdBuilder;
 use serde_json::{Value, json};
 
-use crate::support::{
-    Answer, Call, HarnessOptions, Supervised, constant, install_own_crds, of_run, one_config_map,
-    until,
-};
+use crate::support::{Answer, Call, Supervised, constant, of_run, until};
 
 /// Data file of a version and a scope.
 struct Snapshot {
@@ -178,57 +168,4 @@ async fn requests_of_version_1_about_a_cluster_scoped_parent() {
 #[tokio::test]
 async fn requests_of_version_2_about_a_cluster_scoped_parent() {
     check("v2", CrdBuilder::cluster_scoped).await;
-}
-
-/// Returns the objects in a request that have `managedFields`, by their kinds.
-fn with_managed_fields(value: &Value, kinds: &mut Vec<String>) {
-    if value["metadata"]["managedFields"].is_array() {
-        kinds.push(value["kind"].as_str().unwrap_or_default().to_owned());
-    }
-    let members = value.as_object().into_iter().flat_map(|object| object.values());
-    for member in members.chain(value.as_array().into_iter().flatten()) {
-        with_managed_fields(member, kinds);
-    }
-}
-
-#[tokio::test]
-async fn managed_fields_are_sent_if_that_is_enabled() {
-    for (enabled, expected) in
-        [(false, vec![]), (true, vec!["CompositeController", "ConfigMap", "Secret", "Widget"])]
-    {
-        let plane = ControlPlane::shared();
-        install_own_crds(plane).await;
-        let informers = InformerOptions { managed_fields: enabled, ..InformerOptions::default() };
-        let options = HarnessOptions { informers, ..HarnessOptions::default() };
-        let supervised = Supervised::with(plane, "managed-fields", options).await;
-        let harness = &supervised.harness;
-        supervised.hook.answers(|request| match hook_of(request) {
-            "customize" => Answer::Json(json!({ "relatedResources": [
-                { "apiVersion": "v1", "resource": "secrets", "names": ["password"] },
-            ] })),
-            _ => one_config_map(request),
-        });
-        let secret = serde_json::from_value(json!({ "metadata": { "name": "password" } })).unwrap();
-        let namespace = &harness.scope.namespace;
-        let secrets = Api::<Secret>::namespaced(harness.scope.client(), namespace);
-        secrets.create(&PostParams::default(), &secret).await.unwrap();
-        let crd = harness.widgets();
-        let mut spec = supervised.spec(&crd);
-        spec["hooks"]["customize"] = spec["hooks"]["sync"].clone();
-        supervised.declare("one", spec).await;
-        supervised.install(&crd).await;
-        harness.create(&crd, "gear", 1).await;
-
-        let is_complete = |call: &Call| {
-            call.body["children"]["ConfigMap.v1"]["gear"].is_object()
-                && call.body["related"]["Secret.v1"]["password"].is_object()
-        };
-        let call = supervised.hook.asked("with all objects", is_complete).await;
-
-        let mut kinds = Vec::new();
-        with_managed_fields(&call.body, &mut kinds);
-        kinds.sort_unstable();
-        assert_eq!(kinds, expected, "{:#}", call.body);
-        supervised.end().await;
-    }
 }

@@ -7,13 +7,21 @@ use pilotlight::duration;
 /// Shortest polling interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Parses a polling interval. Its lower bound spares the API server.
+/// Parses a polling interval. Metacontroller ends at an interval of zero or less.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration::parse(text).map_err(|error| error.to_string())?;
-    if interval < SHORTEST_INTERVAL {
-        return Err("is too short; give at least 100ms".to_owned());
-    }
-    Ok(interval)
+    if interval.is_zero() { Err("must be longer than 0s".to_owned()) } else { Ok(interval) }
+}
+
+/// Returns the interval that is used instead of a given one. Its lower bound spares the API server.
+pub(super) fn used_interval(given: Duration) -> Duration {
+    given.max(SHORTEST_INTERVAL)
+}
+
+/// Returns the number of workers that is used instead of a given one: without a worker nothing would
+/// be synced.
+pub(super) fn used_workers(given: i64) -> usize {
+    usize::try_from(given.max(1)).unwrap_or(usize::MAX)
 }
 
 /// Parses a number of at least 1.
@@ -57,11 +65,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_of_zero_is_refused() {
-        for text in ["0", "0s", "99ms"] {
-            assert!(interval(text).is_err_and(|error| error.contains("100ms")), "{text:?}");
+    fn interval_of_zero_is_refused_and_a_short_one_is_raised() {
+        for text in ["0", "0s", "-1s"] {
+            assert!(interval(text).is_err(), "{text:?}");
         }
-        assert_eq!(interval("500ms"), Ok(Duration::from_millis(500)));
+        for (text, used) in [("1ns", 100), ("99ms", 100), ("100ms", 100), ("500ms", 500)] {
+            let used = Duration::from_millis(used);
+            assert_eq!(interval(text).map(used_interval), Ok(used), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn at_least_one_worker_is_used() {
+        for (given, used) in [(i64::MIN, 1), (-1, 1), (0, 1), (1, 1), (50, 50)] {
+            assert_eq!(used_workers(given), used);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use pilotlight::{
     discovery::DiscoveryMode,
     manager::{ControllerState, Reason, RunnableStatus, Snapshot},
-    meta::SUPERVISOR,
+    meta::ControllerKind,
 };
 
 /// Number of failures in a row from which a controller is marked, though the manager stays ready.
@@ -87,11 +87,11 @@ fn judge(status: &RunnableStatus) -> (CheckResult, Option<&'static str>) {
     }
 }
 
-/// Returns whether this is the supervisor and its CRD is missing: declarations cannot change, so
+/// Returns whether this is a supervisor and its CRD is missing: declarations cannot change, so
 /// the manager is degraded.
 fn is_without_its_crd(status: &RunnableStatus) -> bool {
     let waits = status.state == ControllerState::Waiting && status.reason != Reason::NotStarted;
-    waits && status.name.as_str() == SUPERVISOR
+    waits && ControllerKind::ALL.iter().any(|kind| status.name.as_str() == kind.plural())
 }
 
 impl fmt::Display for Check {
@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_manager_without_its_own_crds_is_degraded_and_ready() {
-        let mut own = RunnableStatus::new(SUPERVISOR.into(), RunnableGroup::LeaderElection);
+        let mut own =
+            RunnableStatus::new("compositecontrollers".into(), RunnableGroup::LeaderElection);
         own.reason = "TypeAbsent".into();
         own.message = "CompositeController is not installed".into();
 

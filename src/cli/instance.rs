@@ -1,6 +1,6 @@
 //! Instance: a manager with everything that the binary runs in it.
 
-use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::{ArgAction, Args};
@@ -9,19 +9,20 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    informer::InformerOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
-    meta::{EventLimit, HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
-    transport::{Transport, TransportMetrics, TransportOptions},
+    meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
+    transport::{self, Proxies, Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::{
     address::BindAddress,
     admin::{Admin, Listeners, Shown},
     budget::BudgetArgs,
     flag,
+    lenience::LenienceArgs,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -31,9 +32,10 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
-    /// at most 50 parents of a controller are synced at once, or this number if it is higher.
-    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
-    workers: NonZeroUsize,
+    /// at most 50 parents of a controller are synced at once, or this number if it is higher. Less
+    /// than 1 counts as 1. The annotation pilotlight.dev/workers of a controller takes precedence.
+    #[arg(long, value_name = "NUMBER", default_value = "5", allow_negative_numbers = true)]
+    workers: i64,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Calls
     /// beyond it wait in their order, which counts as no failure of a hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
@@ -58,16 +60,19 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
-    /// Keep managedFields of objects, so that hooks receive them, as from Metacontroller. The caches
-    /// then need more memory. Default: off.
-    #[arg(long)]
-    managed_fields: bool,
-    /// Delete a child that is to be recreated without asking the API server in dry runs whether it
-    /// differs and whether its replacement would be accepted, as Metacontroller does. Default: off.
-    #[arg(long)]
-    recreate_without_dry_run: bool,
+    /// Reach hooks through the proxies of HTTP_PROXY, HTTPS_PROXY and NO_PROXY, as Metacontroller
+    /// does. With false, hooks are reached directly; the API server keeps its proxy.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value = "true",
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    hook_proxy: bool,
     /// Interval for polling the served types where CRDs may not be watched; no effect where they
-    /// may. A duration of at least 100ms, such as 30s.
+    /// may. A duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers
@@ -76,6 +81,29 @@ pub(super) struct ManagerArgs {
     graceful_shutdown_timeout: Duration,
     #[command(flatten)]
     budget: BudgetArgs,
+    #[command(flatten)]
+    lenience: LenienceArgs,
+}
+
+impl ManagerArgs {
+    /// Logs the values that are not used as given.
+    fn explain(&self) {
+        if self.workers < 1 {
+            warn!(given = self.workers, used = 1, "--workers of less than 1");
+        }
+        let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
+        if given != used {
+            warn!(?given, ?used, "--discovery-interval is too short");
+        }
+    }
+
+    /// Returns the proxies of hooks that the environment names. `variable` reads a variable.
+    fn hook_proxies(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Proxies, transport::Error> {
+        if self.hook_proxy { Proxies::from_environment(variable) } else { Ok(Proxies::default()) }
+    }
 }
 
 /// Addresses of the manager's own servers.
@@ -127,19 +155,17 @@ impl Instance {
         let metrics_address = listeners.metrics_address();
         let probe_address = listeners.probe_address();
 
+        manager.explain();
         let requests = TransportMetrics::default();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
             namespace: manager.namespace.as_deref().map(Arc::from),
             discovery: DiscoveryOptions {
-                static_interval: manager.discovery_interval,
+                static_interval: flag::used_interval(manager.discovery_interval),
                 ..DiscoveryOptions::default()
             },
-            informers: InformerOptions {
-                managed_fields: manager.managed_fields,
-                ..InformerOptions::default()
-            },
+            ..ClusterOptions::default()
         };
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
 
@@ -160,7 +186,7 @@ impl Instance {
         });
         let handle = owner.handle();
         let options = MetaOptions {
-            workers: manager.workers.get(),
+            workers: flag::used_workers(manager.workers),
             max_hook_calls: manager.max_hook_calls,
             metrics: hooks,
             answers: manager.budget.budget()?,
@@ -168,15 +194,20 @@ impl Instance {
             resync_period: upstream.resync_period,
             events: upstream.events,
             max_children: manager.budget.hook_answer_children.get(),
-            recreate_without_dry_run: manager.recreate_without_dry_run,
+            recreate_without_dry_run: manager.lenience.recreate_without_dry_run,
+            lenience: manager.lenience.lenience(),
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
+            hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok())?,
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };
-        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
-        let declared = supervisor.declared();
-        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
+        let supervisors = Supervisor::all(&cluster, &handle, options)?;
+        let declared = supervisors.iter().map(Supervisor::declared);
+        let declared = declared.reduce(DeclaredControllers::and).context("no kind to supervise")?;
+        for supervisor in supervisors {
+            owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
+        }
         let shown = Shown::new(handle.clone(), cluster.clone(), declared, metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
@@ -268,6 +299,22 @@ mod tests {
         let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
         assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
+    }
+
+    #[test]
+    fn hooks_use_the_proxies_of_the_environment_unless_that_is_disabled() {
+        let proxies = |arguments: &[&str]| {
+            let flags = Flags::parse_from([&["test"], arguments].concat());
+            let variable = |name: &str| {
+                let value = (name == "HTTP_PROXY").then_some("http://me:secret@proxy:3128");
+                value.map(str::to_owned)
+            };
+            format!("{:?}", flags.manager.hook_proxies(variable).unwrap())
+        };
+
+        assert!(proxies(&[]).contains("http://proxy:3128/"), "{}", proxies(&[]));
+        assert!(!proxies(&[]).contains("secret"), "{}", proxies(&[]));
+        assert!(!proxies(&["--hook-proxy=false"]).contains("proxy:3128"));
     }
 
     #[tokio::test]

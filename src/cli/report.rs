@@ -226,7 +226,7 @@ impl DiscoveryRow {
 
 impl From<&DeclaredController> for ControllerRow {
     fn from(declared: &DeclaredController) -> Self {
-        let DeclaredController { name, parent, generation, status } = declared;
+        let DeclaredController { kind: _, name, parent, generation, status } = declared;
         let parent = parent.as_ref().map(|(resource, version)| (resource, version));
         Self::of_declared(name.to_string(), parent, Some(*generation), status.clone())
     }

@@ -175,6 +175,8 @@ pub struct TypeStatus {
     /// Request parameters of the type. Set while it is served or terminating, and while it is
     /// unknown after either.
     pub served: Option<Arc<ServedType>>,
+    /// Request parameters of the type when it was last served, as long as it has subscribers.
+    pub last_served: Option<Arc<ServedType>>,
     /// Since when the state holds.
     pub since: Timestamp,
 }
@@ -183,7 +185,9 @@ impl TypeStatus {
     /// Returns the status after a new judgement. If nothing is known any more, the last proven
     /// state is kept in `Unknown`. `since` moves only with the state or the identity.
     pub(super) fn succeed(&self, judgement: TypeJudgement, now: Timestamp) -> Self {
-        let mut new = Self { state: judgement.state, served: judgement.served, since: self.since };
+        let last_served = self.last_served.clone();
+        let TypeJudgement { state, served } = judgement;
+        let mut new = Self { state, served, last_served, since: self.since };
         if new.state.is_blank() {
             new.state = match &self.state {
                 TypeState::Unknown(last) => TypeState::Unknown(last.clone()),
@@ -194,6 +198,9 @@ impl TypeStatus {
                 | TypeState::Terminating) => TypeState::Unknown(Some(Box::new(proven.clone()))),
             };
             new.served.clone_from(&self.served);
+        }
+        if new.served.is_some() {
+            new.last_served.clone_from(&new.served);
         }
         let identity = |status: &Self| status.served.as_ref().map(|s| s.identity.clone());
         if !new.state.is_like(&self.state) || identity(&new) != identity(self) {

@@ -175,7 +175,7 @@ fn publish_name(
 
 /// Returns the status of a type that was never judged.
 pub(super) fn blank(now: Timestamp) -> TypeStatus {
-    TypeStatus { state: TypeState::Unknown(None), served: None, since: now }
+    TypeStatus { state: TypeState::Unknown(None), served: None, last_served: None, since: now }
 }
 
 #[cfg(test)]

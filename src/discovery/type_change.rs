@@ -132,6 +132,7 @@ pub(crate) mod tests {
             state: state.clone(),
             served: served
                 .map(|identity| Arc::new(ServedType { identity: identity.clone(), ..widgets() })),
+            last_served: None,
             since: Timestamp::UNIX_EPOCH,
         };
         let mut statuses = Vec::new();

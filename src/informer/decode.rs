@@ -31,6 +31,12 @@ use crate::{
 /// the whole object.
 const LAST_APPLIED: &str = "/last-applied-configuration";
 
+/// Returns whether headers have the annotation of this key: they leave out copies of the whole object.
+#[cfg(feature = "meta")]
+pub(crate) fn is_in_headers(annotation: &str) -> bool {
+    !annotation.ends_with(LAST_APPLIED)
+}
+
 /// Returns JSON as text. Invalid UTF-8 becomes U+FFFD, as in the server's own decoder.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)

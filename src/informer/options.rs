@@ -26,9 +26,6 @@ pub struct InformerOptions {
     pub max_concurrent_lists: usize,
     /// Deadline for each response head, and between two chunks of a list. Default: 30 s.
     pub request_deadline: Duration,
-    /// Keeps `managedFields` in every cache of whole objects or metadata, in addition to those whose
-    /// key asks for them. Default: false.
-    pub managed_fields: bool,
     /// Callback for types that the server answers 404 for: a hint for discovery, never a proof of
     /// absence. Called for each such response, in the informer's task, so it must not block. A
     /// panic is logged.
@@ -45,7 +42,6 @@ impl Default for InformerOptions {
             max_line_bytes: 16 << 20,
             max_concurrent_lists: 16,
             request_deadline: Duration::from_secs(30),
-            managed_fields: false,
             on_missing: None,
         }
     }
@@ -61,7 +57,6 @@ impl fmt::Debug for InformerOptions {
             .field("max_line_bytes", &self.max_line_bytes)
             .field("max_concurrent_lists", &self.max_concurrent_lists)
             .field("request_deadline", &self.request_deadline)
-            .field("managed_fields", &self.managed_fields)
             .finish_non_exhaustive()
     }
 }

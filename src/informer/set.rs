@@ -104,11 +104,6 @@ impl InformerSet {
         }
     }
 
-    /// Returns whether all caches of whole objects or metadata keep `managedFields`.
-    pub(crate) fn keeps_managed_fields(&self) -> bool {
-        self.shared.options.managed_fields
-    }
-
     /// Subscribes to all objects of the informer of `key`; see [`InformerSet::subscribe_to`].
     ///
     /// # Panics

@@ -190,11 +190,17 @@ impl SharedInformer {
     }
 
     /// Replaces the interests of one name; the new ones are in before the old ones are out.
-    pub(super) fn set_interests(&self, id: SubscriberId, name: &ObjectKey, new: Vec<Interest>) {
+    pub(super) fn set_interests(
+        &self,
+        id: SubscriberId,
+        (position, key): (usize, &ObjectKey),
+        new: Vec<Interest>,
+    ) {
         let mut guard = self.lock();
         let state = &mut *guard;
         let Some(subscriber) = state.subscribers.get_mut(&id) else { return };
-        if subscriber.moving.get(name).map_or(&[][..], Vec::as_slice) == new {
+        let name = (position, key.clone());
+        if subscriber.moving.get(&name).map_or(&[][..], Vec::as_slice) == new {
             return;
         }
         for interest in &new {
@@ -203,8 +209,8 @@ impl SharedInformer {
             }
         }
         let old = match new.is_empty() {
-            true => subscriber.moving.remove(name),
-            false => subscriber.moving.insert(name.clone(), new),
+            true => subscriber.moving.remove(&name),
+            false => subscriber.moving.insert(name, new),
         };
         for interest in old.iter().flatten() {
             self.remove_interest(state, interest, id);

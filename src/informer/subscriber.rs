@@ -16,8 +16,8 @@ pub(super) struct Subscriber {
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
-    /// Interests that have been set since, by name.
-    pub(super) moving: HashMap<ObjectKey, Vec<Interest>>,
+    /// Interests that have been set since, by their names.
+    pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>>,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,

@@ -160,17 +160,18 @@ impl Subscription {
 }
 
 impl MovingInterests {
-    /// Sets the interests of one name, such as those of one parent, in place of its earlier ones.
+    /// Sets the interests of one name, such as those of one parent, in place of its earlier ones. A
+    /// name is a key and the position of its type, since objects of two types may have one key.
     ///
     /// From then on, each change is delivered if the old or the new object concerns one of them.
     /// Objects that exist are not delivered: read them from the store after this call, so that no
     /// change between the two is lost. They are not kept whole by these interests.
-    pub fn set(&self, name: &ObjectKey, interests: Vec<Interest>) {
+    pub fn set(&self, name: (usize, &ObjectKey), interests: Vec<Interest>) {
         self.informer.set_interests(self.id, name, interests);
     }
 
     /// Removes the interests of one name.
-    pub fn remove(&self, name: &ObjectKey) {
+    pub fn remove(&self, name: (usize, &ObjectKey)) {
         self.informer.set_interests(self.id, name, Vec::new());
     }
 }

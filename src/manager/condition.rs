@@ -68,6 +68,8 @@ enum Node {
     // With the index of the part that was met last. Another part replaces it only when that one is
     // proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
+    #[cfg(any(test, feature = "meta"))]
+    SomeOf(Vec<Readiness>),
     Optional(Box<Readiness>),
 }
 
@@ -115,6 +117,13 @@ pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
 
+/// Returns a condition that is met while any part is, and depends on none of them: for parts that come
+/// and go while an epoch runs.
+#[cfg(any(test, feature = "meta"))]
+pub(crate) fn some_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
+    Readiness(Node::SomeOf(parts.into_iter().collect()))
+}
+
 /// Returns a condition that is always met. Changes of `part` still wake its watchers.
 pub fn optional(part: Readiness) -> Readiness {
     Readiness(Node::Optional(Box::new(part)))
@@ -159,6 +168,11 @@ impl Readiness {
                 let verdicts = parts.iter_mut().map(Self::verdict).collect();
                 verdict::any(verdicts, chosen)
             }
+            #[cfg(any(test, feature = "meta"))]
+            Node::SomeOf(parts) => {
+                // Each part is marked as seen, whatever those before it are.
+                verdict::some(parts.iter_mut().map(Self::verdict).collect())
+            }
             Node::Optional(part) => {
                 part.verdict();
                 Verdict::Met(Vec::new())
@@ -183,18 +197,9 @@ impl Readiness {
                 }
             }
             .boxed(),
-            Node::AllOf(parts, _) | Node::AnyOf(parts, _) => {
-                let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
-                poll_fn(move |context| {
-                    for future in &mut futures {
-                        if future.poll_unpin(context).is_ready() {
-                            return Poll::Ready(());
-                        }
-                    }
-                    Poll::Pending
-                })
-                .boxed()
-            }
+            Node::AllOf(parts, _) | Node::AnyOf(parts, _) => any_changed(parts),
+            #[cfg(any(test, feature = "meta"))]
+            Node::SomeOf(parts) => any_changed(parts),
             Node::Optional(part) => part.changed(),
         }
     }
@@ -225,9 +230,25 @@ impl fmt::Debug for Readiness {
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
             Node::AllOf(parts, _) => f.debug_tuple("AllOf").field(parts).finish(),
             Node::AnyOf(parts, _) => f.debug_tuple("AnyOf").field(parts).finish(),
+            #[cfg(any(test, feature = "meta"))]
+            Node::SomeOf(parts) => f.debug_tuple("SomeOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
         }
     }
+}
+
+/// Waits for a change of any part.
+fn any_changed(parts: &mut [Readiness]) -> BoxFuture<'_, ()> {
+    let mut futures: Vec<_> = parts.iter_mut().map(Readiness::changed).collect();
+    poll_fn(move |context| {
+        for future in &mut futures {
+            if future.poll_unpin(context).is_ready() {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    })
+    .boxed()
 }
 
 /// Waits for a change; never returns once the sender is dropped, whose last value stands.
@@ -274,6 +295,25 @@ mod tests {
 
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"));
+    }
+
+    #[test]
+    fn some_of_is_met_alike_by_any_part_and_unmet_by_proof_of_all() {
+        let (first, one) = part(met_by("1"));
+        let (second, two) = part(Verdict::Unmet(said("B")));
+        let mut readiness = some_of([one, two]);
+        let met = Verdict::Met(Vec::new());
+        assert_eq!(readiness.verdict(), met);
+
+        second.send_replace(met_by("2"));
+        assert_eq!(readiness.verdict(), met);
+        first.send_replace(Verdict::Unmet(said("A")));
+        assert_eq!(readiness.verdict(), met, "the loss of one part stops nothing");
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")));
+        second.send_replace(Verdict::Unmet(said("B")));
+        let Verdict::Unmet(why) = readiness.verdict() else { panic!("none is left") };
+        assert_eq!(why.len(), 2);
     }
 
     #[test]

@@ -231,6 +231,20 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
+/// Returns the verdict of parts of which any is enough, whichever.
+#[cfg(any(test, feature = "meta"))]
+pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
+    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Met(_) => return Verdict::Met(Vec::new()),
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -299,7 +313,8 @@ pub(super) mod tests {
     fn a_type_that_cannot_be_watched_has_a_reason_of_its_own() {
         let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
         let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
-        let status = TypeStatus { state: TypeState::NotWatchable, served: None, since };
+        let status =
+            TypeStatus { state: TypeState::NotWatchable, served: None, last_served: None, since };
 
         let Verdict::Unmet(unmet) = of_type(&reviews, None, &status) else { panic!("not unmet") };
 

@@ -1,13 +1,36 @@
-//! Kinds of declared controllers, as users write them: `CompositeController` and its parts.
+//! Kinds of declared controllers, as users write them: `CompositeController`, `DecoratorController`
+//! and `ControllerRevision`, with their parts.
 //!
 //! These types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
 //! Metacontroller's. A field that is part of the schema and not executed is refused when the
 //! controller is declared; [`Definition`](super::Definition) is the checked form of a specification.
 
-pub use super::composite_controller::{
-    Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
-    CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
-    HookSpec, LabelSelector, LabelSelectorRequirement, ParentResource, RevisionHistory,
-    SecretKeyReference, SecretReference, ServiceReference, StatusChecks, StatusCondition,
-    StatusConditionCheck, UpdateStrategy, WatchStatus, WebhookSpec,
+mod composite_controller;
+mod controller_revision;
+mod credentials;
+mod decorator_controller;
+mod hook;
+mod selector;
+mod status;
+
+pub use self::{
+    composite_controller::{
+        ChildResource, CompositeController, CompositeControllerSpec, CompositeHooks,
+        ParentResource, RevisionHistory, StatusChecks, StatusConditionCheck, UpdateStrategy,
+    },
+    controller_revision::{ControllerRevision, RevisionChildren},
+    credentials::{
+        Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig,
+        SecretKeyReference, SecretReference,
+    },
+    decorator_controller::{
+        Attachment, AttachmentUpdateStrategy, DecoratedResource, DecoratorController,
+        DecoratorControllerSpec, DecoratorHooks,
+    },
+    hook::{EtagSpec, HookSpec, ServiceReference, WebhookSpec},
+    selector::{AnnotationSelector, LabelSelector, LabelSelectorRequirement},
+    status::{
+        CompositeControllerStatus, ControllerStatus, DecoratorControllerStatus, StatusCondition,
+        WatchStatus,
+    },
 };

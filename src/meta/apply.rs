@@ -32,7 +32,10 @@ use super::{
     resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
 };
-use crate::{controller::Context, informer::ObjectKey, kind::VersionOrder};
+use crate::{
+    controller::{Context, Request},
+    kind::VersionOrder,
+};
 
 /// Executor of the plans of one controller.
 pub(crate) struct Apply {
@@ -275,7 +278,7 @@ impl Apply {
             // Deleted already, or replaced by another object of that name.
             Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
             _ if is_already_there(&error) => {
-                match explain_existing(parent, rules.selector, &resource, key, &doing).await {
+                match explain_existing(parent, rules.ownership, &resource, key, &doing).await {
                     Existing::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
                     Existing::NotOurs { message, owner } => {
@@ -301,7 +304,7 @@ impl Apply {
 
 impl Apply {
     /// Records a write that succeeded, with the stored object if that changed.
-    fn record(&self, parent: &ObjectKey, what: String, step: &Step, stored: Option<Stored>) {
+    fn record(&self, parent: &Request, what: String, step: &Step, stored: Option<Stored>) {
         let writes = &self.parents.writes;
         match (step, stored) {
             (Step::Delete { uid, .. } | Step::Recreate { uid, .. }, _) => {

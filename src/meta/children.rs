@@ -14,10 +14,11 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    Selector, UpdateMethod, claim::UID_LABEL, equal_children::ChildDigest, last_applied, log_text,
-    merge, rewrite, write_cause::SeenVersion,
+    UpdateMethod, equal_children::ChildDigest, last_applied, log_text, merge, ownership::Ownership,
+    rewrite, write_cause::SeenVersion,
 };
 use crate::{
+    controller::Request,
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
     redaction,
@@ -28,8 +29,8 @@ use crate::{
 pub(crate) struct Parent {
     /// Served type of the parent.
     pub(crate) served: Arc<ServedType>,
-    /// Namespace and name.
-    pub(crate) key: ObjectKey,
+    /// Position of the type among those of parents, namespace and name.
+    pub(crate) key: Request,
     /// uid.
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
@@ -194,10 +195,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) groups: &'a [Group],
     /// Declared optional types that are not served now.
     pub(crate) missing: &'a [TypeRef],
-    /// Selector that children must match.
-    pub(crate) selector: &'a Selector,
-    /// True if the label with the parent's uid is added.
-    pub(crate) generate_selector: bool,
+    /// Claim of the parent on its children.
+    pub(crate) ownership: &'a Ownership,
     /// Observed children.
     pub(crate) observed: &'a [Child],
     /// Namespace that is watched, if only one is; children elsewhere would never be observed.
@@ -244,7 +243,7 @@ impl Rules<'_> {
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(child, desired) => {
-                Some(ChildDigest::of(child, desired, self.generate_selector))
+                Some(ChildDigest::of(child, desired, self.ownership.labels_children()))
             }
             Planned::Delete(_) | Planned::Create(_) => None,
         }
@@ -335,7 +334,7 @@ impl Rules<'_> {
     }
 
     /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// generated label. A status that the annotation has no room for is left out.
+    /// the label or annotation that claims it. A status that the annotation has no room for is left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =
@@ -374,7 +373,7 @@ impl Rules<'_> {
         Ok(object)
     }
 
-    /// Completes a child's metadata: the namespace, the generated label.
+    /// Completes a child's metadata: the namespace, and the label or annotation that claims it.
     fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
         match &key.namespace {
             Some(namespace) => {
@@ -384,15 +383,7 @@ impl Rules<'_> {
                 metadata.remove("namespace");
             }
         }
-        if self.generate_selector {
-            let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
-            if labels.is_null() {
-                *labels = Value::Object(Map::new());
-            }
-            if let Some(labels) = labels.as_object_mut() {
-                labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
-            }
-        }
+        self.ownership.mark(metadata, &self.parent.uid);
     }
 }
 
@@ -433,7 +424,7 @@ pub(crate) mod fixtures {
         let scope = if namespace.is_some() { Scope::Namespaced } else { Scope::Cluster };
         Parent {
             served: served("example.com", "things", "Thing", scope),
-            key: ObjectKey { namespace: namespace.map(Into::into), name: "p".into() },
+            key: ObjectKey { namespace: namespace.map(Into::into), name: "p".into() }.into(),
             uid: "parent-uid".into(),
             terminating: false,
         }

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::jiff::Timestamp;
@@ -15,9 +16,9 @@ use tokio::{
 
 use super::{
     CompositeControllerStatus, Definition,
-    composite::CompositeRunnable,
     hook_health::Health,
     recorder::Severity,
+    runnable::DeclaredRunnable,
     status::{Acceptance, View},
 };
 use crate::{kind::TypeRef, manager::RunnableStatus};
@@ -49,8 +50,8 @@ pub(crate) struct Declared {
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
-    /// True if the server stored something else than the status that was written.
-    pub(crate) pruned: bool,
+    /// Time until the status is written again, if the server stored something else than was written.
+    pub(crate) pruned: Option<Duration>,
     /// Acceptance of the object as it was last looked at.
     pub(crate) judged: Option<Judged>,
 }
@@ -103,7 +104,7 @@ pub(crate) struct Run {
     /// Health of the hook.
     pub(crate) health: watch::Receiver<Health>,
     /// Runnable of the definition, as the manager has it.
-    pub(crate) runnable: Arc<CompositeRunnable>,
+    pub(crate) runnable: Arc<DeclaredRunnable>,
 }
 
 /// All declared controllers, and the names of those with unhandled changes.
@@ -216,7 +217,9 @@ mod tests {
     use super::*;
     use crate::{
         controller::{Cluster, ClusterOptions},
-        meta::{AnswerBudget, EventLimit, composite::Hooks, recorder::EventRecorder},
+        meta::{
+            AnswerBudget, ControllerKind, EventLimit, counted_hook::Hooks, recorder::EventRecorder,
+        },
     };
 
     /// Records at its drop whether the changes were locked.
@@ -241,7 +244,7 @@ mod tests {
             },
         });
         let object = Bytes::from(object.to_string());
-        let definition = Arc::new(Definition::parse(&object).unwrap());
+        let definition = Arc::new(Definition::parse(ControllerKind::Composite, &object).unwrap());
         let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
         });
@@ -249,7 +252,7 @@ mod tests {
         let recorder = EventRecorder::new(cluster.unfenced_client().clone(), EventLimit::default());
         let hooks = Hooks::new(Vec::new(), AnswerBudget::default().controller("a"));
         let changed = move || drop(probe.changes.names());
-        let runnable = CompositeRunnable::new(
+        let runnable = DeclaredRunnable::new(
             "a".into(),
             Arc::clone(&definition),
             hooks,

@@ -14,9 +14,7 @@ use rustls::{
 
 use super::{
     WebhookSpec,
-    composite_controller::{
-        Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig,
-    },
+    api::{Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig},
     definition::Problems,
     webhook::tls,
 };

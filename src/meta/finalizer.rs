@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::HookKind;
+use super::{ControllerKind, HookKind};
 use crate::informer::Header;
 
 /// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes or
@@ -17,8 +17,12 @@ const COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
 pub const COMPOSITE_FINALIZER: &str = "metacontroller.io/compositecontroller-";
 /// Maximum length of a finalizer's name after the slash, as the API server accepts it.
 const MAX_NAME: usize = 63;
-/// Maximum length of a CompositeController's name with a finalize hook, in characters.
-pub(crate) const MAX_COMPOSITE_NAME: usize = MAX_NAME - "compositecontroller-".len();
+
+/// Returns the maximum length of a controller's name with a finalize hook, in characters.
+pub(crate) fn longest_name(kind: ControllerKind) -> usize {
+    let own = kind.finalizer_prefix().rsplit_once('/').map_or(0, |(_, own)| own.len());
+    MAX_NAME - own
+}
 
 /// Finalizer of one controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +47,9 @@ pub(crate) enum FirstStep {
 }
 
 impl Finalizer {
-    /// Finalizer of the CompositeController of this name.
-    pub(crate) fn composite(controller: &str, declared: bool) -> Self {
-        Self { name: format!("{COMPOSITE_FINALIZER}{controller}"), declared }
+    /// Finalizer of the controller of this kind and name.
+    pub(crate) fn of(kind: ControllerKind, controller: &str, declared: bool) -> Self {
+        Self { name: format!("{}{controller}", kind.finalizer_prefix()), declared }
     }
 
     /// Returns whether an object has the finalizer.
@@ -138,7 +142,7 @@ mod tests {
             (true, true, false, false, Call(Finalize)),
             (true, true, false, true, Call(Finalize)),
         ] {
-            let finalizer = Finalizer::composite("things", declared);
+            let finalizer = Finalizer::of(ControllerKind::Composite, "things", declared);
             let object = object(if is_on { &["other", OURS] } else { &["other"] }, terminating);
 
             let step = finalizer.first_step(object.header(), selected);
@@ -161,7 +165,7 @@ mod tests {
             (&[OURS, "foregroundDeletion"], true, true, false),
             (&["orphan", OURS], true, true, false),
         ] {
-            let finalizer = Finalizer::composite("things", declared);
+            let finalizer = Finalizer::of(ControllerKind::Composite, "things", declared);
             let object = object(finalizers, terminating);
 
             let managed = finalizer.manages_children(object.header());
@@ -172,7 +176,7 @@ mod tests {
 
     #[test]
     fn patch_keeps_the_finalizers_of_others_and_the_version_of_the_object() {
-        let finalizer = Finalizer::composite("things", true);
+        let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
         let patch = |finalizers: Value| json!({"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": finalizers}});
 
         let added = finalizer.added(object(&["other"], false).header());

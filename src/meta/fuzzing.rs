@@ -8,8 +8,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    HookVersion, LabelSelector, MAX_CHILDREN, Selector, customize::related_rules, last_applied,
-    merge, protocol::sync_response, selection,
+    ControllerKind, HookVersion, LabelSelector, MAX_CHILDREN, Selector,
+    customize::related_rules,
+    last_applied, merge,
+    protocol::{children_field, sync_response},
+    selection,
 };
 
 /// Checks the parser of hook responses. A response that is accepted in strict mode is accepted in
@@ -21,8 +24,14 @@ use super::{
 pub fn hook_response(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     rules(&body);
-    let loose = sync_response(&body, false);
-    let strict = sync_response(&body, true);
+    for kind in ControllerKind::ALL {
+        response_of(kind, &body);
+    }
+}
+
+fn response_of(kind: ControllerKind, body: &Bytes) {
+    let loose = sync_response(kind, body, false);
+    let strict = sync_response(kind, body, true);
     let response = match (loose, strict) {
         (Ok(loose), Ok(strict)) => {
             assert_eq!(loose, strict);
@@ -40,12 +49,20 @@ pub fn hook_response(data: &[u8]) {
     };
     assert!(response.children.len() <= MAX_CHILDREN);
     assert!(response.resync_after.is_none_or(|after| !after.is_zero()));
-    let Ok(tree) = serde_json::from_slice::<Value>(data) else { return };
+    let Ok(tree) = serde_json::from_slice::<Value>(body) else { return };
     let read = |part: &Bytes| serde_json::from_slice::<Value>(part).expect("it was checked");
     let children: Vec<Value> = response.children.iter().map(read).collect();
-    assert_eq!(&children, tree["children"].as_array().unwrap_or(&Vec::new()));
+    assert_eq!(&children, tree[children_field(kind)].as_array().unwrap_or(&Vec::new()));
     let status = response.status.as_ref().map(read);
     assert_eq!(status.as_ref(), Some(&tree["status"]).filter(|status| status.is_object()));
+    if kind == ControllerKind::Decorator {
+        for (field, changes) in [("labels", response.labels), ("annotations", response.annotations)]
+        {
+            let none = Value::Object(Map::new());
+            let read = Some(&tree[field]).filter(|field| field.is_object()).unwrap_or(&none);
+            assert_eq!(&serde_json::json!(changes), read);
+        }
+    }
 }
 
 /// Checks the parser of customize responses: strict mode accepts no more than loose mode, and the

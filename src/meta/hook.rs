@@ -10,7 +10,7 @@ use super::{
     children::Parent,
     hook_metrics::{CallOutcome, CountedCall},
 };
-use crate::{guard::Held, informer::ObjectKey, manager::Epoch};
+use crate::{controller::Request, guard::Held, manager::Epoch};
 
 /// Answers a JSON request with a JSON response.
 ///
@@ -23,7 +23,7 @@ pub trait Hook: Send + Sync + 'static {
     /// Dropping the future abandons the exchange.
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>>;
 
-    /// Like [`Hook::call`], for the parent of this key and uid: for a hook that keeps earlier
+    /// Like [`Hook::call`], for the parent of this request and uid: for a hook that keeps earlier
     /// responses. Controllers call this method, never twice at the same time for one parent.
     ///
     /// # Cancel safety
@@ -31,7 +31,7 @@ pub trait Hook: Send + Sync + 'static {
     /// Dropping the future abandons the exchange.
     fn call_about<'a>(
         &'a self,
-        _parent: &'a ObjectKey,
+        _parent: &'a Request,
         _uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
@@ -40,7 +40,7 @@ pub trait Hook: Send + Sync + 'static {
 
     /// Drops the state kept for a parent: the parent is gone, or the last response for it is not
     /// usable.
-    fn forget(&self, _parent: &ObjectKey) {}
+    fn forget(&self, _parent: &Request) {}
 
     /// Drops the state kept between calls, such as connections, and resolves when that is done.
     /// Called when an epoch has ended; the hook may be called again later. Dropped half a second
@@ -58,14 +58,14 @@ impl Hook for Held<Arc<dyn Hook>> {
 
     fn call_about<'a>(
         &'a self,
-        parent: &'a ObjectKey,
+        parent: &'a Request,
         uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
         (**self).call_about(parent, uid, request)
     }
 
-    fn forget(&self, parent: &ObjectKey) {
+    fn forget(&self, parent: &Request) {
         (**self).forget(parent);
     }
 

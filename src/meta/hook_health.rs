@@ -6,8 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    controller::{Backoff, Pace, RetryGate, Wait},
-    informer::ObjectKey,
+    controller::{Backoff, Pace, Request, RetryGate, Wait},
     meta::HookKind,
 };
 
@@ -34,9 +33,9 @@ struct OnChange(Box<dyn Fn() + Send + Sync>);
 #[derive(Debug, Default)]
 struct Parents {
     // Failure of the last sync.
-    failing: BTreeMap<ObjectKey, Failure>,
+    failing: BTreeMap<Request, Failure>,
     // For each hook, the parents for which it was down at the last call.
-    gates: BTreeMap<HookKind, RetryGate<ObjectKey>>,
+    gates: BTreeMap<HookKind, RetryGate<Request>>,
 }
 
 /// Failure of the hook for one parent.
@@ -56,7 +55,7 @@ pub(crate) struct Health {
     /// Number of parents whose last response was not usable.
     pub(crate) failing: usize,
     /// First of them, with its failure.
-    pub(crate) example: Option<(ObjectKey, Failure)>,
+    pub(crate) example: Option<(Request, Failure)>,
 }
 
 impl HookHealth {
@@ -71,7 +70,7 @@ impl HookHealth {
     }
 
     /// Records a usable response for a parent.
-    pub(crate) fn succeeded(&self, key: &ObjectKey) {
+    pub(crate) fn succeeded(&self, key: &Request) {
         let mut parents = self.lock();
         if parents.failing.remove(key).is_some() || !self.health.borrow().proven {
             self.publish(&parents, true);
@@ -79,7 +78,7 @@ impl HookHealth {
     }
 
     /// Records that a parent got no usable response. Returns whether the failure is a new one.
-    pub(crate) fn failed(&self, key: &ObjectKey, failure: Failure) -> bool {
+    pub(crate) fn failed(&self, key: &Request, failure: Failure) -> bool {
         let mut parents = self.lock();
         let new = parents.failing.get(key) != Some(&failure);
         parents.failing.insert(key.clone(), failure);
@@ -92,7 +91,7 @@ impl HookHealth {
     pub(crate) fn wait(
         &self,
         kind: HookKind,
-        key: &ObjectKey,
+        key: &Request,
         backoff: Backoff,
         failures: u32,
     ) -> Duration {
@@ -105,12 +104,12 @@ impl HookHealth {
 
     /// Removes a parent from the gates: no hook was called for it, or the hook failed for another
     /// reason than being down.
-    pub(crate) fn stop_waiting(&self, key: &ObjectKey) {
+    pub(crate) fn stop_waiting(&self, key: &Request) {
         self.lock().leave_gates(key);
     }
 
     /// Records that a hook responded for a parent. Returns the parents to sync at once.
-    pub(crate) fn responded(&self, kind: HookKind, key: &ObjectKey) -> Vec<ObjectKey> {
+    pub(crate) fn responded(&self, kind: HookKind, key: &Request) -> Vec<Request> {
         // The remaining wait of each is zero, since `wait` sets no minimum.
         let mut parents = self.lock();
         let next = parents.gates.get_mut(&kind).map(|gate| gate.answered(key, Instant::now()));
@@ -118,7 +117,7 @@ impl HookHealth {
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn forget(&self, key: &ObjectKey) {
+    pub(crate) fn forget(&self, key: &Request) {
         let mut parents = self.lock();
         parents.leave_gates(key);
         if parents.failing.remove(key).is_some() {
@@ -156,7 +155,7 @@ impl HookHealth {
 }
 
 impl Parents {
-    fn leave_gates(&mut self, key: &ObjectKey) {
+    fn leave_gates(&mut self, key: &Request) {
         self.gates.values_mut().for_each(|gate| gate.forget(key));
     }
 }
@@ -183,7 +182,7 @@ mod tests {
 
     #[test]
     fn health_is_the_sum_of_the_parents() {
-        let (hook, key) = (HookHealth::default(), ObjectKey::namespaced("ns", "a"));
+        let (hook, key) = (HookHealth::default(), Request::namespaced("ns", "a"));
         let health = hook.subscribe();
 
         assert!(hook.failed(&key, timeout()));
@@ -198,7 +197,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn hook_that_answers_releases_no_parent_of_another_hook() {
         let hook = HookHealth::default();
-        let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
+        let [a, b] = ["a", "b"].map(|name| Request::namespaced("ns", name));
         for key in [&a, &b] {
             hook.wait(HookKind::Finalize, key, Backoff::default(), 0);
         }
@@ -210,7 +209,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deleted_parent_is_neither_counted_nor_retried() {
         let hook = HookHealth::default();
-        let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
+        let [a, b] = ["a", "b"].map(|name| Request::namespaced("ns", name));
         for key in [&a, &b] {
             hook.failed(key, timeout());
             hook.wait(HookKind::Sync, key, Backoff::default(), 0);

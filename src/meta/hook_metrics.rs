@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, atomic::AtomicI64},
+    time::Duration,
 };
 
 use http::StatusCode;
@@ -24,6 +25,12 @@ use crate::owner_gauge::{OwnerGauge, Part};
 /// Bucket bounds in seconds: Go's defaults, which dashboards expect.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// Bucket bounds in seconds of look-ups of names, as in Metacontroller.
+const DNS_BUCKETS: [f64; 4] = [0.005, 0.01, 0.025, 0.05];
+
+/// Bucket bounds in seconds of TLS handshakes, as in Metacontroller.
+const TLS_BUCKETS: [f64; 4] = [0.05, 0.1, 0.25, 0.5];
+
 /// Gauge of the tasks that drive the connections to one hook.
 pub(super) type HookTasks = Part<SeriesLabels>;
 
@@ -40,6 +47,14 @@ struct DurationLabels {
     controller_type: String,
     url: String,
     method: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConnectLabels {
+    controller_name: String,
+    controller_type: String,
+    url: String,
+    event: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -65,6 +80,33 @@ struct CallLabels {
 struct SeriesKey {
     kind: HookKind,
     labels: SeriesLabels,
+}
+
+/// Event of a connection that is being opened, by Metacontroller's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConnectEvent {
+    /// The look-up of a name began.
+    DnsStart,
+    /// The look-up of a name ended, with or without addresses.
+    DnsDone,
+    /// A TLS handshake with the hook began.
+    TlsHandshakeStart,
+    /// A TLS handshake with the hook succeeded.
+    TlsHandshakeDone,
+}
+
+impl ConnectEvent {
+    const ALL: [Self; 4] =
+        [Self::DnsStart, Self::DnsDone, Self::TlsHandshakeStart, Self::TlsHandshakeDone];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::DnsStart => "dns_start",
+            Self::DnsDone => "dns_done",
+            Self::TlsHandshakeStart => "tls_handshake_start",
+            Self::TlsHandshakeDone => "tls_handshake_done",
+        }
+    }
 }
 
 /// Outcome of one call of a hook.
@@ -166,6 +208,8 @@ struct Families {
 struct KindFamilies {
     requests: Family<RequestLabels, Counter>,
     durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    dns: Family<ConnectLabels, Histogram, fn() -> Histogram>,
+    tls: Family<ConnectLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
 }
 
@@ -180,7 +224,21 @@ impl Default for KindFamilies {
         Self {
             requests: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            dns: Family::new_with_constructor(|| Histogram::new(DNS_BUCKETS)),
+            tls: Family::new_with_constructor(|| Histogram::new(TLS_BUCKETS)),
             in_flight: Family::default(),
+        }
+    }
+}
+
+impl KindFamilies {
+    fn connecting(
+        &self,
+        event: ConnectEvent,
+    ) -> &Family<ConnectLabels, Histogram, fn() -> Histogram> {
+        match event {
+            ConnectEvent::DnsStart | ConnectEvent::DnsDone => &self.dns,
+            ConnectEvent::TlsHandshakeStart | ConnectEvent::TlsHandshakeDone => &self.tls,
         }
     }
 }
@@ -211,6 +269,16 @@ impl HookMetrics {
                 format!("metacontroller_{word}_request_duration_histogram_seconds"),
                 format!("Duration of {word} hook calls"),
                 families.durations.clone(),
+            );
+            registry.register(
+                format!("metacontroller_{word}_dns_duration_histogram_seconds"),
+                format!("Time of {word} hook calls until the host's name was resolved"),
+                families.dns.clone(),
+            );
+            registry.register(
+                format!("metacontroller_{word}_tls_duration_histogram_seconds"),
+                format!("Time of {word} hook calls until the TLS session was open"),
+                families.tls.clone(),
             );
             registry.register(
                 format!("metacontroller_{word}_in_flight_requests"),
@@ -333,6 +401,18 @@ impl HookSeries {
         self.families.tasks.of(self.key.labels.clone())
     }
 
+    /// Counts an event of a connection, with the time since the connection was begun.
+    pub(super) fn connecting(&self, event: ConnectEvent, since: Duration) {
+        let families = self.families.of(self.key.kind);
+        let family = families.connecting(event);
+        family.get_or_create(&self.connect_labels(event)).observe(since.as_secs_f64());
+    }
+
+    fn connect_labels(&self, event: ConnectEvent) -> ConnectLabels {
+        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
+        ConnectLabels { controller_name, controller_type, url, event: event.word() }
+    }
+
     fn durations(&self) -> DurationLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
         DurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
@@ -388,6 +468,9 @@ impl Drop for HookSeries {
                 self.families.calls.remove(&self.calls(outcome));
             }
             families.durations.remove(&self.durations());
+            for event in ConnectEvent::ALL {
+                families.connecting(event).remove(&self.connect_labels(event));
+            }
             families.in_flight.remove(&self.key.labels);
             users.remove(&self.key);
             // The hooks of a controller at one URL share this series.

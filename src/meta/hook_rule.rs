@@ -4,9 +4,7 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{
-    EndpointRule, HookSpec, WebhookSpec, composite_controller::EndpointConfig, definition::Problems,
-};
+use super::{EndpointRule, HookSpec, WebhookSpec, api::EndpointConfig, definition::Problems};
 use crate::{
     duration::{self, DurationError},
     redaction,

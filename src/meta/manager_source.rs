@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::declared::Changes;
+use super::{ControllerKind, declared::Changes};
 use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
     informer::ObjectKey,
@@ -16,13 +16,10 @@ use crate::{
     },
 };
 
-/// Prefix of the runnable names of declared controllers.
-///
-/// Metacontroller's name of its work queues, which is their label in metrics.
-pub(super) const PREFIX: &str = "CompositeController-";
-
 /// Source of requests for declared controllers that changed in the manager.
 pub(super) struct ManagerSource {
+    /// Kind of the declared controllers.
+    pub(super) kind: ControllerKind,
     /// Manager that runs them.
     pub(super) manager: ManagerHandle,
     /// Marks of changed controllers.
@@ -35,7 +32,7 @@ impl ConditionalSource for ManagerSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let changes = Arc::clone(&self.changes);
+        let (kind, changes) = (self.kind, Arc::clone(&self.changes));
         let mut snapshots = self.manager.watch();
         let mut transitions = self.manager.transitions();
         let mut last = snapshots.borrow_and_update().clone();
@@ -49,7 +46,7 @@ impl ConditionalSource for ManagerSource {
                     () = context.stopping() => return SourceEnd::Stopped,
                     name = changes.next() => context.enqueue(ObjectKey::cluster(name)),
                     transition = transitions.recv() => match transition {
-                        Ok(transition) => changes.transition(&transition),
+                        Ok(transition) => changes.transition(kind, &transition),
                         Err(RecvError::Lagged(missed)) => {
                             tracing::debug!(missed, "transitions were missed; reconciling every controller");
                             changes.enqueue_all();
@@ -61,7 +58,7 @@ impl ConditionalSource for ManagerSource {
                             return SourceEnd::Stopped;
                         }
                         let snapshot = snapshots.borrow_and_update().clone();
-                        changes.compare(&last, &snapshot);
+                        changes.compare(kind, &last, &snapshot);
                         last = snapshot;
                     }
                 }
@@ -76,13 +73,13 @@ impl ConditionalSource for ManagerSource {
 }
 
 impl Changes {
-    /// Enqueues each runnable that was added, changed or removed between two snapshots.
-    fn compare(&self, last: &Snapshot, now: &Snapshot) {
+    /// Enqueues each runnable of a kind that was added, changed or removed between two snapshots.
+    fn compare(&self, kind: ControllerKind, last: &Snapshot, now: &Snapshot) {
         let changed = now.changed_since(last);
         // In the reverse comparison, removed runnables are the added ones.
         let removed = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
         let names = changed.chain(removed).map(|status| &status.name);
-        for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
+        for name in names.filter_map(|name| of_kind(kind, name.as_str())) {
             self.enqueue(name);
         }
     }
@@ -95,8 +92,8 @@ impl Changes {
     }
 
     /// Stores an Event for a transition that users should see.
-    fn transition(&self, transition: &Transition) {
-        let Some(name) = transition.name.as_str().strip_prefix(PREFIX) else { return };
+    fn transition(&self, kind: ControllerKind, transition: &Transition) {
+        let Some(name) = of_kind(kind, transition.name.as_str()) else { return };
         let reason = match &transition.kind {
             TransitionKind::Entered(ControllerState::Starting) => "Starting",
             TransitionKind::Entered(ControllerState::Running) => "Started",
@@ -121,13 +118,19 @@ impl Changes {
     }
 }
 
+/// Returns the name of the declared controller that a runnable runs, if that is of this kind.
+fn of_kind(kind: ControllerKind, runnable: &str) -> Option<&str> {
+    let (found, name) = ControllerKind::of_runnable(runnable)?;
+    (found == kind).then_some(name)
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
     use crate::{
-        manager::{ControllerName, RunnableGroup, RunnableStatus},
+        manager::{RunnableGroup, RunnableStatus},
         meta::declared::Declared,
     };
 
@@ -136,7 +139,10 @@ mod tests {
             state: ControllerState::Running,
             since: Timestamp::UNIX_EPOCH,
             epoch: 1,
-            ..RunnableStatus::new(format!("{PREFIX}{name}").into(), RunnableGroup::Others)
+            ..RunnableStatus::new(
+                ControllerKind::Composite.runnable_name(name),
+                RunnableGroup::Others,
+            )
         };
         names.iter().map(|name| Arc::new(status(name))).collect()
     }
@@ -149,11 +155,13 @@ mod tests {
     fn added_changed_and_removed_runnables_are_enqueued() {
         let changes = Changes::default();
         let last = snapshot(&["changed", "gone", "same"]);
-        let same = &last[&ControllerName::from(format!("{PREFIX}same"))];
+        let same = &last[&ControllerKind::Composite.runnable_name("same")];
         let now = snapshot(&["changed", "new"]);
         let now = now.values().chain([same]).cloned().collect();
 
-        changes.compare(&last, &now);
+        changes.compare(ControllerKind::Decorator, &last, &now);
+        assert!(changed(&changes).is_empty(), "those of another kind");
+        changes.compare(ControllerKind::Composite, &last, &now);
 
         assert_eq!(changed(&changes), ["changed".into(), "gone".into(), "new".into()]);
     }

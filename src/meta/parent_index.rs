@@ -8,7 +8,10 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Selector;
-use crate::informer::{Delta, Interest, InterestIndex, ObjectKey, Selection};
+use crate::{
+    controller::Request,
+    informer::{Delta, Interest, InterestIndex, Selection},
+};
 
 /// Parents of one controller, each with the children that concern it.
 #[derive(Debug, Default)]
@@ -16,34 +19,42 @@ pub(crate) struct ParentIndex(Mutex<Parents>);
 
 #[derive(Debug, Default)]
 struct Parents {
-    interests: HashMap<ObjectKey, [Interest; 2]>,
-    index: InterestIndex<ObjectKey>,
+    interests: HashMap<Request, Vec<Interest>>,
+    index: InterestIndex<Request>,
 }
 
 impl ParentIndex {
-    /// Returns the children that concern a parent: its own, and the orphans that it could adopt.
-    pub(crate) fn interests(key: &ObjectKey, uid: &Arc<str>, selector: &Selector) -> [Interest; 2] {
-        let orphans = Selection { namespace: key.namespace.clone(), selector: selector.clone() };
-        [Interest::OwnerUid(uid.clone()), Interest::Orphans(orphans)]
+    /// Returns the children that concern a parent: its own, and the orphans that it could adopt, if
+    /// it adopts those of a selector.
+    pub(crate) fn interests(
+        key: &Request,
+        uid: &Arc<str>,
+        adopts: Option<&Selector>,
+    ) -> Vec<Interest> {
+        let orphans = adopts.map(|selector| {
+            let (namespace, selector) = (key.namespace.clone(), selector.clone());
+            Interest::Orphans(Selection { namespace, selector })
+        });
+        [Interest::OwnerUid(uid.clone())].into_iter().chain(orphans).collect()
     }
 
     /// Adds a parent, or replaces its interests.
     ///
     /// Called before its children are read, so that a later change of a child finds it.
-    pub(crate) fn insert(&self, key: &ObjectKey, interests: &[Interest; 2]) {
+    pub(crate) fn insert(&self, key: &Request, interests: &[Interest]) {
         let mut parents = self.lock();
-        if parents.interests.get(key) == Some(interests) {
+        if parents.interests.get(key).is_some_and(|known| known == interests) {
             return;
         }
         for interest in interests {
             parents.index.insert(interest, key.clone());
         }
-        let old = parents.interests.insert(key.clone(), interests.clone());
+        let old = parents.interests.insert(key.clone(), interests.to_vec());
         parents.unindex(key, old);
     }
 
     /// Removes a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn remove(&self, key: &ObjectKey) {
+    pub(crate) fn remove(&self, key: &Request) {
         let mut parents = self.lock();
         let old = parents.interests.remove(key);
         parents.unindex(key, old);
@@ -55,13 +66,13 @@ impl ParentIndex {
     }
 
     /// Keys of all parents.
-    pub(crate) fn keys(&self) -> Vec<ObjectKey> {
+    pub(crate) fn keys(&self) -> Vec<Request> {
         self.lock().interests.keys().cloned().collect()
     }
 
     /// Parents that a change of a child concerns: its owners before and after the change; for an
     /// orphan, the parents that could adopt it.
-    pub(crate) fn concerned(&self, delta: &Delta) -> Vec<ObjectKey> {
+    pub(crate) fn concerned(&self, delta: &Delta) -> Vec<Request> {
         let parents = self.lock();
         let mut keys = Vec::new();
         for object in [&delta.old, &delta.new].into_iter().flatten() {
@@ -71,7 +82,7 @@ impl ParentIndex {
             let adoptable = delta.new.is_some() && header.deletion_timestamp.is_none();
             parents.index.visit(header, |key| {
                 let owned = || {
-                    let uid = parents.interests.get(key).map(|[owned, _]| owned);
+                    let uid = parents.interests.get(key).and_then(|interests| interests.first());
                     uid.is_some_and(|owned| owned.concerns(header))
                 };
                 if !is_orphan || adoptable || owned() {
@@ -90,7 +101,7 @@ impl ParentIndex {
 }
 
 impl Parents {
-    fn unindex(&mut self, key: &ObjectKey, interests: Option<[Interest; 2]>) {
+    fn unindex(&mut self, key: &Request, interests: Option<Vec<Interest>>) {
         for interest in interests.iter().flatten() {
             self.index.remove(interest, key);
         }
@@ -105,7 +116,10 @@ mod tests {
         super::{children::fixtures::served, claim::UID_LABEL},
         *,
     };
-    use crate::{informer::Object, kind::Scope};
+    use crate::{
+        informer::{Object, ObjectKey},
+        kind::Scope,
+    };
 
     fn object(labels: Value, owner: Option<&str>) -> Object {
         let owners: Vec<Value> = owner
@@ -133,14 +147,14 @@ mod tests {
         index.concerned(&delta).iter().map(ToString::to_string).collect()
     }
 
-    fn insert(index: &ParentIndex, key: &ObjectKey, uid: &str, selector: &Selector) {
-        index.insert(key, &ParentIndex::interests(key, &uid.into(), selector));
+    fn insert(index: &ParentIndex, key: &Request, uid: &str, selector: &Selector) {
+        index.insert(key, &ParentIndex::interests(key, &uid.into(), Some(selector)));
     }
 
     fn index() -> ParentIndex {
         let index = ParentIndex::default();
         let parent = |namespace: &str, name: &str, selector: Selector| {
-            insert(&index, &ObjectKey::namespaced(namespace, name), name, &selector);
+            insert(&index, &Request::namespaced(namespace, name), name, &selector);
         };
         parent("ns", "a", Selector::label("app", "x"));
         parent("ns", "b", Selector::label(UID_LABEL, "b"));
@@ -171,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_parent_of_the_same_name_replaces_the_one_before() {
-        let (index, key) = (index(), ObjectKey::namespaced("ns", "a"));
+        let (index, key) = (index(), Request::namespaced("ns", "a"));
 
         insert(&index, &key, "new", &Selector::label("app", "x"));
 
@@ -180,10 +194,26 @@ mod tests {
     }
 
     #[test]
+    fn parents_of_two_types_with_one_name_are_told_apart() {
+        let (index, other) = (index(), Request { primary: 1, ..Request::namespaced("ns", "a") });
+        index.insert(&other, &ParentIndex::interests(&other, &"z".into(), None));
+        let concerned = |owner: &str| {
+            let new = Some(object(json!({"app": "x"}), Some(owner)));
+            let key = ObjectKey::namespaced("ns", "c");
+            index.concerned(&Delta { key, old: None, new, initial: false })
+        };
+
+        assert_eq!(concerned("a"), [Request::namespaced("ns", "a")]);
+        assert_eq!(concerned("z"), [other.clone()], "it adopts no orphan");
+        index.remove(&Request::namespaced("ns", "a"));
+        assert_eq!(concerned("z"), [other.clone()]);
+    }
+
+    #[test]
     fn removed_parent_is_not_found() {
         let index = index();
 
-        index.remove(&ObjectKey::namespaced("ns", "b"));
+        index.remove(&Request::namespaced("ns", "b"));
 
         assert_eq!(index.keys().len(), 2);
         assert!(concerned(&index, None, Some(object(json!({}), Some("b")))).is_empty());

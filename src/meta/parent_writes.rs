@@ -22,7 +22,7 @@ use super::{
     write_cause::{SeenVersion, SyncState, WriteCause},
     write_limit::{Flapping, WriteLimit},
 };
-use crate::informer::ObjectKey;
+use crate::controller::Request;
 
 /// Time for which a pruned status counts as written. Afterwards it is written again, since the
 /// schema may have gained the field.
@@ -30,7 +30,11 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, TrackedParent>>);
+pub(crate) struct ParentWrites {
+    parents: Mutex<HashMap<Request, TrackedParent>>,
+    /// True if the write limit does not apply.
+    pub(crate) unlimited: bool,
+}
 
 #[derive(Debug)]
 struct TrackedParent {
@@ -98,7 +102,7 @@ impl TrackedParent {
 
 impl ParentWrites {
     /// Starts to count writes for a parent; a parent with another uid starts at zero.
-    pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
+    pub(crate) fn track(&self, key: &Request, uid: &Arc<str>) {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
             let entry = TrackedParent {
@@ -120,7 +124,7 @@ impl ParentWrites {
     }
 
     /// Begins a sync of a parent; to be called before [`Self::observed`].
-    pub(crate) fn begin(&self, key: &ObjectKey) {
+    pub(crate) fn begin(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
             let failed = std::mem::take(&mut entry.failed_work);
             entry.is_resync = entry.resync.begin(Instant::now()) || failed;
@@ -131,7 +135,7 @@ impl ParentWrites {
     }
 
     /// Decides on the cause of the sync from the objects that it has observed. A resync is work.
-    pub(crate) fn observed(&self, key: &ObjectKey, observed: Vec<SeenVersion>) {
+    pub(crate) fn observed(&self, key: &Request, observed: Vec<SeenVersion>) {
         if let Some(entry) = self.lock().get_mut(key) {
             let cause = entry.state.begin(observed);
             entry.cause = if entry.is_resync { WriteCause::Work } else { cause };
@@ -139,7 +143,7 @@ impl ParentWrites {
     }
 
     /// Ends a sync. The retry of work that failed without a write is work.
-    pub(crate) fn end(&self, key: &ObjectKey, failed: bool) {
+    pub(crate) fn end(&self, key: &Request, failed: bool) {
         if let Some(entry) = self.lock().get_mut(key) {
             let is_work = entry.cause == WriteCause::Work;
             entry.failed_work = failed && is_work && !entry.state.has_written();
@@ -149,21 +153,21 @@ impl ParentWrites {
     }
 
     /// Records the time that an answer asks for until the next sync.
-    pub(crate) fn resync_after(&self, key: &ObjectKey, after: Duration) {
+    pub(crate) fn resync_after(&self, key: &Request, after: Duration) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.resync.asked(after, Instant::now());
         }
     }
 
     /// Returns the time of the next resync: the requested time, or the end of the period.
-    pub(crate) fn next_resync(&self, key: &ObjectKey, tick: Option<Instant>) -> Option<Instant> {
+    pub(crate) fn next_resync(&self, key: &Request, tick: Option<Instant>) -> Option<Instant> {
         self.lock().get_mut(key)?.resync.next(tick, Instant::now())
     }
 
     /// Records that an object which the parent wants exists and is not the parent's.
     pub(crate) fn contest(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         what: String,
         message: String,
         owner: Option<LiveOwner>,
@@ -178,7 +182,7 @@ impl ParentWrites {
 
     /// Returns whether an object is contested now, and those that are not reported yet. They count
     /// as reported from now on.
-    pub(crate) fn contested(&self, key: &ObjectKey) -> (bool, Vec<(String, Contested)>) {
+    pub(crate) fn contested(&self, key: &Request) -> (bool, Vec<(String, Contested)>) {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return (false, Vec::new()) };
         entry.contested.retain(|_, contested| contested.is_current);
@@ -192,7 +196,7 @@ impl ParentWrites {
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn forget(&self, key: &ObjectKey) {
+    pub(crate) fn forget(&self, key: &Request) {
         self.lock().remove(key);
     }
 
@@ -202,23 +206,24 @@ impl ParentWrites {
     }
 
     /// Returns whether the limit admits a write of `what` for a parent.
-    pub(crate) fn may_write(&self, key: &ObjectKey, what: &str, is_create: bool) -> bool {
+    pub(crate) fn may_write(&self, key: &Request, what: &str, is_create: bool) -> bool {
         let mut parents = self.lock();
         let now = Instant::now();
         parents
             .get_mut(key)
+            .filter(|_| !self.unlimited)
             .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(is_create), now))
     }
 
     /// Counts a write of a parent or child that changed it, and records its new version.
-    pub(crate) fn wrote(&self, key: &ObjectKey, what: String, stored: &Stored) {
+    pub(crate) fn wrote(&self, key: &Request, what: String, stored: &Stored) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, false);
         }
     }
 
     /// Counts a create, and records the version of the child.
-    pub(crate) fn created(&self, key: &ObjectKey, what: String, stored: &Stored) {
+    pub(crate) fn created(&self, key: &Request, what: String, stored: &Stored) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, true);
         }
@@ -226,7 +231,7 @@ impl ParentWrites {
 
     /// Records that the replacement of a child is refused; returns the time since the first refusal. A
     /// sync without a refusal starts anew.
-    pub(crate) fn refused_for(&self, key: &ObjectKey, what: &str) -> Duration {
+    pub(crate) fn refused_for(&self, key: &Request, what: &str) -> Duration {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };
         let new = || Refused { since: Instant::now(), is_current: true };
@@ -236,28 +241,28 @@ impl ParentWrites {
     }
 
     /// Records that a child was deleted, which no limit counts.
-    pub(crate) fn deleted(&self, key: &ObjectKey, uid: &str) {
+    pub(crate) fn deleted(&self, key: &Request, uid: &str) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.state.deleted(uid);
         }
     }
 
     /// Counts a conflict: another client wrote `what` first.
-    pub(crate) fn conflicted(&self, key: &ObjectKey, what: &str) {
+    pub(crate) fn conflicted(&self, key: &Request, what: &str) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.limit.conflicted(what, Instant::now());
         }
     }
 
     /// Object that is written too often for a parent.
-    pub(crate) fn flapping(&self, key: &ObjectKey) -> Option<Flapping> {
+    pub(crate) fn flapping(&self, key: &Request) -> Option<Flapping> {
         self.lock().get(key)?.limit.flapping(Instant::now())
     }
 
     /// Returns whether the server stored `stored` when `sent` was written, within the last minute.
     pub(crate) fn status_settled(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         sent: Fingerprint,
         stored: Option<Fingerprint>,
     ) -> bool {
@@ -271,7 +276,7 @@ impl ParentWrites {
     /// Records what the server stored when `sent` was written.
     pub(crate) fn settle_status(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         sent: Fingerprint,
         stored: Option<Fingerprint>,
     ) {
@@ -282,12 +287,12 @@ impl ParentWrites {
 
     /// Removes and returns the record of the last sync of a parent. A sync that does not complete
     /// leaves none.
-    pub(crate) fn take_record(&self, key: &ObjectKey) -> Option<SyncRecord> {
+    pub(crate) fn take_record(&self, key: &Request) -> Option<SyncRecord> {
         self.lock().get_mut(key)?.record.take()
     }
 
     /// Keeps the record of a sync that found the parent as desired.
-    pub(crate) fn keep_record(&self, key: &ObjectKey, record: SyncRecord) {
+    pub(crate) fn keep_record(&self, key: &Request, record: SyncRecord) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.record = Some(record);
         }
@@ -295,19 +300,19 @@ impl ParentWrites {
 
     /// Removes and returns the children of a parent that were equal to the desired ones. A sync that
     /// does not complete leaves none.
-    pub(crate) fn take_equal(&self, key: &ObjectKey) -> EqualChildren {
+    pub(crate) fn take_equal(&self, key: &Request) -> EqualChildren {
         self.lock().get_mut(key).map(|entry| take(&mut entry.equal)).unwrap_or_default()
     }
 
     /// Keeps the children that a sync found equal to the desired ones.
-    pub(crate) fn keep_equal(&self, key: &ObjectKey, equal: EqualChildren) {
+    pub(crate) fn keep_equal(&self, key: &Request, equal: EqualChildren) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.equal = equal;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, TrackedParent>> {
-        self.0.lock()
+    fn lock(&self) -> MutexGuard<'_, HashMap<Request, TrackedParent>> {
+        self.parents.lock()
     }
 }
 
@@ -317,7 +322,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {
-        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         let [one, two, three] =
             ["1", "2", "3"].map(|text| Fingerprint::of(text.as_bytes()).unwrap());
         writes.track(&key, &"u".into());
@@ -334,7 +339,7 @@ mod tests {
 
     #[test]
     fn record_is_taken_once_and_belongs_to_one_parent() {
-        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[]), b"answer");
         writes.keep_record(&key, record);
         assert_eq!(writes.take_record(&key), None, "it is not tracked");
@@ -357,7 +362,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn refusals_are_counted_from_the_first_one_without_a_sync_between() {
-        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         let (minute, zero) = (Duration::from_secs(60), Duration::ZERO);
         writes.track(&key, &"u".into());
         let sync = async |is_refused: bool| {
@@ -376,7 +381,7 @@ mod tests {
 
     #[test]
     fn contested_object_is_reported_once_for_each_owner() {
-        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         writes.track(&key, &"u".into());
         let owner = |uid: &str| LiveOwner {
             api_version: "v1".to_owned(),
@@ -403,7 +408,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_parent_of_another_uid_starts_anew() {
-        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         let sent = Fingerprint::of(b"1").unwrap();
         writes.track(&key, &"u".into());
         writes.settle_status(&key, sent, None);

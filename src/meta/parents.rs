@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
-use crate::informer::ObjectKey;
+use crate::controller::Request;
 
 /// Parents of one controller.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Parents {
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn forget(&self, key: &ObjectKey) {
+    pub(crate) fn forget(&self, key: &Request) {
         self.index.remove(key);
         self.writes.forget(key);
         self.hook.forget(key);

@@ -24,9 +24,9 @@ use super::{
     fingerprint::Fingerprint,
 };
 use crate::{
-    controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs},
+    controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
     discovery::{TypeRegistry, TypeState},
-    informer::{Delta, Interest, Object, ObjectKey, Selection, Store},
+    informer::{Delta, Interest, Object, Selection, Store},
     kind::{ServedType, TypeRef},
 };
 
@@ -39,11 +39,15 @@ const NAMESPACES: &str = "selected namespaces";
 
 /// Related objects of the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct Related(Mutex<State>);
+pub(crate) struct Related {
+    state: Mutex<State>,
+    /// True if `managedFields` are kept.
+    managed_fields: bool,
+}
 
 #[derive(Debug, Default)]
 struct State {
-    answers: HashMap<ObjectKey, CustomizeAnswer>,
+    answers: HashMap<Request, CustomizeAnswer>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }
@@ -95,11 +99,16 @@ enum Cache {
 }
 
 impl Related {
+    /// Returns an empty state; `managed_fields` keeps them in the objects.
+    pub(crate) fn new(managed_fields: bool) -> Self {
+        Self { state: Mutex::default(), managed_fields }
+    }
+
     /// Returns the rules of a parent from an earlier answer, unless the parent's declaration has
     /// changed since, or the answer is old.
     pub(crate) fn answer(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         uid: &str,
         declared: Fingerprint,
     ) -> Option<Arc<[RelatedRule]>> {
@@ -114,7 +123,7 @@ impl Related {
     /// Keeps the rules of a parent.
     pub(crate) fn keep_answer(
         &self,
-        key: &ObjectKey,
+        key: &Request,
         uid: &Arc<str>,
         declared: Fingerprint,
         rules: &Arc<[RelatedRule]>,
@@ -124,7 +133,7 @@ impl Related {
     }
 
     /// Forgets the answer for a parent, so that the next sync calls the hook.
-    pub(crate) fn forget_answer(&self, key: &ObjectKey) {
+    pub(crate) fn forget_answer(&self, key: &Request) {
         self.lock().answers.remove(key);
     }
 
@@ -136,7 +145,7 @@ impl Related {
     /// Cancel safe: a dropped read leaves the inputs of the types.
     pub(crate) async fn read(
         self: &Arc<Self>,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
@@ -182,7 +191,7 @@ impl Related {
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
-    pub(crate) fn forget(self: &Arc<Self>, parent: &ObjectKey, context: &Context) {
+    pub(crate) fn forget(self: &Arc<Self>, parent: &Request, context: &Context) {
         self.lock().answers.remove(parent);
         if let Some(inputs) = context.inputs() {
             self.want(parent, &[], &inputs, context).ok();
@@ -198,7 +207,7 @@ impl Related {
     /// parent needs any more.
     fn want(
         self: &Arc<Self>,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         inputs: &Inputs,
         context: &Context,
@@ -235,7 +244,7 @@ impl Related {
         drop(state);
         for input in left {
             if let Some((_, Some(moving))) = context.claimed(&input) {
-                moving.remove(parent);
+                moving.remove((parent.primary, &parent.key));
             }
         }
         Ok(())
@@ -252,8 +261,10 @@ impl Related {
             related.concerned(&name, delta).into_iter().for_each(|parent| enqueue.add(parent));
         });
         let (related, name) = (Arc::clone(self), input.to_owned());
+        let managed_fields = self.managed_fields;
         let describe = move |builder: Builder| {
             let builder = builder.claims_type(type_ref, handler).whole().optional();
+            let builder = if managed_fields { builder.managed_fields() } else { builder };
             builder.index(by_label()).index(by_name()).on_synced(move |enqueue| {
                 related.parents_of(&name).into_iter().for_each(|parent| enqueue.add(parent));
             })
@@ -271,7 +282,7 @@ impl Related {
     /// Returns the names of the namespaces that each namespace selector of the rules selects.
     async fn namespaces(
         &self,
-        parent: &ObjectKey,
+        parent: &Request,
         rules: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
@@ -337,23 +348,23 @@ impl Related {
 
     /// Sets the interests of a parent in a type, before its objects are read, so that each later
     /// change finds the parent.
-    fn set(&self, input: &str, parent: &ObjectKey, interests: Vec<Interest>, context: &Context) {
+    fn set(&self, input: &str, parent: &Request, interests: Vec<Interest>, context: &Context) {
         if let Some(related) = self.lock().types.get_mut(input) {
             related.concerned.set(parent, interests.clone());
         }
         if let Some((_, Some(moving))) = context.claimed(input) {
-            moving.set(parent, interests);
+            moving.set((parent.primary, &parent.key), interests);
         }
     }
 
-    fn parents_of(&self, input: &str) -> Vec<ObjectKey> {
+    fn parents_of(&self, input: &str) -> Vec<Request> {
         let state = self.lock();
         let related = state.types.get(input);
         related.map(|it| it.concerned.parents.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// Parents that a change of an object concerns.
-    fn concerned(&self, input: &str, delta: &Delta) -> Vec<ObjectKey> {
+    fn concerned(&self, input: &str, delta: &Delta) -> Vec<Request> {
         let state = self.lock();
         match state.types.get(input) {
             None => Vec::new(),
@@ -363,7 +374,7 @@ impl Related {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+        self.state.lock()
     }
 }
 

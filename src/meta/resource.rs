@@ -73,6 +73,7 @@ pub(crate) struct LiveMetadata {
     uid: Option<String>,
     deletion_timestamp: Option<IgnoredAny>,
     pub(crate) labels: Option<BTreeMap<String, String>>,
+    pub(crate) annotations: Option<BTreeMap<String, String>>,
     pub(crate) owner_references: Option<Vec<LiveOwner>>,
 }
 

@@ -1,9 +1,14 @@
-//! Label selectors of declared controllers, with errors that name the field.
+//! Selectors of declared controllers, with errors that name the field.
+
+use std::collections::BTreeMap;
 
 use kube::core::Expression;
 
-use super::LabelSelector;
-use crate::informer::{Selector, is_label, is_value};
+use super::{
+    LabelSelector,
+    api::{AnnotationSelector, LabelSelectorRequirement},
+};
+use crate::informer::{Selector, is_in_headers, is_label, is_value};
 
 /// Parses a label selector; an empty one selects everything.
 ///
@@ -12,26 +17,67 @@ use crate::informer::{Selector, is_label, is_value};
 /// Path of the field within the selector, and the problem. Invalid keys and values of labels are
 /// errors as in the API server: they would never select anything.
 pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, String)> {
-    let no_label = |key: &str| format!("{key:?} is not a valid label key");
-    let no_value = |value: &str| format!("{value:?} is not a valid label value");
+    read("matchLabels", &selector.match_labels, &selector.match_expressions, &LABELS)
+}
+
+/// Parses a selector of annotations; an empty one selects everything. The result matches
+/// annotations as it would match labels.
+///
+/// # Errors
+///
+/// As of [`parse`], with the rules for annotations: any text is a value.
+pub(crate) fn parse_annotations(
+    selector: &AnnotationSelector,
+) -> Result<Selector, (String, String)> {
+    let annotations = &selector.match_annotations;
+    read("matchAnnotations", annotations, &selector.match_expressions, &ANNOTATIONS)
+}
+
+/// Syntax of the keys and values that a selector may have.
+struct Syntax {
+    noun: &'static str,
+    is_key: fn(&str) -> bool,
+    is_value: fn(&str) -> bool,
+}
+
+const LABELS: Syntax = Syntax { noun: "label", is_key: is_label, is_value };
+/// The API server accepts upper case in the prefix of an annotation, and not in that of a label.
+const ANNOTATIONS: Syntax = Syntax {
+    noun: "annotation",
+    is_key: |key| is_label(&key.to_ascii_lowercase()) && is_in_headers(key),
+    is_value: |_| true,
+};
+
+fn read(
+    equal: &str,
+    pairs: &BTreeMap<String, String>,
+    requirements: &[LabelSelectorRequirement],
+    syntax: &Syntax,
+) -> Result<Selector, (String, String)> {
+    let Syntax { noun, is_key, is_value } = syntax;
+    let no_key = |key: &str| match is_label(&key.to_ascii_lowercase()) && !is_in_headers(key) {
+        true => format!("{key:?} is not kept in memory: it holds a copy of the whole object"),
+        false => format!("{key:?} is not a valid {noun} key"),
+    };
+    let no_value = |value: &str| format!("{value:?} is not a valid {noun} value");
     let mut expressions = Vec::new();
-    for (key, value) in &selector.match_labels {
-        if !is_label(key) {
-            return Err(("matchLabels".to_owned(), no_label(key)));
+    for (key, value) in pairs {
+        if !is_key(key) {
+            return Err((equal.to_owned(), no_key(key)));
         }
         if !is_value(value) {
-            return Err((format!("matchLabels[{key:?}]"), no_value(value)));
+            return Err((format!("{equal}[{key:?}]"), no_value(value)));
         }
         expressions.push(Expression::Equal(key.clone(), value.clone()));
     }
-    for (index, requirement) in selector.match_expressions.iter().enumerate() {
+    for (index, requirement) in requirements.iter().enumerate() {
         let field = |name: &str| format!("matchExpressions[{index}].{name}");
         let key = requirement.key.clone();
         if key.is_empty() {
             return Err((field("key"), "must not be empty".to_owned()));
         }
-        if !is_label(&key) {
-            return Err((field("key"), no_label(&key)));
+        if !is_key(&key) {
+            return Err((field("key"), no_key(&key)));
         }
         if let Some(value) = requirement.values.iter().find(|value| !is_value(value)) {
             return Err((field("values"), no_value(value)));
@@ -65,8 +111,6 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::{prelude::*, sample::select};
     use serde_json::json;
 

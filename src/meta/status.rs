@@ -213,7 +213,8 @@ impl View<'_> {
         }
         let Some(definition) = self.definition else { return Vec::new() };
         let types = definition.children.iter().map(|rule| &rule.type_ref);
-        std::iter::once(&definition.parent)
+        definition
+            .parent_types()
             .chain(types)
             .map(|type_ref| {
                 let unmet = self.run.iter().flat_map(|run| &run.unmet);
@@ -325,7 +326,7 @@ mod tests {
             reason: "HookTimeout",
             message: "hook did not answer within 10s".to_owned(),
         };
-        let example = Some((crate::informer::ObjectKey::namespaced("ns", "p"), failure));
+        let example = Some((crate::controller::Request::namespaced("ns", "p"), failure));
         let broken = Health { proven: true, failing: 1, example };
 
         let of_hook = said(&Acceptance::Accepted, Some(&running), &broken);

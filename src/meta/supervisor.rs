@@ -1,7 +1,7 @@
-//! Supervisor: the controller of declared controllers. Each CompositeController becomes a runnable
-//! of the manager, and the manager's state of the runnable becomes the object's status.
+//! Supervisor: the controller of declared controllers. Each object becomes a runnable of the manager,
+//! and the manager's state of the runnable becomes the object's status.
 //!
-//! The supervisor waits for its own CRD like any conditional controller. While the CRD is gone, the
+//! Each kind has a supervisor, which waits for its own CRD like any conditional controller. While the CRD is gone, the
 //! declared controllers keep running as declared. When it returns, objects and runnables are
 //! matched by name.
 
@@ -13,37 +13,37 @@ mod reconciler;
 #[cfg(feature = "testing")]
 mod tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use http::HeaderValue;
-use kube::CustomResourceExt;
 use tracing::warn;
 
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, CompositeController, Definition, EventLimit, Hook, HookKind, HookMetrics,
-    MAX_CHILDREN, Selector,
-    credentials::HookCredentials,
-    declared::Changes,
-    manager_source::{ManagerSource, PREFIX},
-    recorder::EventRecorder,
+    AnswerBudget, ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience,
+    MAX_CHILDREN, Selector, credentials::HookCredentials, declared::Changes,
+    manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, Predicate},
-    kind::TypeRef,
     manager::{
-        ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult, Runnable,
-        RunnableOptions, StopReason,
+        ConditionalRunnable, Epoch, ManagerHandle, Readiness, RunResult, Runnable, RunnableOptions,
+        StopReason,
     },
-    transport::user_agent,
+    transport::{Proxies, user_agent},
 };
 
 /// Annotation that stops a declared controller while its value is `"true"`.
 pub const PAUSED: &str = "pilotlight.dev/paused";
 
-/// Recommended name of the supervisor in the manager.
+/// Recommended name of the supervisor of CompositeControllers in the manager; see
+/// [`Supervisor::name`].
 pub const SUPERVISOR: &str = "compositecontrollers";
 
 /// Makes one of the declared hooks of a controller.
@@ -52,7 +52,8 @@ pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send
 /// Options of all declared controllers.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Maximum number of concurrent hook calls of one controller; 5. A sync that writes is not
+    /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
+    /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
     /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is more.
     pub workers: usize,
     /// Options of each runnable.
@@ -67,7 +68,7 @@ pub struct MetaOptions {
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which is
     /// the default. Calls beyond it wait in the order in which they were made.
     pub max_hook_calls: usize,
-    /// Selects the CompositeControllers that are run and whose status is written; all by default. A
+    /// Selects the declared controllers that are run and whose status is written; all by default. A
     /// controller that stops matching is stopped.
     pub target: Selector,
     /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
@@ -80,12 +81,16 @@ pub struct MetaOptions {
     /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
     /// default.
     pub recreate_without_dry_run: bool,
+    /// Behaviour of Metacontroller that is off by default.
+    pub lenience: Lenience,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
+    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks` makes.
+    pub hook_proxies: Proxies,
     /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
     /// where the embedder has a product of its own; the library alone. No effect on hooks that
     /// `hooks` makes.
@@ -106,8 +111,10 @@ impl Default for MetaOptions {
             max_children: MAX_CHILDREN,
             events: EventLimit::default(),
             recreate_without_dry_run: false,
+            lenience: Lenience::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
+            hook_proxies: Proxies::default(),
             user_agent: user_agent::library(),
         }
     }
@@ -124,44 +131,82 @@ impl fmt::Debug for MetaOptions {
     }
 }
 
-/// Runs every CompositeController of a cluster. Add it to the manager that it drives.
+/// Runs every declared controller of one kind in a cluster. Add it to the manager that it drives.
 #[derive(Debug)]
 pub struct Supervisor {
+    kind: ControllerKind,
     controller: Controller,
     declared: DeclaredControllers,
 }
 
 impl Supervisor {
-    /// Builds a supervisor that adds the declared controllers to `manager`. Starts nothing.
+    /// Builds the supervisor of CompositeControllers alone. Starts nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Supervisor::all`].
+    pub fn new(
+        cluster: &Cluster,
+        manager: ManagerHandle,
+        options: MetaOptions,
+    ) -> Result<Self, BuildError> {
+        let options = bounded(options)?;
+        Self::of(
+            ControllerKind::Composite,
+            cluster,
+            manager,
+            options,
+            HookCredentials::new(cluster),
+        )
+    }
+
+    /// Builds a supervisor for each kind, in the order of [`ControllerKind::ALL`], which add the
+    /// declared controllers to `manager`. Budgets and the credentials of hooks are shared. Starts
+    /// nothing.
     ///
     /// # Errors
     ///
     /// [`BuildError`], when the options leave no workers.
-    pub fn new(
+    pub fn all(
+        cluster: &Cluster,
+        manager: &ManagerHandle,
+        options: MetaOptions,
+    ) -> Result<Vec<Self>, BuildError> {
+        let options = bounded(options)?;
+        let credentials = HookCredentials::new(cluster);
+        let of =
+            |kind| Self::of(kind, cluster, manager.clone(), options.clone(), credentials.clone());
+        ControllerKind::ALL.into_iter().map(of).collect()
+    }
+
+    fn of(
+        kind: ControllerKind,
         cluster: &Cluster,
         manager: ManagerHandle,
-        mut options: MetaOptions,
+        options: MetaOptions,
+        credentials: HookCredentials,
     ) -> Result<Self, BuildError> {
-        if options.workers == 0 {
-            return Err(BuildError::NoWorkers(SUPERVISOR.into()));
-        }
-        options.answers = options.answers.most_calls(options.max_hook_calls);
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
-        let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
-        let declared =
-            DeclaredControllers { manager: manager.clone(), changes: Arc::clone(&changes) };
+        let source =
+            ManagerSource { kind, manager: manager.clone(), changes: Arc::clone(&changes) };
+        let declared = DeclaredControllers {
+            manager: manager.clone(),
+            changes: vec![(kind, Arc::clone(&changes))],
+        };
         let recorder = EventRecorder::new(cluster.unfenced_client().clone(), options.events);
         let reconciler = DeclarationReconciler {
+            kind,
             cluster: cluster.clone(),
             manager,
             options,
             recorder,
             changes,
-            credentials: HookCredentials::new(cluster),
+            credentials,
+            pruning_said: AtomicBool::new(false),
         };
-        let controller = Controller::builder(SUPERVISOR)
-            .for_type(own_type())
+        let controller = Controller::builder(kind.plural())
+            .for_type(kind.type_ref())
             .conditional()
             .predicate(Predicate::new(move |delta| {
                 // The change that makes an object stop matching passes, so that its controller is
@@ -173,7 +218,12 @@ impl Supervisor {
             // Stopping a controller may take its grace period, and must not delay the others.
             .max_concurrent_reconciles(16)
             .build(cluster, reconciler)?;
-        Ok(Self { controller, declared })
+        Ok(Self { kind, controller, declared })
+    }
+
+    /// Returns the recommended name in the manager: the plural name of the kind.
+    pub fn name(&self) -> &'static str {
+        self.kind.plural()
     }
 
     /// Returns a handle on what it declares, for reports.
@@ -184,11 +234,11 @@ impl Supervisor {
 
 impl Runnable for Supervisor {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let run = self.controller.start(epoch.clone());
+        let (kind, run) = (self.kind, self.controller.start(epoch.clone()));
         Box::pin(async move {
             let result = run.await;
             if epoch.stop_reason() == Some(StopReason::TypeGone) {
-                let crd = CompositeController::crd_name();
+                let crd = kind.crd_name();
                 warn!(crd, "the CRD was deleted; declared controllers keep running");
             }
             result
@@ -210,10 +260,11 @@ impl ConditionalRunnable for Supervisor {
     }
 }
 
-fn own_type() -> TypeRef {
-    TypeRef::of::<CompositeController>()
-}
-
-fn runnable_name(name: &str) -> ControllerName {
-    format!("{PREFIX}{name}").into()
+/// Checks the options, and bounds the calls of all controllers together.
+fn bounded(mut options: MetaOptions) -> Result<MetaOptions, BuildError> {
+    if options.workers == 0 {
+        return Err(BuildError::NoWorkers(SUPERVISOR.into()));
+    }
+    options.answers = options.answers.most_calls(options.max_hook_calls);
+    Ok(options)
 }

@@ -7,6 +7,7 @@
 
 mod body;
 mod connections;
+mod connector;
 mod etag;
 mod handshake;
 mod redirect;
@@ -17,7 +18,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::Scheme};
 use http_body_util::Full;
 use hyper::{body::Incoming, rt::Executor};
 use k8s_openapi::jiff::Timestamp;
@@ -35,9 +36,8 @@ use super::{
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
-    informer::ObjectKey,
-    redaction,
-    transport::{basic_authorization, user_agent},
+    controller, redaction,
+    transport::{Proxies, Proxy, basic_authorization, user_agent},
 };
 
 /// Default limit of a response in bytes, which is that of the default budget.
@@ -52,9 +52,10 @@ pub struct Webhook {
     max_response_bytes: usize,
     error_excerpts: bool,
     redirects: bool,
+    proxies: Proxies,
     user_agent: HeaderValue,
     budget: ControllerBudget,
-    series: Option<HookSeries>,
+    series: Option<Arc<HookSeries>>,
     etags: Option<EtagCache>,
     endpoint: Option<Arc<HookEndpoint>>,
     connections: Mutex<Option<Connections>>,
@@ -63,7 +64,7 @@ pub struct Webhook {
 /// Parent of a call, and the kept response that the hook may confirm.
 struct About<'a> {
     etags: &'a EtagCache,
-    parent: &'a ObjectKey,
+    parent: &'a controller::Request,
     uid: &'a str,
     kept: Option<Kept>,
 }
@@ -79,6 +80,7 @@ impl Webhook {
             max_response_bytes: usize::MAX,
             error_excerpts: false,
             redirects: false,
+            proxies: Proxies::default(),
             user_agent: user_agent::library(),
             budget: AnswerBudget::default().controller(""),
             series: None,
@@ -112,6 +114,15 @@ impl Webhook {
         self
     }
 
+    /// Reaches the hook through these proxies; none by default. A hook over http is called by requests to
+    /// the proxy, whose header `Authorization` the proxy can read. A hook over https is called through
+    /// a tunnel.
+    #[must_use]
+    pub fn proxies(mut self, proxies: Proxies) -> Self {
+        self.proxies = proxies;
+        self
+    }
+
     /// Sends this `User-Agent`, such as [`Transport::user_agent`](crate::transport::Transport::user_agent),
     /// which names the embedder's product; the library alone by default.
     #[must_use]
@@ -133,7 +144,7 @@ impl Webhook {
     /// Counts calls in these metrics.
     #[must_use]
     pub fn series(mut self, series: HookSeries) -> Self {
-        self.series = Some(series);
+        self.series = Some(Arc::new(series));
         self
     }
 
@@ -168,8 +179,9 @@ impl Webhook {
             connections.switch(&self.url, endpoint.as_ref())?;
             return Ok((connections.client.clone(), endpoint));
         }
-        let alive = self.series.as_ref().map(HookSeries::tasks);
-        let new = connections.insert(Connections::new(&self.url, endpoint.clone(), alive)?);
+        let (proxies, series) = (self.proxies.clone(), self.series.clone());
+        let new = Connections::new(&self.url, endpoint.clone(), proxies, series)?;
+        let new = connections.insert(new);
         // Among the connections' tasks, so that it ends when the hook is released.
         if let Some(etags) = &self.etags
             && let Some(period) = etags.sweep_period()
@@ -180,7 +192,7 @@ impl Webhook {
     }
 
     async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
-        let observation = self.series.as_ref().map(HookSeries::begin);
+        let observation = self.series.as_deref().map(HookSeries::begin);
         let deadline = Instant::now().checked_add(self.timeout);
         let (status, answer) = timeout(self.timeout, self.exchange(about, request, deadline))
             .await
@@ -237,6 +249,9 @@ impl Webhook {
                 Some(_) | None => {
                     drop(again);
                     let status = response.status();
+                    if let Some(error) = self.refused_by_proxy(&url, status) {
+                        return (Some(status), Err(error));
+                    }
                     return (Some(status), self.read(about, response, deadline).await);
                 }
             }
@@ -267,11 +282,35 @@ impl Webhook {
         if let Some(authorization) = authorization {
             builder = builder.header(header::AUTHORIZATION, authorization);
         }
+        if let Some(authorization) = self.asked_proxy(url).and_then(|it| it.authorization()) {
+            builder = builder.header(header::PROXY_AUTHORIZATION, authorization);
+        }
         if let Some(tag) = kept {
             builder = builder.header(header::IF_NONE_MATCH, tag);
         }
         let request = builder.body(Full::new(request));
         request.map_err(|error| HookError::Transport(error.to_string()))
+    }
+
+    /// Returns the proxy that receives the requests to a URL and can read them.
+    fn asked_proxy(&self, url: &Uri) -> Option<&Proxy> {
+        let is_plain = url.scheme() == Some(&Scheme::HTTP);
+        self.proxies.of(url).filter(|_| is_plain).map(|proxy| &**proxy)
+    }
+
+    /// Returns the error of a status that a proxy sends if it does not reach the hook.
+    fn refused_by_proxy(&self, url: &Uri, status: StatusCode) -> Option<HookError> {
+        let proxy = self.asked_proxy(url)?;
+        let error = match status {
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => proxy.unauthorized(),
+            StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => {
+                proxy.failed(&format!("the proxy or the hook answered {}", status.as_u16()))
+            }
+            _ => return None,
+        };
+        Some(HookError::Transport(error.to_string()))
     }
 
     async fn read(
@@ -329,7 +368,7 @@ impl Hook for Webhook {
 
     fn call_about<'a>(
         &'a self,
-        parent: &'a ObjectKey,
+        parent: &'a controller::Request,
         uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
@@ -340,7 +379,7 @@ impl Hook for Webhook {
         Box::pin(self.ask(about, request))
     }
 
-    fn forget(&self, parent: &ObjectKey) {
+    fn forget(&self, parent: &controller::Request) {
         if let Some(etags) = &self.etags {
             etags.forget(parent);
         }

@@ -21,11 +21,11 @@ pub enum Error {
         /// Description of the problem.
         message: String,
     },
-    /// The proxy's scheme is not supported; name a proxy of http:// or https:// in `proxy-url` or
-    /// `HTTPS_PROXY`.
+    /// The proxy's scheme is not supported; name a proxy of http:// or https:// in `proxy-url`,
+    /// `HTTPS_PROXY` or `HTTP_PROXY`.
     #[error(
         "the proxy {0} is not supported: only http:// and https:// proxies are, so change \
-         proxy-url in the kubeconfig or HTTPS_PROXY, or list the API server in NO_PROXY"
+         proxy-url in the kubeconfig, HTTPS_PROXY or HTTP_PROXY"
     )]
     Proxy(Uri),
     /// An environment variable does not hold a URL; correct it.

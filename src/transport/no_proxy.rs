@@ -2,12 +2,15 @@
 //!
 //! Semantics: Go's `golang.org/x/net/http/httpproxy`, which client-go uses.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use http::{Uri, uri::Scheme};
 use kube::Config;
 
-use super::Error;
+use super::{
+    Error,
+    proxy::{Proxy, port},
+};
 
 /// Sets the proxy of `config` from the environment, unless the kubeconfig has a `proxy-url`, which
 /// always wins. `variable` reads an environment variable:
@@ -36,30 +39,85 @@ pub fn proxy_from_environment(
     config: &mut Config,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(), Error> {
-    let lookup = |names: [&'static str; 2]| {
-        names.into_iter().find_map(|name| {
-            variable(name).filter(|value| !value.is_empty()).map(|value| (name, value))
-        })
-    };
-    let Some((name, value)) = lookup(["HTTPS_PROXY", "https_proxy"]) else { return Ok(()) };
-    // Not included in the error, because the value may hold a password.
-    let proxy: Uri =
-        value.parse().map_err(|_| Error::ProxyVariable { variable: name.to_owned() })?;
+    let Some(proxy) = url(&variable, ["HTTPS_PROXY", "https_proxy"])? else { return Ok(()) };
     if config.proxy_url.as_ref().is_some_and(|own| *own != proxy) {
         return Ok(());
     }
-    let exceptions = lookup(["NO_PROXY", "no_proxy"]).map(|(_, value)| value).unwrap_or_default();
+    let exceptions = exceptions(&variable);
     let server = &config.cluster_url;
     let direct = server.scheme() != Some(&Scheme::HTTPS) || is_direct(server, &exceptions);
     config.proxy_url = (!direct).then_some(proxy);
     Ok(())
 }
 
+/// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Proxies {
+    http: Option<Arc<Proxy>>,
+    https: Option<Arc<Proxy>>,
+    exceptions: Arc<str>,
+}
+
+impl Proxies {
+    /// Returns the proxies that the environment names, as Go's `http.ProxyFromEnvironment`.
+    /// `variable` reads an environment variable.
+    ///
+    /// Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, each in lower case too. The entries of
+    /// `NO_PROXY` are those of [`proxy_from_environment`].
+    ///
+    /// # Errors
+    ///
+    /// If a variable does not hold the URL of a proxy of http or https.
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let proxy = |names: [&str; 2]| -> Result<_, Error> {
+            url(&variable, names)?.map(|url| Proxy::new(&url).map(Arc::new)).transpose()
+        };
+        Ok(Self {
+            http: proxy(["HTTP_PROXY", "http_proxy"])?,
+            https: proxy(["HTTPS_PROXY", "https_proxy"])?,
+            exceptions: exceptions(&variable).into(),
+        })
+    }
+
+    /// Returns the proxy through which a URL is reached.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn of(&self, url: &Uri) -> Option<&Arc<Proxy>> {
+        let proxy = match url.scheme_str() {
+            Some("http") => &self.http,
+            Some("https") => &self.https,
+            Some(_) | None => return None,
+        };
+        proxy.as_ref().filter(|_| !is_direct(url, &self.exceptions))
+    }
+}
+
+/// Returns the URL in the first of the variables that is set and not empty.
+fn url(variable: &impl Fn(&str) -> Option<String>, names: [&str; 2]) -> Result<Option<Uri>, Error> {
+    let Some((name, value)) = lookup(variable, names) else { return Ok(None) };
+    // Not included in the error, because the value may hold a password.
+    let url = value.parse().map_err(|_| Error::ProxyVariable { variable: name.to_owned() })?;
+    Ok(Some(url))
+}
+
+/// Returns the value of `NO_PROXY`.
+fn exceptions(variable: &impl Fn(&str) -> Option<String>) -> String {
+    lookup(variable, ["NO_PROXY", "no_proxy"]).map(|(_, value)| value).unwrap_or_default()
+}
+
+fn lookup<'a>(
+    variable: &impl Fn(&str) -> Option<String>,
+    names: [&'a str; 2],
+) -> Option<(&'a str, String)> {
+    names.into_iter().find_map(|name| {
+        variable(name).filter(|value| !value.is_empty()).map(|value| (name, value))
+    })
+}
+
 /// Returns whether a server is reached without the proxy.
 fn is_direct(server: &Uri, exceptions: &str) -> bool {
     let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
     let host = host.trim_end_matches('.');
-    let port = server.port_u16().unwrap_or(443);
+    let port = port(server);
     let address: Option<IpAddr> = host.parse().ok();
     host == "localhost"
         || address.is_some_and(|address| address.is_loopback())
@@ -198,6 +256,35 @@ mod tests {
         let own = "http://own:3128/";
         assert_eq!(proxy(Some(own), server, &[one, ("NO_PROXY", "*")]).unwrap(), own);
         assert_eq!(proxy(Some(own), server, &[]).unwrap(), own);
+    }
+
+    #[test]
+    fn hook_is_reached_through_the_proxy_of_its_scheme_unless_it_is_excepted() {
+        let variables = [
+            ("HTTP_PROXY", "http://plain:3128"),
+            ("https_proxy", "secure:3129"),
+            ("NO_PROXY", "hooks.svc:80,10.0.0.0/8"),
+        ];
+        let proxies = Proxies::from_environment(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+        .unwrap();
+        for (url, proxy) in [
+            ("http://example.com/sync", Some("http://plain:3128/")),
+            ("https://example.com/sync", Some("http://secure:3129/")),
+            ("http://hooks.svc/sync", None),
+            ("http://a.hooks.svc:80/sync", None),
+            ("https://hooks.svc/sync", Some("http://secure:3129/")),
+            ("http://10.1.2.3/sync", None),
+            ("http://localhost:8080/sync", None),
+            ("https://[::1]/sync", None),
+        ] {
+            let found = proxies.of(&url.parse().unwrap()).map(|proxy| proxy.address.to_string());
+            assert_eq!(found.as_deref(), proxy, "{url}");
+        }
+        let none = Proxies::from_environment(|_| None).unwrap();
+        assert!(none.of(&"http://example.com/".parse().unwrap()).is_none());
     }
 
     #[test]

@@ -12,11 +12,11 @@ use std::{
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{Request, Uri};
+use http::Uri;
 use kube::{Client, ResourceExt, client::Body};
 use pilotlight::{
-    controller::{Cluster, ClusterOptions},
-    informer::{InformerStatus, ObjectKey},
+    controller::{Cluster, ClusterOptions, Request},
+    informer::InformerStatus,
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{self, Hook, HookError, HookFactory, HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
@@ -107,7 +107,7 @@ impl Hook for FunctionHook {
 
     fn call_about<'a>(
         &'a self,
-        parent: &'a ObjectKey,
+        parent: &'a Request,
         _uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
@@ -115,7 +115,7 @@ impl Hook for FunctionHook {
         self.call(request)
     }
 
-    fn forget(&self, parent: &ObjectKey) {
+    fn forget(&self, parent: &Request) {
         self.asked.lock().unwrap().kept.remove(&parent.to_string());
     }
 
@@ -233,7 +233,7 @@ impl Bench {
         let deleting = deletions.clone();
         let bookmarks = Arc::new(AtomicBool::new(true));
         let wanted = Arc::clone(&bookmarks);
-        let service = tower::service_fn(move |mut request: Request<Body>| {
+        let service = tower::service_fn(move |mut request: http::Request<Body>| {
             if !wanted.load(Ordering::Relaxed) {
                 *request.uri_mut() = without_bookmarks(request.uri());
             }

@@ -73,14 +73,17 @@ impl<'plane> Supervised<'plane> {
         Self::with(plane, name, HarnessOptions::default()).await
     }
 
-    /// Starts with these options, except for the linger of informers and the back-off of restarts.
+    /// Starts with these options, except for those of the informers.
     pub(crate) async fn with(
         plane: &'plane ControlPlane,
         name: &str,
         options: HarnessOptions,
     ) -> Self {
         let options = HarnessOptions {
-            informers: InformerOptions { linger: Duration::from_secs(2), ..options.informers },
+            informers: InformerOptions {
+                linger: Duration::from_secs(2),
+                ..InformerOptions::default()
+            },
             restart_backoff: RestartBackoff::default(),
             ..options
         };

@@ -104,8 +104,7 @@ impl KindSource {
             labels: filter.labels.clone(),
             fields: filter.fields.clone(),
             projection: filter.projection,
-            managed_fields: filter.managed_fields
-                || self.informers.keeps_managed_fields() && filter.projection != Projection::Keys,
+            managed_fields: filter.managed_fields,
             ..InformerKey::new(served.identity.clone())
         }
     }

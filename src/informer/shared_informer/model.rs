@@ -254,7 +254,7 @@ impl Model {
                 if let Some(at) = some(&self.views, subscriber) {
                     let view = &mut self.views[at];
                     let slot = ObjectKey::cluster(format!("p{parent}"));
-                    self.informer.set_interests(view.joined.id, &slot, interests.clone());
+                    self.informer.set_interests(view.joined.id, (0, &slot), interests.clone());
                     view.moving.insert(parent, interests);
                 }
             }

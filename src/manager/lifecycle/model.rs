@@ -82,7 +82,7 @@ impl Type {
         verdict::of_type(
             &type_ref,
             None,
-            &TypeStatus { state, served, since: Timestamp::UNIX_EPOCH },
+            &TypeStatus { state, served, last_served: None, since: Timestamp::UNIX_EPOCH },
         )
     }
 }

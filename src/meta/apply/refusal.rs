@@ -3,8 +3,8 @@
 use crate::{
     informer::ObjectKey,
     meta::{
-        Selector,
         children::Parent,
+        ownership::Ownership,
         resource::{LiveOwner, Resource, is_gone},
         sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
     },
@@ -45,7 +45,7 @@ pub(super) enum Existing {
 /// Returns why an object exists that was to be created.
 pub(super) async fn explain_existing(
     parent: &Parent,
-    selector: &Selector,
+    ownership: &Ownership,
     resource: &Resource<'_>,
     key: &ObjectKey,
     doing: &str,
@@ -63,10 +63,20 @@ pub(super) async fn explain_existing(
     let controller = owners.find(|owner| owner.controller == Some(true));
     let labels = metadata.labels.iter().flatten();
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let annotations = metadata.annotations.iter().flatten();
+    let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let going = live.is_going();
     match controller {
         // The cache lags behind.
-        Some(owner) if *owner.uid == *parent.uid => behind("the cache is behind"),
+        Some(owner) if *owner.uid == *parent.uid && ownership.is_marked(&annotations) => {
+            behind("the cache is behind")
+        }
+        Some(owner) if *owner.uid == *parent.uid => Existing::NotOurs {
+            message: format!(
+                "{doing}: it exists already, and another controller attached it to the same object"
+            ),
+            owner: None,
+        },
         Some(owner) => Existing::NotOurs {
             message: format!(
                 "{doing}: it exists already and belongs to {} {}",
@@ -75,13 +85,19 @@ pub(super) async fn explain_existing(
             owner: Some(owner.clone()),
         },
         None if going => behind("the old object is being deleted"),
-        None if selector.matches(&labels) => behind("it is about to be adopted"),
-        None => Existing::NotOurs {
-            message: format!(
-                "{doing}: it exists already, has no owner and does not match the parent's \
-                 selector {selector}"
-            ),
-            owner: None,
+        None => match ownership.adopts() {
+            Some(selector) if selector.matches(&labels) => behind("it is about to be adopted"),
+            Some(selector) => Existing::NotOurs {
+                message: format!(
+                    "{doing}: it exists already, has no owner and does not match the parent's \
+                     selector {selector}"
+                ),
+                owner: None,
+            },
+            None => Existing::NotOurs {
+                message: format!("{doing}: it exists already and has no owner"),
+                owner: None,
+            },
         },
     }
 }

@@ -20,6 +20,7 @@ use crate::{
         AnswerBudget, Selector, UpdateMethod,
         children::{Child, Group, Parent, fixtures::*},
         merge,
+        ownership::Ownership,
     },
 };
 
@@ -133,12 +134,12 @@ impl Scene {
         let observed = self.observed.clone();
         tasks.spawn(async move {
             let selector = Selector::default();
+            let ownership = Ownership::Selected { selector, generated: false };
             let rules = Rules {
                 parent: &parent,
                 groups: &groups,
                 missing: &[],
-                selector: &selector,
-                generate_selector: false,
+                ownership: &ownership,
                 observed: &observed,
                 restricted: None,
             };

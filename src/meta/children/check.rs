@@ -1,6 +1,10 @@
 //! Validation of the children of a hook response: each by itself, and all against each other.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use serde::{
@@ -31,22 +35,42 @@ impl Rules<'_> {
     ///
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
+    #[cfg(test)]
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
-        let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
+        self.check_all(children, false)
+    }
+
+    /// Same as `check`; the last of repeated children counts if that is allowed.
+    pub(crate) fn check_all(
+        &self,
+        children: Vec<Bytes>,
+        is_repeatable: bool,
+    ) -> Result<Vec<Desired>, String> {
+        let list = self.ownership.list();
+        // Index of the first one in the response, and place among the checked ones.
+        let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
+                .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
-            if let Some(first) = first.insert((child.group, child.key.clone()), index) {
-                return Err(format!(
-                    "children[{index}]: {} {} is listed twice, first as children[{first}]",
-                    self.groups[child.group].served.kind, child.key
-                ));
+            match first.entry((child.group, child.key.clone())) {
+                Entry::Vacant(free) => {
+                    free.insert((index, desired.len()));
+                    desired.push(child);
+                }
+                Entry::Occupied(taken) if is_repeatable => desired[taken.get().1] = child,
+                Entry::Occupied(taken) => {
+                    return Err(format!(
+                        "{list}[{index}]: {} {} is listed twice, first as {list}[{}]",
+                        self.groups[child.group].served.kind,
+                        child.key,
+                        taken.get().0
+                    ));
+                }
             }
-            desired.push(child);
         }
         Ok(desired)
     }
@@ -72,9 +96,10 @@ impl Rules<'_> {
             return Err(wrong(
                 "",
                 format!(
-                    "{} of {} is not declared in spec.childResources",
+                    "{} of {} is not declared in {}",
                     shown(&kind),
-                    shown(&api_version)
+                    shown(&api_version),
+                    self.ownership.declared()
                 ),
             ));
         };
@@ -98,12 +123,8 @@ impl Rules<'_> {
         self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
-        if !self.selector.matches(&labels) {
-            return Err(wrong(
-                ".metadata.labels",
-                format!("do not match the parent's selector {}", self.selector),
-            ));
-        }
+        let unclaimed = |message| wrong(".metadata.labels", message);
+        self.ownership.check_labels(&labels).map_err(unclaimed)?;
         Ok(Some(Desired { group, key, json }))
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the validation and the plan.
 
 use super::{fixtures::*, *};
+use crate::meta::{Selector, ownership::DECORATED_BY};
 
 fn config_map(name: &str) -> Value {
     json!({
@@ -17,8 +18,8 @@ fn object(write: &Write) -> Value {
     serde_json::from_slice(&write.body).unwrap()
 }
 
-fn selector() -> Selector {
-    Selector::label("app", "x")
+fn ownership() -> Ownership {
+    Ownership::Selected { selector: Selector::label("app", "x"), generated: false }
 }
 
 fn checked(
@@ -26,14 +27,13 @@ fn checked(
     observed: &[Child],
     children: Vec<Value>,
 ) -> Result<Vec<Desired>, String> {
-    let (groups, selector) = (groups(UpdateMethod::InPlace), selector());
+    let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
     let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
     Rules {
         parent,
         groups: &groups,
         missing: &missing,
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed,
         restricted: None,
     }
@@ -162,12 +162,12 @@ fn label_of_a_refused_child_is_not_quoted() {
 fn a_generated_selector_labels_children() {
     let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
     let selector = Selector::label("controller-uid", "parent-uid");
+    let ownership = Ownership::Selected { selector, generated: true };
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: true,
+        ownership: &ownership,
         observed: &[],
         restricted: None,
     };
@@ -182,13 +182,12 @@ fn a_generated_selector_labels_children() {
 
 #[test]
 fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
-    let (parent, groups, selector) = (parent(None), groups(UpdateMethod::InPlace), selector());
+    let (parent, groups, ownership) = (parent(None), groups(UpdateMethod::InPlace), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[],
         restricted: Some("seen"),
     };
@@ -205,13 +204,12 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
 }
 
 fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<Step> {
-    let (parent, groups, selector) = (parent(Some("ns")), groups(strategy), selector());
+    let (parent, groups, ownership) = (parent(Some("ns")), groups(strategy), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed,
         restricted: None,
     };
@@ -382,8 +380,8 @@ fn terminating_children_are_not_written() {
 
 #[test]
 fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
-    let (parent, groups, selector) =
-        (parent(Some("ns")), groups(UpdateMethod::InPlace), selector());
+    let (parent, groups, ownership) =
+        (parent(Some("ns")), groups(UpdateMethod::InPlace), ownership());
     let mut broken = child(0, "a", config_map("a"));
     broken.key.namespace = Some("ns".into());
     broken.json = "{".into();
@@ -391,8 +389,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[broken],
         restricted: None,
     };
@@ -406,14 +403,13 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
 
 #[test]
 fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
-    let (parent, groups, selector) =
-        (parent(Some("ns")), groups(UpdateMethod::OnDelete), selector());
+    let (parent, groups, ownership) =
+        (parent(Some("ns")), groups(UpdateMethod::OnDelete), ownership());
     let rules = Rules {
         parent: &parent,
         groups: &groups,
         missing: &[],
-        selector: &selector,
-        generate_selector: false,
+        ownership: &ownership,
         observed: &[],
         restricted: None,
     };
@@ -442,4 +438,40 @@ fn message_about_a_child_does_not_quote_it() {
     let error = checked(&parent(Some("ns")), &[], vec![child]).unwrap_err();
 
     assert!(error.len() < 600, "{}", error.len());
+}
+
+#[test]
+fn attachment_is_created_with_the_annotation_of_its_decorator() {
+    let parent = parent(Some("ns"));
+    let groups = groups(UpdateMethod::InPlace);
+    let rules = Rules {
+        parent: &parent,
+        groups: &groups,
+        missing: &[],
+        ownership: &Ownership::Annotated { controller: "things".to_owned() },
+        observed: &[],
+        restricted: None,
+    };
+    let attachment = |kind: &str, annotations: Value| {
+        let metadata = json!({"name": "a", "annotations": annotations});
+        json!({"apiVersion": "v1", "kind": kind, "metadata": metadata})
+    };
+    let annotated = attachment("ConfigMap", json!({"a": "b"}));
+    let desired = rules.check(texts(vec![annotated])).unwrap();
+
+    let planned = rules.plan(desired).remove(0);
+    let Some(Step::Create(write)) = rules.step(planned).unwrap() else { panic!("no create") };
+    let mut created = object(&write);
+    let metadata = created["metadata"].as_object_mut().unwrap();
+    let annotations = metadata["annotations"].as_object_mut().unwrap();
+    let remembered = annotations.remove(last_applied::LAST_APPLIED).unwrap();
+    let expected = json!({"a": "b", DECORATED_BY: "things"});
+    assert_eq!(json!(annotations), expected);
+    let remembered: Value = serde_json::from_str(remembered.as_str().unwrap()).unwrap();
+    assert_eq!(remembered["metadata"]["annotations"], expected);
+    assert_eq!(metadata["ownerReferences"], json!([owner_reference(&parent)]));
+    let refused = rules.check(texts(vec![attachment("ConfigMap", json!([]))])).unwrap_err();
+    assert!(refused.starts_with("attachments[0].metadata.annotations: "), "{refused}");
+    let refused = rules.check(texts(vec![attachment("Pod", json!({}))])).unwrap_err();
+    assert_eq!(refused, "attachments[0]: Pod of v1 is not declared in spec.attachments");
 }

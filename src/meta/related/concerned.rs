@@ -2,18 +2,21 @@
 
 use std::collections::HashMap;
 
-use crate::informer::{Delta, Interest, InterestIndex, Object, ObjectKey};
+use crate::{
+    controller::Request,
+    informer::{Delta, Interest, InterestIndex, Object},
+};
 
 /// Parents whose rules name a type, with their interests in its objects.
 #[derive(Debug, Default)]
 pub(super) struct ConcernedParents {
-    pub(super) parents: HashMap<ObjectKey, Vec<Interest>>,
-    index: InterestIndex<ObjectKey>,
+    pub(super) parents: HashMap<Request, Vec<Interest>>,
+    index: InterestIndex<Request>,
 }
 
 impl ConcernedParents {
     /// Parents that an object concerns before or after a change.
-    pub(super) fn by_change(&self, delta: &Delta) -> Vec<ObjectKey> {
+    pub(super) fn by_change(&self, delta: &Delta) -> Vec<Request> {
         let mut parents = [self.visit(delta.old.as_ref()), self.visit(delta.new.as_ref())].concat();
         parents.sort_unstable();
         parents.dedup();
@@ -21,7 +24,7 @@ impl ConcernedParents {
     }
 
     /// Parents of which an interest begins or ends to match an object.
-    pub(super) fn by_match(&self, delta: &Delta) -> Vec<ObjectKey> {
+    pub(super) fn by_match(&self, delta: &Delta) -> Vec<Request> {
         let meets = |interest: &Interest, object: &Option<Object>| {
             object.as_ref().is_some_and(|object| interest.concerns(object.header()))
         };
@@ -34,7 +37,7 @@ impl ConcernedParents {
         parents
     }
 
-    fn visit(&self, object: Option<&Object>) -> Vec<ObjectKey> {
+    fn visit(&self, object: Option<&Object>) -> Vec<Request> {
         let mut parents = Vec::new();
         if let Some(object) = object {
             self.index.visit(object.header(), |parent| parents.push(parent.clone()));
@@ -43,7 +46,7 @@ impl ConcernedParents {
     }
 
     /// Replaces the interests of a parent.
-    pub(super) fn set(&mut self, parent: &ObjectKey, interests: Vec<Interest>) {
+    pub(super) fn set(&mut self, parent: &Request, interests: Vec<Interest>) {
         if self.parents.get(parent) == Some(&interests) {
             return;
         }
@@ -55,14 +58,14 @@ impl ConcernedParents {
     }
 
     /// Removes a parent; returns whether it was there.
-    pub(super) fn leave(&mut self, parent: &ObjectKey) -> bool {
+    pub(super) fn leave(&mut self, parent: &Request) -> bool {
         let old = self.parents.remove(parent);
         let was_there = old.is_some();
         self.unindex(parent, old);
         was_there
     }
 
-    fn unindex(&mut self, parent: &ObjectKey, interests: Option<Vec<Interest>>) {
+    fn unindex(&mut self, parent: &Request, interests: Option<Vec<Interest>>) {
         for interest in interests.into_iter().flatten() {
             self.index.remove(&interest, parent);
         }

@@ -1,7 +1,11 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{informer::COMPARED, kind::Scope, meta::children::fixtures::served};
+use crate::{
+    informer::{COMPARED, ObjectKey},
+    kind::Scope,
+    meta::children::fixtures::served,
+};
 
 fn object(namespace: &str, name: &str, labels: Value) -> Object {
     let json = json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}});
@@ -19,11 +23,11 @@ fn selected(namespace: Option<&str>, selector: &str) -> Interest {
     Interest::Selected(Selection { namespace, selector })
 }
 
-fn parent(name: &str) -> ObjectKey {
-    ObjectKey::namespaced("ns", name)
+fn parent(name: &str) -> Request {
+    Request::namespaced("ns", name)
 }
 
-fn names(parents: &[ObjectKey]) -> Vec<&str> {
+fn names(parents: &[Request]) -> Vec<&str> {
     parents.iter().map(|parent| &*parent.name).collect()
 }
 
@@ -93,7 +97,7 @@ fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
                 Interest::Named(own),
                 Interest::NamedAnywhere(format!("name-{number}").into()),
             ];
-            concerned.set(&ObjectKey::namespaced(&*namespace, "p"), interests);
+            concerned.set(&Request::namespaced(&*namespace, "p"), interests);
         }
         let changed = object("ns-7", "config", json!({"app": "x", "parent": "p3"}));
         COMPARED.set(0);

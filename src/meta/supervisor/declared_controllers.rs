@@ -4,22 +4,23 @@ use std::{fmt, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::runnable_name;
 use crate::{
     manager::{ControllerName, ManagerHandle},
-    meta::{CompositeControllerStatus, declared::Changes},
+    meta::{CompositeControllerStatus, ControllerKind, declared::Changes},
 };
 
-/// Declared controllers of one supervisor. Cheap to clone.
+/// Declared controllers of one or more supervisors. Cheap to clone.
 #[derive(Clone)]
 pub struct DeclaredControllers {
     pub(super) manager: ManagerHandle,
-    pub(super) changes: Arc<Changes>,
+    pub(super) changes: Vec<(ControllerKind, Arc<Changes>)>,
 }
 
 /// Declared controller, with its status as of now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredController {
+    /// Kind of the object.
+    pub kind: ControllerKind,
     /// Name of the runnable, which the manager has unless the object is rejected or paused.
     pub name: ControllerName,
     /// Plural and `apiVersion` of the parent type, if the object names one.
@@ -31,25 +32,35 @@ pub struct DeclaredController {
 }
 
 impl DeclaredControllers {
-    /// Returns every declared controller that the supervisor has judged, by name: those that are
+    /// Adds the controllers of another supervisor of the same manager.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.changes.extend(other.changes);
+        self
+    }
+
+    /// Returns every declared controller that was judged, by kind and name: those that are
     /// rejected and paused, too.
     pub fn list(&self) -> Vec<DeclaredController> {
-        let names = self.changes.names().into_iter();
-        let of = |name: Arc<str>| {
-            let declared = self.changes.peek(&name)?;
+        let of = |kind: ControllerKind, changes: &Changes, name: Arc<str>| {
+            let declared = changes.peek(&name)?;
             let judged = declared.judged.as_ref()?;
-            let name = runnable_name(&name);
+            let name = kind.runnable_name(&name);
             let run = self.manager.status_of(name.clone());
             let written = declared.written.as_ref().map(|(status, _)| status.clone());
             let previous = written.unwrap_or_default();
             Some(DeclaredController {
+                kind,
                 parent: judged.parent.clone(),
                 generation: judged.generation,
                 status: declared.status(judged, run.as_deref(), &previous, Timestamp::now()),
                 name,
             })
         };
-        names.filter_map(of).collect()
+        let all = self.changes.iter().flat_map(|(kind, changes)| {
+            changes.names().into_iter().filter_map(move |name| of(*kind, changes, name))
+        });
+        all.collect()
     }
 }
 

@@ -35,7 +35,7 @@ impl DeclarationReconciler {
         types: &[TypeRef],
         context: &Context,
     ) -> Result<(), ReconcileError> {
-        let finalizer = Finalizer::composite(name, false);
+        let finalizer = Finalizer::of(self.kind, name, false);
         for type_ref in types {
             let mut found = self.cluster.types.get(type_ref);
             if found.served.is_none() {
@@ -74,10 +74,10 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<(), ReconcileError> {
         let Some(run) = &declared.run else { return Ok(()) };
-        let parent = run.definition.parent.clone();
+        let parents: Vec<_> = run.definition.parent_types().cloned().collect();
         let earlier: Vec<_> =
-            declared.finalizes.iter().filter(|it| **it != parent).cloned().collect();
-        let status = self.manager.status_of(super::runnable_name(name));
+            declared.finalizes.iter().filter(|it| !parents.contains(it)).cloned().collect();
+        let status = self.manager.status_of(self.kind.runnable_name(name));
         let is_settled = status.is_some_and(|status| {
             status.pending.is_none()
                 && matches!(status.state, ControllerState::Running | ControllerState::Waiting)
@@ -86,7 +86,7 @@ impl DeclarationReconciler {
             return Ok(());
         }
         self.free_parents(name, &earlier, context).await?;
-        declared.finalizes.retain(|it| *it == parent);
+        declared.finalizes.retain(|it| parents.contains(it));
         Ok(())
     }
 

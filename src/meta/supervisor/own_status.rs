@@ -1,12 +1,12 @@
 //! Status and Events of a declared controller's own object.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{own_type, reconciler::DeclarationReconciler, runnable_name};
+use super::reconciler::DeclarationReconciler;
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
@@ -27,9 +27,11 @@ const FIRST_WRITE_DELAY: Duration = Duration::from_millis(100);
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// Time allowed for our own write to arrive through the watch.
 const WATCH_DELAY: Duration = Duration::from_secs(5);
-/// Time until a pruned status is written again. Another CRD may have a place for it, and no event
-/// of the object reports that.
+/// Time until a pruned status is written again, which doubles with each attempt. Another CRD may have
+/// a place for it, and no event of the object reports that.
 const PRUNED_RETRY: Duration = Duration::from_secs(60);
+/// Longest time until a pruned status is written again.
+const LONGEST_PRUNED_RETRY: Duration = Duration::from_secs(3600);
 
 impl DeclarationReconciler {
     /// Publishes Events: the stored ones, and one for a new rejection or a new reason to wait.
@@ -56,7 +58,7 @@ impl DeclarationReconciler {
             }
             declared.rejected = rejected;
         }
-        let run = self.manager.status_of(runnable_name(name));
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let waits = run
             .filter(|_| matches!(acceptance, Acceptance::Accepted))
             .and_then(|run| waiting(&run));
@@ -77,8 +79,8 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
         let name = &object.key().name;
-        let Some(served) = context.served(&own_type()) else { return Ok(None) };
-        let run = self.manager.status_of(runnable_name(name));
+        let Some(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
+        let run = self.manager.status_of(self.kind.runnable_name(name));
         let cached = cached_status(object);
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
         let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());
@@ -92,15 +94,15 @@ impl DeclarationReconciler {
                 return Ok(Some(FIRST_WRITE_DELAY - seen));
             }
         }
+        // A schema without any field of the status keeps that of a later state neither.
+        let nothing_kept = cached == CompositeControllerStatus::default();
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();
-            let interval = if *written != wanted {
-                STATUS_INTERVAL
-            } else if declared.pruned {
+            let interval = match declared.pruned {
                 // The schema has no place for the status until the CRD is updated.
-                PRUNED_RETRY
-            } else {
-                WATCH_DELAY
+                Some(retry) if *written == wanted || nothing_kept => retry,
+                Some(_) | None if *written != wanted => STATUS_INTERVAL,
+                Some(_) | None => WATCH_DELAY,
             };
             if since < interval {
                 return Ok(Some(interval - since));
@@ -112,11 +114,15 @@ impl DeclarationReconciler {
         });
         let resource = Resource::new(context.client(), &served);
         let stored = resource.merge_patch::<Value>(object.key(), Some("status"), &patch).await;
-        declared.pruned = match stored {
+        let is_pruned = match stored {
             Ok(stored) => {
                 let stored = stored.get("status").cloned().unwrap_or_default();
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
-                stored.unwrap_or_default() != wanted
+                let stored = stored.unwrap_or_default();
+                if stored != wanted && stored == CompositeControllerStatus::default() {
+                    self.say_that_nothing_is_kept();
+                }
+                stored != wanted
             }
             // The object is gone, or its type has no status subresource.
             Err(error) if is_not_found(&error) => true,
@@ -129,7 +135,23 @@ impl DeclarationReconciler {
             }
         };
         declared.written = Some((wanted, Instant::now()));
-        Ok(declared.pruned.then_some(PRUNED_RETRY))
+        declared.pruned = is_pruned.then(|| match declared.pruned {
+            None => PRUNED_RETRY,
+            Some(retry) => (2 * retry).min(LONGEST_PRUNED_RETRY),
+        });
+        Ok(declared.pruned)
+    }
+
+    /// Logs once where the conditions are that the CRD keeps in no status.
+    fn say_that_nothing_is_kept(&self) {
+        if !self.pruning_said.swap(true, Ordering::Relaxed) {
+            let crd = self.kind.crd_name();
+            tracing::info!(
+                crd,
+                "the CRD keeps no status: conditions are in Events, metrics and `pilotlight status`; \
+                 `pilotlight crds` has a CRD with a status"
+            );
+        }
     }
 }
 

@@ -1,14 +1,17 @@
 //! Reconciler of declared controllers: adds, replaces and removes runnables as their objects
 //! declare.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use http::Method;
 use kube::Client;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
-use super::{MetaOptions, PAUSED, own_type, runnable_name};
+use super::{MetaOptions, PAUSED};
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
@@ -16,13 +19,14 @@ use crate::{
     informer::Object,
     manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
-        CompositeController, ControllerBudget, Definition, EndpointRule, Hook, HookKind, HookRule,
+        ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
         Rejected, Webhook,
-        composite::{CompositeRunnable, CountedHook, Hooks},
+        counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
+        runnable::DeclaredRunnable,
         status::Acceptance,
     },
     redaction,
@@ -39,12 +43,15 @@ const RECHECK: Duration = Duration::from_secs(5);
 
 /// Reconciler of declared controllers.
 pub(super) struct DeclarationReconciler {
+    pub(super) kind: ControllerKind,
     pub(super) cluster: Cluster,
     pub(super) manager: ManagerHandle,
     pub(super) options: MetaOptions,
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
+    /// True once the log says that the CRD keeps no status.
+    pub(super) pruning_said: AtomicBool,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -53,7 +60,7 @@ impl Reconciler for DeclarationReconciler {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let object = context.store(&own_type()).and_then(|store| store.get(&request));
+        let object = context.store(&self.kind.type_ref()).and_then(|store| store.get(&request));
         match object {
             Some(object) if self.options.target.matches(&object.header().labels) => {
                 self.reconcile_object(&object, &context).await
@@ -73,7 +80,8 @@ impl DeclarationReconciler {
     ) -> Result<Outcome, ReconcileError> {
         let name = &object.key().name;
         let header = object.header();
-        let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
+        let crd_uid =
+            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
         let mut declared = self.changes.take(name);
         let another = declared.uid != header.uid;
         if another {
@@ -97,11 +105,12 @@ impl DeclarationReconciler {
         let acceptance = if header.annotations.get(PAUSED) == Some("true") {
             Acceptance::Paused
         } else {
-            match Definition::parse(object.json()) {
+            match Definition::parse(self.kind, object.json()) {
                 Ok(definition) => {
                     let mut definition = definition.or_resync(self.options.resync_period);
                     definition.max_children = self.options.max_children;
                     definition.recreates_at_once = self.options.recreate_without_dry_run;
+                    definition.lenience = self.options.lenience;
                     let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
                     acceptance
@@ -130,12 +139,12 @@ impl DeclarationReconciler {
         // Stored before the next await, so that a cancelled reconcile forgets no running controller.
         self.changes.put(name, declared.clone());
         if nothing_declared
-            && self.manager.status_of(runnable_name(name)).is_some()
+            && self.manager.status_of(self.kind.runnable_name(name)).is_some()
             && self.stop(name).await.is_err()
         {
             again = Some(STOP_PATIENCE);
         }
-        let subject = subject(name, &header.uid);
+        let subject = subject(self.kind, name, &header.uid);
         self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
         // Last, so that the status and the Events do not depend on the parents.
@@ -158,7 +167,7 @@ impl DeclarationReconciler {
         definition: Definition,
         declared: &mut Declared,
     ) -> (Acceptance, Option<Duration>) {
-        let runnable = runnable_name(name);
+        let runnable = self.kind.runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
         if there
@@ -172,6 +181,7 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
+        let workers = definition.workers.unwrap_or(self.options.workers);
         let hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
@@ -184,13 +194,13 @@ impl DeclarationReconciler {
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
             move || changes.upgrade().into_iter().for_each(|changes| changes.enqueue(&name))
         };
-        let built = CompositeRunnable::new(
+        let built = DeclaredRunnable::new(
             runnable.clone(),
             Arc::clone(&definition),
             hooks,
             &self.cluster,
             self.recorder.apart(),
-            self.options.workers,
+            workers,
             changed,
         );
         let built = match built {
@@ -216,9 +226,11 @@ impl DeclarationReconciler {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
-                if definition.finalize.is_some() && !declared.finalizes.contains(&definition.parent)
-                {
-                    declared.finalizes.push(definition.parent.clone());
+                if definition.finalize.is_some() {
+                    let known = &declared.finalizes;
+                    let new = definition.parent_types().filter(|it| !known.contains(it));
+                    let new: Vec<_> = new.cloned().collect();
+                    declared.finalizes.extend(new);
                 }
                 declared.before = before;
                 declared.run = Some(Run { definition, health, runnable: kept });
@@ -234,7 +246,7 @@ impl DeclarationReconciler {
     async fn withdraw_edit(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
         let before = declared.before.clone()?;
         let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
-        match self.manager.replace(runnable_name(name), same, options).await {
+        match self.manager.replace(self.kind.runnable_name(name), same, options).await {
             Ok(()) => {
                 declared.run = Some(before);
                 None
@@ -245,11 +257,14 @@ impl DeclarationReconciler {
 
     /// Returns whether an edit waits for its types while the previous specification runs.
     fn waits(&self, name: &str) -> bool {
-        self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
+        self.manager
+            .status_of(self.kind.runnable_name(name))
+            .is_some_and(|status| status.pending.is_some())
     }
 
     fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejected> {
-        let budget = self.options.answers.controller(&definition.name);
+        let name = self.kind.runnable_name(&definition.name);
+        let budget = self.options.answers.controller(name.as_str());
         let declared = HookKind::ALL.into_iter().filter_map(|kind| {
             let rule = definition.hook(kind)?;
             Some(self.hook(definition, kind, rule, &budget))
@@ -265,7 +280,7 @@ impl DeclarationReconciler {
         budget: &ControllerBudget,
     ) -> Result<CountedHook, Rejected> {
         let (url, name) = (redaction::url(&rule.url), &definition.name);
-        let series = || self.options.metrics.series(kind, name, "CompositeController", &url);
+        let series = || self.options.metrics.series(kind, name, self.kind.kind(), &url);
         let mut endpoint = None;
         let hook: Arc<dyn Hook> = match &self.options.hooks {
             Some(make) => {
@@ -279,6 +294,7 @@ impl DeclarationReconciler {
                 let hook = hook.endpoint(endpoint.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
                 let hook = hook.redirects(self.options.hook_redirects);
+                let hook = hook.proxies(self.options.hook_proxies.clone());
                 let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(rule.etag).series(series()))
             }
@@ -311,7 +327,7 @@ impl DeclarationReconciler {
     /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].
     async fn stop(&self, name: &str) -> Result<(), tokio::time::error::Elapsed> {
         // The manager finishes the removal even if this wait ends first.
-        timeout(STOP_PATIENCE, self.manager.remove(runnable_name(name))).await
+        timeout(STOP_PATIENCE, self.manager.remove(self.kind.runnable_name(name))).await
     }
 
     /// Removes the runnable of an object that no longer matches the target selector. The object
@@ -335,15 +351,16 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
         let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
-        if !matches!(self.cluster.types.get(&own_type()).state, TypeState::Served) {
+        if !matches!(self.cluster.types.get(&self.kind.type_ref()).state, TypeState::Served) {
             // The object may be missing because its CRD is. If the epoch ends, the next one checks
             // again.
             return Ok(Outcome::RequeueAfter(RECHECK));
         }
-        let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
+        let crd_uid =
+            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
         let mut crd_is_unread = false;
         if declared.seen_under == crd_uid {
-            match crd_is_deleted(context.client()).await {
+            match crd_is_deleted(self.kind, context.client()).await {
                 Ok(true) => return Ok(Outcome::RequeueAfter(RECHECK)),
                 Ok(false) => {}
                 // Without the right to read CRDs, the runnable of a missing object stops.
@@ -366,13 +383,13 @@ impl DeclarationReconciler {
             if let Some(wait) = self.missing_wait(name, &mut declared) {
                 return Ok(Outcome::RequeueAfter(wait));
             }
-            if !object_is_deleted(context.client(), name).await? {
+            if !object_is_deleted(self.kind, context.client(), name).await? {
                 return Ok(Outcome::RequeueAfter(RECHECK));
             }
         }
         self.free_parents(name, &declared.finalizes, context).await?;
         tracing::info!(name, "declared controller removed");
-        let subject = subject(name, &declared.uid);
+        let subject = subject(self.kind, name, &declared.uid);
         let text = format!("Stopped controller: {name}");
         self.changes.remove(name);
         self.recorder.publish(context, &subject, Severity::Normal, "Stopped", &text);
@@ -398,7 +415,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of the parent type that an object names, whatever else is wrong with it.
+/// Plural and `apiVersion` of the first parent type that an object names, whatever else is wrong with
+/// it.
 fn parent_of(object: &Object) -> Option<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
@@ -407,7 +425,9 @@ fn parent_of(object: &Object) -> Option<(String, String)> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Spec {
-        parent_resource: Parent,
+        parent_resource: Option<Parent>,
+        #[serde(default)]
+        resources: Vec<Parent>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -415,38 +435,41 @@ fn parent_of(object: &Object) -> Option<(String, String)> {
         api_version: String,
         resource: String,
     }
-    let declaring: Declaring = object.decode().ok()?;
-    let Parent { api_version, resource } = declaring.spec.parent_resource;
-    Some((resource, api_version))
+    let Declaring { spec } = object.decode().ok()?;
+    let first = spec.parent_resource.or(spec.resources.into_iter().next());
+    first.map(|Parent { api_version, resource }| (resource, api_version))
 }
 
-fn subject(name: &str, uid: &Arc<str>) -> Subject {
-    use kube::Resource as _;
+fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {
     Subject {
-        api_version: CompositeController::api_version(&()).into_owned(),
-        kind: CompositeController::kind(&()).into_owned(),
+        api_version: ControllerKind::api_version(),
+        kind: kind.kind().to_owned(),
         namespace: None,
         name: name.into(),
         uid: uid.clone(),
     }
 }
 
-/// Returns whether the CRD of CompositeControllers is gone or being deleted. Asks the server,
+/// Returns whether the CRD of a kind is gone or being deleted. Asks the server,
 /// because the CRDs and the objects have separate watches and either may be ahead.
-async fn crd_is_deleted(client: &Client) -> Result<bool, kube::Error> {
-    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
-                compositecontrollers.metacontroller.k8s.io";
-    match resource::send::<Live>(client, Method::GET, path.to_owned(), "", None).await {
+async fn crd_is_deleted(kind: ControllerKind, client: &Client) -> Result<bool, kube::Error> {
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let path = format!("{crds}/{}", kind.crd_name());
+    match resource::send::<Live>(client, Method::GET, path, "", None).await {
         Ok(crd) => Ok(crd.is_going()),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Returns whether a CompositeController is gone: the server serves the type and names the object
+/// Returns whether a declared controller is gone: the server serves the type and names the object
 /// that it did not find.
-async fn object_is_deleted(client: &Client, name: &str) -> Result<bool, kube::Error> {
-    let path = format!("/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers/{name}");
+async fn object_is_deleted(
+    kind: ControllerKind,
+    client: &Client,
+    name: &str,
+) -> Result<bool, kube::Error> {
+    let path = format!("/apis/{}/{}/{name}", ControllerKind::api_version(), kind.plural());
     match resource::send::<Live>(client, Method::GET, path, "", None).await {
         Ok(_) => Ok(false),
         Err(error) if is_gone(&error) => Ok(true),

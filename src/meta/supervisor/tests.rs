@@ -2,7 +2,11 @@
 
 mod customize;
 mod finalize;
+mod lenience;
+mod metrics;
+mod optional;
 mod panics;
+mod pruned;
 mod slots;
 
 use std::{
@@ -13,6 +17,7 @@ use std::{
 use bytes::Bytes;
 use futures::FutureExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -52,6 +57,8 @@ struct Harness {
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
     // Resync periods of their controllers.
     periods: Arc<Mutex<Vec<Option<Duration>>>>,
+    // Of its controllers.
+    metrics: Registry,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
@@ -86,6 +93,8 @@ impl Harness {
     /// Harness that reaches a server through this client.
     async fn over(server: SimulatedServer, client: kube::Client, options: MetaOptions) -> Self {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+        let mut metrics = Registry::default();
+        cluster.metrics.register(&mut metrics);
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
@@ -97,7 +106,8 @@ impl Harness {
         let declared = supervisor.declared();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
         let (hooks, periods) = (Arc::default(), Arc::default());
-        let harness = Self { server, manager: handle, declared, hooks, periods, stop, tasks };
+        let manager = handle;
+        let harness = Self { server, manager, declared, hooks, periods, metrics, stop, tasks };
         harness.install_own();
         let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
         harness.server.install(&things.build()).unwrap();
@@ -137,11 +147,14 @@ impl Harness {
         let running = |status: &RunnableStatus| {
             status.state == ControllerState::Running && status.epoch == epoch
         };
-        self.until(&format!("{PREFIX}{name}"), running).await;
+        self.until(&ControllerKind::Composite.runnable_name(name).as_str().to_owned(), running)
+            .await;
     }
 
     fn epoch(&self, name: &str) -> Option<u64> {
-        self.manager.status_of(format!("{PREFIX}{name}")).map(|status| status.epoch)
+        self.manager
+            .status_of(ControllerKind::Composite.runnable_name(name).as_str().to_owned())
+            .map(|status| status.epoch)
     }
 
     /// Deletes the CRD of CompositeControllers and installs it again, without its objects.
@@ -201,19 +214,28 @@ async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_mi
     sleep(MISSING_GRACE - Duration::from_secs(1)).await;
     assert_eq!(harness.epoch("lost"), Some(1), "it may still be restored");
     harness
-        .until_all("it is removed", |all| all.get(&format!("{PREFIX}lost").into()).is_none())
+        .until_all("it is removed", |all| {
+            all.get(&ControllerKind::Composite.runnable_name("lost").as_str().to_owned().into())
+                .is_none()
+        })
         .await;
     let waited = since.elapsed();
     assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
     settle().await;
     assert_eq!(harness.epoch("back"), Some(1), "an equal one goes on");
     let done = std::iter::from_fn(|| transitions.try_recv().ok())
-        .filter(|step| step.name.as_str().starts_with(PREFIX))
+        .filter(|step| ControllerKind::of_runnable(step.name.as_str()).is_some())
         .filter_map(|step| match step.kind {
             TransitionKind::Done(reason) => Some((step.name, reason)),
             TransitionKind::Entered(_) | TransitionKind::Removed => None,
         });
-    assert_eq!(done.collect::<Vec<_>>(), [(format!("{PREFIX}lost").into(), DoneReason::Cancelled)]);
+    assert_eq!(
+        done.collect::<Vec<_>>(),
+        [(
+            ControllerKind::Composite.runnable_name("lost").as_str().to_owned().into(),
+            DoneReason::Cancelled
+        )]
+    );
     harness.end().await;
 }
 
@@ -246,7 +268,7 @@ async fn controller_that_other_code_removed_is_added_again_at_once() {
     harness.declare("a", good());
     harness.running("a", 1).await;
 
-    harness.manager.remove(format!("{PREFIX}a")).await;
+    harness.manager.remove(ControllerKind::Composite.runnable_name("a").as_str().to_owned()).await;
 
     let since = Instant::now();
     harness.running("a", 2).await;
@@ -335,7 +357,11 @@ async fn rejected_edit_cancels_an_earlier_pending_one() {
     let mut waits = good();
     waits["childResources"] = json!([{"apiVersion": "example.com/v1", "resource": "parts"}]);
     harness.declare("a", waits);
-    harness.until(&format!("{PREFIX}a"), |status| status.pending.is_some()).await;
+    harness
+        .until(&ControllerKind::Composite.runnable_name("a").as_str().to_owned(), |status| {
+            status.pending.is_some()
+        })
+        .await;
 
     harness.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
@@ -371,7 +397,7 @@ async fn list_has_the_same_statuses_as_the_objects() {
     let reasons = ["Paused", "SpecPending", "SpecInvalid", "Running"];
     assert_eq!(listed.len(), reasons.len());
     for (declared, reason) in listed.into_iter().zip(reasons) {
-        let name = declared.name.as_str().strip_prefix(PREFIX).unwrap();
+        let (_, name) = ControllerKind::of_runnable(declared.name.as_str()).unwrap();
         let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
         let object = harness.server.get(kind.0, kind.1, "", name).unwrap();
         assert_eq!(json!(declared.status), object["status"], "{name}");
@@ -398,7 +424,10 @@ async fn endless_resync_period_is_none() {
     sleep(Duration::from_secs(3600)).await;
 
     assert_eq!(harness.epoch("a"), Some(1), "it runs");
-    let status = harness.manager.status_of(format!("{PREFIX}a")).unwrap();
+    let status = harness
+        .manager
+        .status_of(ControllerKind::Composite.runnable_name("a").as_str().to_owned())
+        .unwrap();
     assert_eq!((status.failures, status.last_error()), (0, None));
     harness.end().await;
 }

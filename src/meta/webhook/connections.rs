@@ -6,26 +6,26 @@ use bytes::Bytes;
 use http::Uri;
 use http_body_util::Full;
 use hyper::rt::Executor;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioTimer,
-};
+use hyper_util::{client::legacy::Client, rt::TokioTimer};
 use rustls::ClientConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::tls;
-use crate::meta::{HookError, endpoint::Endpoint, hook_metrics::HookTasks};
-
-/// Timeout of connecting to one address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use super::{connector::HookConnector, tls};
+use crate::{
+    meta::{
+        HookError,
+        endpoint::Endpoint,
+        hook_metrics::{HookSeries, HookTasks},
+    },
+    transport::Proxies,
+};
 
 /// Time for which an unused connection is kept for the next call. The buffers of a connection take
 /// 25 KiB. Shorter than the 5 s after which common servers, such as Node.js and uvicorn, close an idle
 /// connection: a call on a connection that is being closed would fail.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+pub(super) type HttpClient = Client<HookConnector, Full<Bytes>>;
 
 /// Connections that are kept for the next call, and the tasks that drive them.
 pub(super) struct Connections {
@@ -33,6 +33,8 @@ pub(super) struct Connections {
     /// Endpoint that they were made for.
     pub(super) endpoint: Option<Arc<Endpoint>>,
     pub(super) tasks: Tasks,
+    proxies: Proxies,
+    series: Option<Arc<HookSeries>>,
 }
 
 /// Tasks that drive connections until they are cancelled, since a handshake without an answer would
@@ -49,11 +51,14 @@ impl Connections {
     pub(super) fn new(
         url: &Uri,
         endpoint: Option<Arc<Endpoint>>,
-        alive: Option<HookTasks>,
+        proxies: Proxies,
+        series: Option<Arc<HookSeries>>,
     ) -> Result<Self, HookError> {
+        let tls = tls_of(url, endpoint.as_deref())?;
+        let alive = series.as_deref().map(HookSeries::tasks);
         let tasks = Tasks { alive, ..Tasks::default() };
-        let client = client(url, endpoint.as_deref(), tasks.clone())?;
-        Ok(Self { client, endpoint, tasks })
+        let client = client(tls, proxies.clone(), series.clone(), tasks.clone());
+        Ok(Self { client, endpoint, tasks, proxies, series })
     }
 
     /// Returns a client for another host: without a client certificate, but with the trusted
@@ -64,7 +69,7 @@ impl Connections {
         endpoint: Option<&Endpoint>,
     ) -> Result<HttpClient, HookError> {
         let declared = endpoint.and_then(|endpoint| endpoint.anonymous_tls.clone());
-        Ok(client_of(declared.map_or_else(|| tls::shared(url), Ok)?, self.tasks.clone()))
+        Ok(self.client_of(declared.map_or_else(|| tls::shared(url), Ok)?))
     }
 
     /// Uses another endpoint from the next call on. Calls under way keep their connections.
@@ -80,33 +85,34 @@ impl Connections {
         };
         if !is_same {
             let endpoint = endpoint.cloned();
-            self.client = client(url, endpoint.as_deref(), self.tasks.clone())?;
+            self.client = self.client_of(tls_of(url, endpoint.as_deref())?);
             self.endpoint = endpoint;
         }
         Ok(())
     }
+
+    fn client_of(&self, tls: ClientConfig) -> HttpClient {
+        client(tls, self.proxies.clone(), self.series.clone(), self.tasks.clone())
+    }
 }
 
-fn client(url: &Uri, endpoint: Option<&Endpoint>, tasks: Tasks) -> Result<HttpClient, HookError> {
+fn tls_of(url: &Uri, endpoint: Option<&Endpoint>) -> Result<ClientConfig, HookError> {
     let declared = endpoint.and_then(|endpoint| endpoint.tls.clone());
-    Ok(client_of(declared.map_or_else(|| tls::shared(url), Ok)?, tasks))
+    declared.map_or_else(|| tls::shared(url), Ok)
 }
 
 /// Returns a client with its own connections, which `tasks` drives.
-fn client_of(tls: ClientConfig, tasks: Tasks) -> HttpClient {
-    let mut http = HttpConnector::new();
-    http.enforce_http(false);
-    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    let connector = HttpsConnectorBuilder::new()
-        .with_tls_config(tls)
-        .https_or_http()
-        .enable_http1()
-        .wrap_connector(http);
+fn client(
+    tls: ClientConfig,
+    proxies: Proxies,
+    series: Option<Arc<HookSeries>>,
+    tasks: Tasks,
+) -> HttpClient {
     Client::builder(tasks)
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(32)
-        .build(connector)
+        .build(HookConnector::new(tls, proxies, series))
 }
 
 impl Tasks {

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    informer::ObjectKey,
+    controller::Request,
     meta::{ControllerBudget, EtagRule},
 };
 
@@ -51,14 +51,14 @@ impl EtagCache {
     }
 
     /// Returns the kept response for a parent, unless it has expired.
-    pub(super) fn get(&self, parent: &ObjectKey, uid: &str, now: Instant) -> Option<Kept> {
+    pub(super) fn get(&self, parent: &Request, uid: &str, now: Instant) -> Option<Kept> {
         self.lock().get(parent, uid, now)
     }
 
     /// Replaces the kept response for a parent by a new one; keeps none if it has no usable tag.
     pub(super) fn answered(
         &self,
-        parent: &ObjectKey,
+        parent: &Request,
         uid: &str,
         headers: &HeaderMap,
         body: &Bytes,
@@ -69,7 +69,7 @@ impl EtagCache {
     }
 
     /// Removes the response for a parent.
-    pub(super) fn forget(&self, parent: &ObjectKey) {
+    pub(super) fn forget(&self, parent: &Request) {
         self.lock().remove(parent);
     }
 
@@ -111,9 +111,9 @@ struct Answers {
     // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
     bytes: usize,
-    by_parent: HashMap<ObjectKey, CachedAnswer>,
+    by_parent: HashMap<Request, CachedAnswer>,
     // The smallest number is the oldest entry, and the first to expire.
-    by_age: BTreeMap<u64, ObjectKey>,
+    by_age: BTreeMap<u64, Request>,
     next: u64,
 }
 
@@ -133,7 +133,7 @@ impl Answers {
         Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }
     }
 
-    fn get(&mut self, parent: &ObjectKey, uid: &str, now: Instant) -> Option<Kept> {
+    fn get(&mut self, parent: &Request, uid: &str, now: Instant) -> Option<Kept> {
         let entry = self.by_parent.get(parent)?;
         if *entry.uid == *uid && !self.expired(entry, now) {
             return Some(entry.kept.clone());
@@ -142,7 +142,7 @@ impl Answers {
         None
     }
 
-    fn put(&mut self, parent: &ObjectKey, uid: &str, kept: Option<Kept>, now: Instant) {
+    fn put(&mut self, parent: &Request, uid: &str, kept: Option<Kept>, now: Instant) {
         self.remove(parent);
         self.sweep(now);
         let Some(Kept { tag, body }) = kept else { return };
@@ -170,7 +170,7 @@ impl Answers {
         self.by_parent.insert(parent.clone(), entry);
     }
 
-    fn remove(&mut self, parent: &ObjectKey) {
+    fn remove(&mut self, parent: &Request) {
         if let Some(entry) = self.by_parent.remove(parent) {
             self.by_age.remove(&entry.number);
             self.bytes -= entry.bytes;

@@ -1,5 +1,7 @@
 //! Tests of single calls.
 
+mod proxy;
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -121,7 +123,7 @@ async fn endless_timeout_and_endless_times_of_kept_answers_are_none() {
     let rule = EtagRule { lifetime: endless, sweep: endless };
     let server = server(response("200 OK\r\nETag: \"a\"", "{}"), true).await;
     let hook = Webhook::new(server.url.clone(), Duration::MAX).etag(Some(rule));
-    let parent = ObjectKey::namespaced("ns", "a");
+    let parent = controller::Request::namespaced("ns", "a");
 
     hook.call_about(&parent, "u", Bytes::from_static(b"{}")).await.unwrap();
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::{
-    meta::resource::send,
+    meta::{Lenience, resource::send},
     testing::{
         Action, Faults, Reply, Rule,
         simulated::{AccessRule, Delays},
@@ -38,15 +38,24 @@ impl Hook for Answering {
 pub(super) async fn harness(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
+    harness_with(Lenience::default(), answer).await
+}
+
+/// Harness whose hooks give this answer, with this behaviour of Metacontroller.
+pub(super) async fn harness_with(
+    lenience: Lenience,
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
     let server = SimulatedServer::new();
     let client = server.client();
-    answering(server, client, answer).await
+    answering(server, client, lenience, answer).await
 }
 
 /// Harness that reaches a server through this client.
 async fn answering(
     server: SimulatedServer,
     client: kube::Client,
+    lenience: Lenience,
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
     let answer: Answer = Arc::new(answer);
@@ -57,7 +66,7 @@ async fn answering(
         Arc::new(Answering { kind, answer, calls })
     });
     let (hooks, resync_period) = (Some(factory), Some(RESYNC));
-    let options = MetaOptions { resync_period, hooks, ..MetaOptions::default() };
+    let options = MetaOptions { resync_period, hooks, lenience, ..MetaOptions::default() };
     (Harness::over(server, client, options).await, calls)
 }
 
@@ -66,7 +75,7 @@ async fn faulty() -> (Harness, Faults) {
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
-    (answering(server, client, teardown).await.0, faults)
+    (answering(server, client, Lenience::default(), teardown).await.0, faults)
 }
 
 /// Specification with both hooks; children are ConfigMaps.
@@ -359,7 +368,7 @@ async fn without_crds(verbs: &[&str]) -> Harness {
     let verbs = verbs.iter().copied();
     server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
     let client = server.client_as("controller");
-    answering(server, client, teardown).await.0
+    answering(server, client, Lenience::default(), teardown).await.0
 }
 
 #[tokio::test(start_paused = true)]

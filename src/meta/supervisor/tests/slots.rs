@@ -1,6 +1,9 @@
 //! Worker slots of syncs: a sync that writes holds none.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use super::*;
 use crate::testing::{Action, Faults, Rule};
@@ -46,5 +49,74 @@ async fn sync_that_writes_delays_no_hook_call_of_another_parent() {
     sleep(Duration::from_secs(5)).await;
 
     assert_eq!(called.lock().unwrap().len(), 3, "while the first child is being created");
+    harness.end().await;
+}
+
+/// Hook that takes a second, and records its parents and the largest number of concurrent calls.
+#[derive(Default)]
+struct Counting {
+    parents: Mutex<BTreeSet<String>>,
+    calls: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Hook for Counting {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let name = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
+        async move {
+            let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most.fetch_max(calls, Ordering::Relaxed);
+            sleep(Duration::from_secs(1)).await;
+            self.calls.fetch_sub(1, Ordering::Relaxed);
+            self.parents.lock().unwrap().insert(name);
+            Ok(Bytes::from_static(b"{}"))
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn annotation_sets_the_workers_of_a_controller_and_its_edit_loses_no_parent() {
+    let made = Arc::<Mutex<Vec<Arc<Counting>>>>::default();
+    let kept = Arc::clone(&made);
+    let hooks: HookFactory = Arc::new(move |_, _| {
+        let hook = Arc::<Counting>::default();
+        kept.lock().unwrap().push(Arc::clone(&hook));
+        hook
+    });
+    let options = MetaOptions { workers: 1, hooks: Some(hooks), ..MetaOptions::default() };
+    let server = SimulatedServer::new();
+    let client = server.client();
+    let harness = Harness::over(server, client, options).await;
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let thing = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name},
+        });
+        harness.server.apply(thing).unwrap();
+    }
+    let declare = |workers: &str| {
+        let object = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "a", "annotations": {"pilotlight.dev/workers": workers}},
+            "spec": good(),
+        });
+        harness.server.apply(object).unwrap();
+    };
+
+    declare("2");
+    harness.running("a", 1).await;
+    sleep(Duration::from_millis(1500)).await;
+    declare("3");
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(10)).await;
+
+    let hooks = made.lock().unwrap().clone();
+    let most: Vec<_> = hooks.iter().map(|hook| hook.most.load(Ordering::Relaxed)).collect();
+    assert_eq!(most, [2, 3]);
+    assert_eq!(hooks[1].parents.lock().unwrap().len(), 6);
+    declare("many");
+    settle().await;
+    assert_eq!(harness.epoch("a"), Some(2), "a rejected edit");
     harness.end().await;
 }

@@ -10,8 +10,8 @@ use tokio::{
 use super::{super::Webhook, *};
 use crate::meta::{AnswerBudget, AnswerLimits, Hook, HookError};
 
-fn key(name: &str) -> ObjectKey {
-    ObjectKey::namespaced("ns", name)
+fn key(name: &str) -> Request {
+    Request::namespaced("ns", name)
 }
 
 fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
@@ -56,7 +56,7 @@ fn an_answer_is_about_one_object_and_not_about_its_name() {
     let now = Instant::now();
     answers.put(&key("a"), "old", Some(kept("t", "{}")), now);
 
-    assert_eq!(answers.get(&ObjectKey::cluster("a"), "old", now), None);
+    assert_eq!(answers.get(&Request::cluster("a"), "old", now), None);
     assert_eq!(answers.get(&key("a"), "new", now), None);
     assert_eq!(answers.get(&key("a"), "old", now), None, "it does not come back");
     assert_eq!(answers.bytes, 0);

@@ -1,24 +1,23 @@
-//! Runnable of a declared composite controller: its sources, predicates and lifecycle.
+//! Runnable of a declared controller: its sources, predicates and lifecycle.
+
+mod release;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 
-use super::{
-    Composite, Hooks,
-    release::{Cleanup, warn_of},
-};
+use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
     informer::{Delta, Object},
-    kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, subresource_served,
+        all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        Definition, Hook, Parents, Selector, apply::Apply, credentials::HookEndpoint,
-        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder,
+        ControllerKind, Definition, Hook, Lenience, ParentType, Parents, apply::Apply,
+        counted_hook::Hooks, credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
+        recorder::EventRecorder, related::Related, sync::ParentReconciler,
     },
 };
 
@@ -26,17 +25,17 @@ use crate::{
 /// worker, which call the hook, and those that write.
 const MOST_SYNCS: usize = 50;
 
-/// Runnable of a declared composite controller.
-pub(crate) struct CompositeRunnable {
+/// Runnable of a declared controller.
+pub(crate) struct DeclaredRunnable {
     controller: Controller,
-    parent: TypeRef,
+    definition: Arc<Definition>,
     cluster: Cluster,
     parents: Arc<Parents>,
     hooks: Vec<Arc<dyn Hook>>,
     endpoints: Vec<Arc<HookEndpoint>>,
 }
 
-impl CompositeRunnable {
+impl DeclaredRunnable {
     /// Builds the runnable of a definition. Starts nothing.
     pub(crate) fn new(
         name: ControllerName,
@@ -48,22 +47,33 @@ impl CompositeRunnable {
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
         let mut parents = Parents::new(health_changed);
+        let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
         parents.recreates_at_once = definition.recreates_at_once;
+        parents.writes.unlimited = unlimited_writes;
+        parents.related = Arc::new(Related::new(managed_fields));
         let parents = Arc::new(parents);
-        let (selector, ignore) =
-            (definition.parent_selector.clone(), definition.ignore_status_changes);
-        let finalizer = Finalizer::composite(&definition.name, definition.finalize.is_some());
-        let of_parent = finalizer.clone();
+        let has_finalize = definition.finalize.is_some();
+        let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let backoff = backoff(definition.resync_period);
         let mut builder = Controller::builder(name)
-            .for_type(definition.parent.clone())
-            .conditional()
-            .predicate(Predicate::new(move |delta| {
-                triggers_sync(delta, &selector, ignore, &of_parent)
-            }))
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
+        for parent in &definition.parents {
+            let (parent_type, finalizer) = (parent.clone(), finalizer.clone());
+            builder =
+                builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
+                    triggers_sync(delta, &parent_type, &finalizer)
+                }));
+            builder = match definition.kind {
+                ControllerKind::Composite => builder.conditional(),
+                // Any one of the types is enough: see `ready`.
+                ControllerKind::Decorator => builder.optional(),
+            };
+            if managed_fields {
+                builder = builder.managed_fields();
+            }
+        }
         for rule in &definition.children {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {
@@ -79,10 +89,13 @@ impl CompositeRunnable {
                     }
                 });
             builder = if rule.optional { builder.optional() } else { builder.conditional() };
+            if managed_fields {
+                builder = builder.managed_fields();
+            }
         }
         let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();
-        let reconciler = Composite {
+        let reconciler = ParentReconciler {
             definition: Arc::clone(&definition),
             finalizer,
             apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
@@ -96,7 +109,7 @@ impl CompositeRunnable {
         };
         Ok(Self {
             controller: builder.build(cluster, reconciler)?,
-            parent: definition.parent.clone(),
+            definition,
             cluster: cluster.clone(),
             parents,
             hooks: made,
@@ -110,7 +123,7 @@ impl CompositeRunnable {
     }
 }
 
-impl Runnable for CompositeRunnable {
+impl Runnable for DeclaredRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let cleanup = Cleanup::new(Arc::clone(&self.parents), self.hooks.clone(), epoch.clone());
         let run = self.controller.start(epoch.clone());
@@ -144,18 +157,26 @@ impl Runnable for CompositeRunnable {
     }
 }
 
-impl ConditionalRunnable for CompositeRunnable {
+impl ConditionalRunnable for DeclaredRunnable {
     fn ready(&self) -> Readiness {
-        // The status is written through its subresource, which must be served.
-        let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
+        let (types, parents) = (&self.cluster.types, self.definition.parent_types());
+        let parents = match self.definition.kind {
+            // The status is written through its subresource, which must be served.
+            ControllerKind::Composite => {
+                all_of(parents.map(|it| subresource_served(types, it, Subresource::Status)))
+            }
+            ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
+        };
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
-        all_of([parent, self.controller.ready()].into_iter().chain(endpoints))
+        all_of([parents, self.controller.ready()].into_iter().chain(endpoints))
     }
 }
 
-impl fmt::Debug for CompositeRunnable {
+impl fmt::Debug for DeclaredRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompositeRunnable").field("parent", &self.parent).finish_non_exhaustive()
+        f.debug_struct("DeclaredRunnable")
+            .field("name", &self.definition.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -169,20 +190,19 @@ fn backoff(resync_period: Option<Duration>) -> Backoff {
 ///
 /// A parent with the finalizer of the controller passes even if it does not match. The change that
 /// ends both passes, so that the reconciler forgets the parent.
-fn triggers_sync(
-    delta: &Delta,
-    selector: &Selector,
-    ignore_status_changes: bool,
-    finalizer: &Finalizer,
-) -> bool {
-    let matches = |object: &Object| {
-        selector.matches(&object.header().labels) || finalizer.is_on(object.header())
-    };
-    if !delta.old.iter().chain(&delta.new).any(matches) {
-        return false;
-    }
+fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> bool {
+    let mut rules = parent.rules.iter().filter(|rule| {
+        let matches =
+            |object: &Object| rule.selects(object.header()) || finalizer.is_on(object.header());
+        delta.old.iter().chain(&delta.new).any(matches)
+    });
+    rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
+}
+
+/// Returns whether a change of a parent is more than one of its status.
+fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
     match (&delta.old, &delta.new) {
-        (Some(old), Some(new)) if ignore_status_changes => {
+        (Some(old), Some(new)) => {
             let (old, new) = (old.header(), new.header());
             old.uid != new.uid
                 || old.generation != new.generation
@@ -191,7 +211,7 @@ fn triggers_sync(
                 || new.deletion_timestamp.is_some()
                 || finalizer.is_on(old) != finalizer.is_on(new)
         }
-        _ => true,
+        (None, _) | (_, None) => true,
     }
 }
 

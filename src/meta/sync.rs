@@ -1,15 +1,14 @@
-//! Composite controller: syncs parents and their children with the hook that decides on them.
+//! ParentReconciler controller: syncs parents and their children with the hook that decides on them.
 
 mod adopt;
-mod counted_hook;
+mod composite;
 mod customize;
+mod decorator;
 mod hook_call;
 mod observation;
 mod owner_chain;
 mod parent_finalizer;
 mod parent_status;
-mod release;
-mod runnable;
 
 use std::{
     panic::{AssertUnwindSafe, resume_unwind},
@@ -21,19 +20,18 @@ use futures::FutureExt;
 use kube::core::Status;
 use tokio::time::Instant;
 
-use self::hook_call::{CheckedResponse, Response};
-pub(crate) use self::{
-    counted_hook::{CountedHook, Hooks},
-    runnable::CompositeRunnable,
-};
+use self::hook_call::Response;
 use super::{
-    ControllerBudget, Definition, HookError, HookKind, Parents,
+    ControllerBudget, ControllerKind, Definition, HookError, HookKind, Parents,
     apply::Apply,
     children::{Child, Desired, Group, Parent, Rules},
     claim,
+    counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
     hook_health::Failure,
+    ownership::Ownership,
     parent_writes::Contested,
+    protocol::ObservedObjects,
     recorder::{EventRecorder, Severity, Subject},
     related::{RelatedGroup, is_missing},
     resource::throttled,
@@ -55,34 +53,38 @@ use crate::{
 /// Time after which an object of another owner is tried again: its owner may have released it.
 const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
 
-struct Composite {
-    definition: Arc<Definition>,
-    finalizer: Finalizer,
-    hooks: Hooks,
-    budget: ControllerBudget,
-    apply: Apply,
-    recorder: EventRecorder,
-    parents: Arc<Parents>,
-    backoff: Backoff,
+/// Reconciler of the parents of one declared controller.
+pub(crate) struct ParentReconciler {
+    pub(crate) definition: Arc<Definition>,
+    pub(crate) finalizer: Finalizer,
+    pub(crate) hooks: Hooks,
+    pub(crate) budget: ControllerBudget,
+    pub(crate) apply: Apply,
+    pub(crate) recorder: EventRecorder,
+    pub(crate) parents: Arc<Parents>,
+    pub(crate) backoff: Backoff,
     /// Namespace that is watched, if only one is.
-    restricted: Option<Arc<str>>,
-    types: TypeRegistry,
+    pub(crate) restricted: Option<Arc<str>>,
+    pub(crate) types: TypeRegistry,
 }
 
-impl Reconciler for Composite {
+impl Reconciler for ParentReconciler {
     async fn reconcile(
         &self,
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let parent = &self.definition.parent;
-        let (Some(served), Some(store)) = (context.served(parent), context.store(parent)) else {
+        let Some(parent) = self.definition.parents.get(request.primary) else {
+            return Ok(Outcome::Done);
+        };
+        let type_ref = &parent.type_ref;
+        let (Some(served), Some(store)) = (context.served(type_ref), context.store(type_ref))
+        else {
             return Ok(Outcome::Done);
         };
         let found = store.get(&request).map(|object| {
             let header = object.header();
-            let selected = self.definition.parent_selector.matches(&header.labels);
-            (self.finalizer.first_step(header, selected), object)
+            (self.finalizer.first_step(header, parent.selects(header)), object)
         });
         let (step, object) = match found {
             None | Some((FirstStep::Forget, _)) => {
@@ -92,7 +94,7 @@ impl Reconciler for Composite {
             Some(found) => found,
         };
         let parent = Parent {
-            key: request.key,
+            key: request,
             uid: object.header().uid.clone(),
             terminating: object.header().deletion_timestamp.is_some(),
             served,
@@ -114,7 +116,7 @@ impl Reconciler for Composite {
     }
 }
 
-impl Composite {
+impl ParentReconciler {
     /// Reports a failed sync. Returns when the parent is reconciled again.
     fn failed(
         &self,
@@ -177,7 +179,7 @@ impl Composite {
     fn forget(&self, key: &Request, context: &Context) {
         for rule in &self.definition.children {
             if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                moving.remove(key);
+                moving.remove((key.primary, &key.key));
             }
         }
         self.parents.related.forget(key, context);
@@ -222,12 +224,10 @@ impl Composite {
         object: &Object,
         context: &Context,
     ) -> Result<Outcome, SyncError> {
-        let definition = &*self.definition;
-        let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
-            .map_err(SyncError::Failed)?;
+        let ownership = self.ownership(parent, object)?;
         let last = self.parents.writes.take_record(&parent.key);
         let related = self.related(parent, object, context).await?;
-        let observation = self.observe(parent, &selector, context).await?;
+        let observation = self.observe(parent, &ownership, context).await?;
         let is_unread = |missing: &&TypeRef| !is_missing(&self.types.get(missing).state);
         if hook.kind == HookKind::Finalize
             && let Some(unread) = observation.missing.iter().find(is_unread)
@@ -241,12 +241,17 @@ impl Composite {
             parent,
             groups: &observation.groups,
             missing: &observation.missing,
-            selector: &selector,
-            generate_selector: definition.generate_selector,
+            ownership: &ownership,
             observed: &observation.children,
             restricted: self.restricted.as_deref(),
         };
-        let recheck = match self.call_hook(hook, object, &rules, &related, last, context).await? {
+        let objects = ObservedObjects {
+            groups: &observation.groups,
+            absent: &observation.absent,
+            children: &observation.children,
+            related: &related,
+        };
+        let recheck = match self.call_hook(hook, object, &rules, objects, last, context).await? {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
@@ -255,22 +260,33 @@ impl Composite {
             }
             Response::Checked(response) => {
                 self.resync_after(parent, response.record.resync_after);
-                let mut object = object.clone();
-                // The children of a parent that is finalized are left to the garbage collector.
-                if response.finalized && parent.terminating && self.finalizer.is_on(object.header())
-                {
-                    match self.remove_finalizer(parent, &object, context).await? {
-                        Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
-                        _ => {
-                            self.report_flapping(parent, context);
-                            return Ok(Outcome::Done);
-                        }
+                match self.definition.kind {
+                    ControllerKind::Composite => {
+                        self.compose(object, &rules, response, context).await?
+                    }
+                    ControllerKind::Decorator => {
+                        self.decorate(object, &rules, response, context).await?
                     }
                 }
-                self.apply(object, &rules, response, context).await?
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Returns the claim of a parent on its children.
+    fn ownership(&self, parent: &Parent, object: &Object) -> Result<Ownership, SyncError> {
+        let definition = &*self.definition;
+        match definition.kind {
+            ControllerKind::Composite => {
+                let generated = definition.generate_selector;
+                let selector = claim::selector_of(object.json(), &parent.uid, generated);
+                let selector = selector.map_err(SyncError::Failed)?;
+                Ok(Ownership::Selected { selector, generated })
+            }
+            ControllerKind::Decorator => {
+                Ok(Ownership::Annotated { controller: definition.name.clone() })
+            }
+        }
     }
 
     /// Records the time that an answer asks for, before anything that may fail.
@@ -288,47 +304,6 @@ impl Composite {
         context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
     }
 
-    /// Applies a response: children and status. Returns the time until flapping is to be checked
-    /// again. Keeps the record of the sync if all was as desired.
-    async fn apply(
-        &self,
-        mut object: Object,
-        rules: &Rules<'_>,
-        response: CheckedResponse,
-        context: &Context,
-    ) -> Result<Option<Duration>, SyncError> {
-        let parent = rules.parent;
-        let CheckedResponse { desired, status, record, finalized } = response;
-        let manages = self.finalizer.manages_children(object.header());
-        let has_own =
-            manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
-        let managed =
-            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
-        let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
-        if is_freed && let Some(freed) = self.remove_finalizer(parent, &object, context).await? {
-            object = freed;
-        }
-        match managed {
-            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
-            // No further request is sent now, but the hook is healthy.
-            Err(SyncError::Throttled { message, after }) => {
-                self.report_flapping(parent, context);
-                return Err(SyncError::Throttled { message, after });
-            }
-            Ok(_) | Err(_) => {}
-        }
-        // Written even if children failed, since the status reports that.
-        let written = self.write_status(parent, &object, status, context).await;
-        let recheck = self.report_flapping(parent, context);
-        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let as_desired = managed? & written?;
-        // The chain of owners may change while the parent does not.
-        if as_desired && !has_own && !is_freed {
-            self.parents.writes.keep_record(&parent.key, record);
-        }
-        Ok(recheck)
-    }
-
     /// Refuses children of the parent's own type if the chain of owners is too long. Each such
     /// child may be a parent that wants children of its own. Returns whether there are any.
     fn check_owners(
@@ -340,7 +315,8 @@ impl Composite {
         context: &Context,
     ) -> Result<bool, SyncError> {
         let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
-        let Some(store) = context.store(&self.definition.parent) else { return Ok(true) };
+        let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
+        let Some(store) = context.store(&own.type_ref) else { return Ok(true) };
         if !desired.iter().any(is_own) {
             return Ok(false);
         }
@@ -348,7 +324,7 @@ impl Composite {
         if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
             return Ok(true);
         }
-        Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
+        Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
 
     /// Reports newly contested objects to the parent, and to the other owner if it has the parent's

@@ -1,13 +1,17 @@
 //! Observed state of one parent: the served types of its children, and its children.
 
-use super::{Composite, SyncError};
+use std::sync::Arc;
+
+use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::{Object, Selection},
-    kind::{Scope, TypeRef},
+    kind::{Scope, ServedType, TypeRef},
     meta::{
-        ParentIndex, Selector,
+        ParentIndex,
         children::{Child, Group, Parent},
+        ownership::Ownership,
+        related::is_missing,
     },
 };
 
@@ -17,38 +21,48 @@ pub(super) struct ObservedState {
     pub(super) groups: Vec<Group>,
     /// Declared optional types that are not served.
     pub(super) missing: Vec<TypeRef>,
+    /// Missing types that are proven not to be served and whose kinds are known from earlier.
+    pub(super) absent: Vec<Arc<ServedType>>,
     /// Children of the parent, after adopting and releasing.
     pub(super) children: Vec<Child>,
 }
 
-impl Composite {
+impl ParentReconciler {
     /// Reads the children of a parent from the caches, and claims them.
     pub(super) async fn observe(
         &self,
         parent: &Parent,
-        selector: &Selector,
+        ownership: &Ownership,
         context: &Context,
     ) -> Result<ObservedState, SyncError> {
         // Before any child is read, so that each later change of a child finds its parent.
-        let interests = ParentIndex::interests(&parent.key, &parent.uid, selector);
+        let interests = ParentIndex::interests(&parent.key, &parent.uid, ownership.adopts());
         self.parents.index.insert(&parent.key, &interests);
-        let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut stores) = (Vec::new(), Vec::new());
+        let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                        moving.set(&parent.key, interests.to_vec());
+                        moving.set((parent.key.primary, &parent.key.key), interests.clone());
                     }
                     groups.push(Group { served, strategy: rule.strategy });
                     stores.push(store);
                 }
-                _ if rule.optional => missing.push(rule.type_ref.clone()),
+                _ if rule.optional => {
+                    let status = self.types.get(&rule.type_ref);
+                    absent.extend(status.last_served.filter(|_| is_missing(&status.state)));
+                    missing.push(rule.type_ref.clone());
+                }
                 // A required type is gone, so the epoch is about to stop.
                 _ => return Err(SyncError::Cancelled),
             }
         }
-        let matching =
-            Selection { namespace: parent.key.namespace.clone(), selector: selector.clone() };
+        let adopts = ownership.adopts().filter(|_| !parent.terminating);
+        let orphans = adopts.map(|selector| Selection {
+            namespace: parent.key.namespace.clone(),
+            selector: selector.clone(),
+        });
         let mut candidates = Vec::new();
         for (group, store) in stores.iter().enumerate() {
             let own = parent.key.namespace.as_deref();
@@ -58,13 +72,22 @@ impl Composite {
             let owned = store.controlled_by(&parent.uid).into_iter();
             let owned = owned.filter(|child| own.is_none_or(|own| in_namespace(child, own)));
             candidates.extend(owned.map(|child| (group, child)));
-            if !parent.terminating {
-                let orphans = store.orphans(&matching).into_iter();
-                candidates.extend(orphans.map(|child| (group, child)));
-            }
+            let orphans = orphans.iter().flat_map(|matching| store.orphans(matching));
+            candidates.extend(orphans.map(|child| (group, child)));
         }
-        let children = self.claim(parent, selector, &groups, candidates, context).await?;
-        Ok(ObservedState { groups, missing, children })
+        let children = match ownership {
+            Ownership::Selected { selector, .. } => {
+                self.claim(parent, selector, &groups, candidates, context).await?
+            }
+            Ownership::Annotated { .. } => {
+                let attachments = candidates.into_iter();
+                attachments
+                    .filter(|(_, object)| ownership.is_marked(&object.header().annotations))
+                    .map(|(group, object)| Child::new(group, &object))
+                    .collect()
+            }
+        };
+        Ok(ObservedState { groups, missing, absent, children })
     }
 }
 

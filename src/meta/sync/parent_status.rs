@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::sleep;
 
-use super::{Composite, SyncError};
+use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -27,7 +27,7 @@ const STATUS: &str = "the status";
 /// Number of attempts to write a status before a conflict is retried by the work queue.
 const STATUS_ATTEMPTS: u32 = 4;
 
-impl Composite {
+impl ParentReconciler {
     /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has the
     /// hook's status already.
     pub(super) async fn write_status(

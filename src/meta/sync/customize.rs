@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Composite, CountedHook, SyncError};
+use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-impl Composite {
+impl ParentReconciler {
     /// Reads the objects that the customize hook relates to a parent; none without such a hook.
     pub(super) async fn related(
         &self,

@@ -1,26 +1,15 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
 //! All of Metacontroller's fields are declared, so that the API server prunes none of them.
-//! Unsupported fields are refused by [`Definition`](super::Definition) and not here. Enumerations
+//! Unsupported fields are refused by [`Definition`](crate::meta::Definition) and not here. Enumerations
 //! are strings here and enums in the CRD's schema: an object stored under a more liberal schema can
 //! then still be decoded, and its invalid field named.
-
-mod credentials;
-mod own_status;
-
-use std::collections::BTreeMap;
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::{
-    credentials::{
-        Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig,
-        SecretKeyReference, SecretReference,
-    },
-    own_status::{CompositeControllerStatus, StatusCondition, WatchStatus},
-};
+use super::{ControllerStatus, EndpointConfig, HookSpec, LabelSelector};
 
 /// Specification of a CompositeController.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -31,7 +20,7 @@ pub use self::{
     plural = "compositecontrollers",
     shortname = "cc",
     shortname = "cctl",
-    status = "CompositeControllerStatus",
+    status = "ControllerStatus",
     derive = "PartialEq",
     doc = "A controller of parents and their children, whose decisions are made by hooks.",
     annotation("api-approved.kubernetes.io", "unapproved, request not yet submitted"),
@@ -89,31 +78,6 @@ pub struct RevisionHistory {
     /// Paths of the fields; `spec` when absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub field_paths: Vec<String>,
-}
-
-/// A label selector, as everywhere in Kubernetes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct LabelSelector {
-    /// Labels with exactly these values.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub match_labels: BTreeMap<String, String>,
-    /// Requirements, all of which must hold.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub match_expressions: Vec<LabelSelectorRequirement>,
-}
-
-/// Requirement of a label selector.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct LabelSelectorRequirement {
-    /// Label.
-    pub key: String,
-    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
-    pub operator: String,
-    /// Values of `In` and `NotIn`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub values: Vec<String>,
 }
 
 /// A type of children.
@@ -189,95 +153,6 @@ pub struct CompositeHooks {
     /// Accepted and never called, as in Metacontroller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub post_update_child: Option<HookSpec>,
-}
-
-/// A hook.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HookSpec {
-    /// Version of the hook's protocol.
-    #[serde(default = "first_version", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["v1", "v2"]))]
-    pub version: Option<String>,
-    /// Webhook to call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub webhook: Option<WebhookSpec>,
-}
-
-fn first_version() -> Option<String> {
-    Some("v1".to_owned())
-}
-
-/// Hook that is called over HTTP.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WebhookSpec {
-    /// URL of the hook; takes precedence over `service` and `path`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
-    /// Timeout of an exchange, such as `10s`; 10 s when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("format" = "duration"))]
-    pub timeout: Option<String>,
-    /// Path on the service.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
-    /// Service that serves the hook.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service: Option<ServiceReference>,
-    /// Responses are kept by their ETag: a request names it in `If-None-Match`, and the hook may
-    /// confirm the response with status 304 or 412 instead of sending it again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub etag: Option<EtagSpec>,
-    /// Handling of unknown and duplicate fields of a response: an error if `strict`, ignored if
-    /// `loose`. When absent, `loose` in v1 and `strict` in v2.
-    #[serde(default, rename = "responseUnMarshallMode", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["loose", "strict"]))]
-    pub response_unmarshall_mode: Option<String>,
-    /// Certificates that are trusted instead of the system's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca_bundle: Option<CaBundle>,
-    /// Client certificate of the requests.
-    #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
-    pub client_tls: Option<ClientTls>,
-    /// Header `Authorization` of the requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub authorization: Option<Authorization>,
-    /// User name and password.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub basic_auth: Option<BasicAuth>,
-}
-
-/// A service of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceReference {
-    /// Name.
-    pub name: String,
-    /// Namespace.
-    pub namespace: String,
-    /// Port; 80 when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub port: Option<i32>,
-    /// `http`, the default, or `https`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<String>,
-}
-
-/// Responses that are kept by their ETag.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct EtagSpec {
-    /// True if responses are kept; false when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub enabled: Option<bool>,
-    /// Seconds for which a response is kept; without end if zero, less or absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_timeout_seconds: Option<i32>,
-    /// Seconds between removals of expired responses. Zero, less or absent removes them when
-    /// another response is kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_cleanup_seconds: Option<i32>,
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use kube::Client;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
-use super::{Composite, SyncError};
+use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::{Header, Object},
@@ -17,7 +17,7 @@ use crate::{
     redaction,
 };
 
-impl Composite {
+impl ParentReconciler {
     /// Returns the candidates that are children, after adopting and releasing.
     pub(super) async fn claim(
         &self,

@@ -1,13 +1,18 @@
-//! Status of a CompositeController.
+//! Status of a declared controller.
 
 use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Status of a CompositeController.
+pub type CompositeControllerStatus = ControllerStatus;
+/// Status of a DecoratorController.
+pub type DecoratorControllerStatus = ControllerStatus;
+
+/// Status of a declared controller, the same for all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct CompositeControllerStatus {
+pub struct ControllerStatus {
     /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(

@@ -7,7 +7,7 @@
 use crate::{
     informer::{Object, ObjectKey},
     meta::{
-        MAX_OWNER_DEPTH,
+        ControllerKind, MAX_OWNER_DEPTH,
         children::{Group, Parent},
     },
 };
@@ -44,12 +44,12 @@ pub(super) fn depth(
 }
 
 /// Returns the message of the refusal, with the way to allow a longer chain.
-pub(super) fn explain(parent: &Parent, limit: usize) -> String {
+pub(super) fn explain(parent: &Parent, controller: ControllerKind, limit: usize) -> String {
     let kind = &parent.served.kind;
     format!(
         "the hook wants children of type {kind} for a parent with a chain of {limit} owners of \
          that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
-         CompositeController"
+         {controller}"
     )
 }
 

@@ -2,19 +2,18 @@
 
 use bytes::Bytes;
 
-use super::{Composite, CountedHook, SyncError};
+use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
     meta::{
-        HookKind,
+        Definition, HookKind,
         budget::Reservation,
         children::{Desired, Parent, Rules},
         hook,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
         protocol::{self, ObservedObjects},
-        related::RelatedGroup,
         sync_record::{ObservedDigest, SyncRecord},
     },
 };
@@ -42,7 +41,7 @@ pub(super) struct CheckedResponse {
     pub(super) finalized: bool,
 }
 
-impl Composite {
+impl ParentReconciler {
     /// Reserves room for a request of a hook, and waits until it is free.
     pub(super) async fn room(
         &self,
@@ -88,16 +87,16 @@ impl Composite {
         hook: &CountedHook,
         object: &Object,
         rules: &Rules<'_>,
-        related: &[RelatedGroup],
+        objects: ObservedObjects<'_>,
         last: Option<SyncRecord>,
         context: &Context,
     ) -> Result<Response, SyncError> {
-        let Rules { parent, groups, missing, observed, .. } = *rules;
+        let Rules { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
-        let objects = ObservedObjects { groups, children: observed, related };
         let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
         let room = self.room(bytes, context).await?;
         let request = protocol::sync_request(
+            definition.kind,
             hook.kind,
             hook.rule.version,
             &definition.controller,
@@ -115,7 +114,7 @@ impl Composite {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, hook, definition.max_children, rules, record)
+            check(&answer, hook, definition, rules, record)
         };
         // Status and children hold their slices of the response.
         drop(answer);
@@ -131,12 +130,13 @@ impl Composite {
 fn check(
     answer: &Bytes,
     hook: &CountedHook,
-    max_children: usize,
+    definition: &Definition,
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
-    let response = protocol::sync_response_within(answer, hook.rule.strict, max_children)?;
-    let desired = rules.check(response.children);
+    let Definition { kind, max_children, .. } = *definition;
+    let response = protocol::sync_response_within(kind, answer, hook.rule.strict, max_children)?;
+    let desired = rules.check_all(response.children, definition.lenience.repeated_children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
     let status = response.status;

@@ -29,7 +29,7 @@ impl Hooks {
     }
 
     /// Returns the hook of this kind, if it is declared.
-    pub(super) fn get(&self, kind: HookKind) -> Option<&CountedHook> {
+    pub(crate) fn get(&self, kind: HookKind) -> Option<&CountedHook> {
         self.all().find(|hook| hook.kind == kind)
     }
 

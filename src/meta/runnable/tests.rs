@@ -8,11 +8,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    controller::ClusterOptions,
+    controller::{ClusterOptions, Request},
     informer::ObjectKey,
+    kind::TypeRef,
     meta::{
-        AnswerBudget, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        children::fixtures::parent, composite::CountedHook, hook_health::Failure,
+        AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
+        ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
+        hook_health::Failure,
     },
 };
 
@@ -35,7 +37,7 @@ impl Hook for Slow {
     }
 }
 
-fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
+fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
     let object = json!({
         "metadata": {"name": "a"},
         "spec": {
@@ -43,7 +45,8 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
             "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
         },
     });
-    let definition = Arc::new(Definition::parse(&object.to_string().into()).unwrap());
+    let definition =
+        Arc::new(Definition::parse(ControllerKind::Composite, &object.to_string().into()).unwrap());
     let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
@@ -55,17 +58,17 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let rule = definition.sync.clone().unwrap();
     let budget = AnswerBudget::default().controller("a");
     let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
-    CompositeRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
+    DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let hook = Arc::new(Slow::default());
     let runnable = runnable(hook.clone());
-    let key = ObjectKey::namespaced("ns", "a");
+    let key = Request::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    let interests = ParentIndex::interests(&key, &"u".into(), &Selector::default());
+    let interests = ParentIndex::interests(&key, &"u".into(), Some(&Selector::default()));
     runnable.parents.index.insert(&key, &interests);
     runnable.parents.hook.failed(&key, Failure { reason: "HookTimeout", message: String::new() });
 
@@ -163,12 +166,16 @@ fn version_of_a_parent(metadata: Value) -> Object {
 
 #[test]
 fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
-    let selector = Selector::label("app", "x");
-    let finalizer = Finalizer::composite("things", true);
+    let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
         let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
-        let triggers = |ignore| triggers_sync(&delta, &selector, ignore, &finalizer);
+        let triggers = |ignore_status_changes| {
+            let labels = Selector::label("app", "x");
+            let rule = ParentRule { labels, ignore_status_changes, ..ParentRule::default() };
+            let type_ref = TypeRef::resource("example.com", "v1", "things");
+            triggers_sync(&delta, &ParentType { type_ref, rules: vec![rule] }, &finalizer)
+        };
         assert_eq!(triggers(false), worth, "{delta:?}");
         assert_eq!(triggers(true), if_ignored, "{delta:?}");
     };

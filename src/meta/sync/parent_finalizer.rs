@@ -2,7 +2,7 @@
 
 use serde_json::{Value, value::RawValue};
 
-use super::{Composite, SyncError};
+use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-impl Composite {
+impl ParentReconciler {
     /// Adds the finalizer to exactly this version of the parent.
     pub(super) async fn add_finalizer(
         &self,

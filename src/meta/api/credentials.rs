@@ -27,7 +27,7 @@ pub struct CaReference {
     /// Namespace.
     pub namespace: String,
     /// Key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default = "ca_key", skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
@@ -61,10 +61,10 @@ pub struct ClientTls {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
     /// Key of the certificate; `tls.crt` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default = "certificate_key", skip_serializing_if = "Option::is_none")]
     pub cert_key: Option<String>,
     /// Key of the private key; `tls.key` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default = "private_key", skip_serializing_if = "Option::is_none")]
     pub private_key_key: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub struct ClientTls {
 #[serde(rename_all = "camelCase")]
 pub struct Authorization {
     /// Scheme; `Bearer` when absent.
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    #[serde(default = "bearer", rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
     /// Secret with the credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,10 +88,10 @@ pub struct BasicAuth {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
     /// Key of the user name; `username` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default = "user_name_key", skip_serializing_if = "Option::is_none")]
     pub username_key: Option<String>,
     /// Key of the password; `password` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default = "password_key", skip_serializing_if = "Option::is_none")]
     pub password_key: Option<String>,
 }
 
@@ -113,4 +113,30 @@ pub struct EndpointConfig {
     /// User name and password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basic_auth: Option<BasicAuth>,
+}
+
+// The API server fills these in, as with Metacontroller's schemas, so that hooks receive them.
+
+fn ca_key() -> Option<String> {
+    Some("ca.crt".to_owned())
+}
+
+fn certificate_key() -> Option<String> {
+    Some("tls.crt".to_owned())
+}
+
+fn private_key() -> Option<String> {
+    Some("tls.key".to_owned())
+}
+
+fn bearer() -> Option<String> {
+    Some("Bearer".to_owned())
+}
+
+fn user_name_key() -> Option<String> {
+    Some("username".to_owned())
+}
+
+fn password_key() -> Option<String> {
+    Some("password".to_owned())
 }

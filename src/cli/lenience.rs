@@ -1,0 +1,64 @@
+//! Flags that restore Metacontroller's behaviour where Pilotlight is stricter by default.
+
+use clap::Args;
+use pilotlight::meta::Lenience;
+
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Behaviour of Metacontroller that is off by default")]
+pub(super) struct LenienceArgs {
+    /// Do not limit the writes of a controller whose hook answers differently each time. Default:
+    /// 20 writes of one object at once that only own writes have led to, then one every 3 s.
+    #[arg(long)]
+    unlimited_writes: bool,
+    /// Of a child that a hook's answer has several times, take the last one. Default: the answer is
+    /// refused.
+    #[arg(long)]
+    repeated_children: bool,
+    /// Send metadata.managedFields to hooks, and keep them in memory. Default: they are left out.
+    #[arg(long)]
+    hook_managed_fields: bool,
+    /// Delete a child that is to be recreated without asking the API server in dry runs whether it
+    /// differs and whether its replacement would be accepted.
+    #[arg(long)]
+    pub(super) recreate_without_dry_run: bool,
+}
+
+impl LenienceArgs {
+    pub(super) fn lenience(self) -> Lenience {
+        Lenience {
+            unlimited_writes: self.unlimited_writes,
+            repeated_children: self.repeated_children,
+            managed_fields: self.hook_managed_fields,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        lenience: LenienceArgs,
+    }
+
+    #[test]
+    fn each_strictness_has_a_flag() {
+        let lenience =
+            |flag: Option<&str>| Flags::parse_from(["test"].into_iter().chain(flag)).lenience;
+        let strict = Lenience::default();
+
+        assert_eq!(lenience(None).lenience(), strict);
+        for (flag, expected) in [
+            ("--unlimited-writes", Lenience { unlimited_writes: true, ..strict }),
+            ("--repeated-children", Lenience { repeated_children: true, ..strict }),
+            ("--hook-managed-fields", Lenience { managed_fields: true, ..strict }),
+        ] {
+            assert_eq!(lenience(Some(flag)).lenience(), expected, "{flag}");
+        }
+        assert!(lenience(Some("--recreate-without-dry-run")).recreate_without_dry_run);
+    }
+}

@@ -1,0 +1,164 @@
+//! Fields that the specifications of both kinds have: types, children, hooks and the resync period.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{ChildRule, Problems, SHORTEST_RESYNC, UpdateMethod};
+use crate::{
+    kind::TypeRef,
+    meta::{HookRule, HookSpec, api::EndpointConfig, hook_rule::hook_rule},
+};
+
+/// Declared type of children, of either kind.
+pub(super) struct DeclaredChild<'a> {
+    pub(super) api_version: &'a str,
+    pub(super) resource: &'a str,
+    /// Name of the update method.
+    pub(super) method: Option<&'a str>,
+    pub(super) optional: bool,
+}
+
+/// Declared hooks of either kind.
+pub(super) struct DeclaredHooks<'a> {
+    pub(super) sync: Option<&'a HookSpec>,
+    pub(super) finalize: Option<&'a HookSpec>,
+    pub(super) customize: Option<&'a HookSpec>,
+    /// TLS and credentials by host.
+    pub(super) endpoints: &'a [EndpointConfig],
+}
+
+/// Rules of the declared hooks.
+pub(super) struct HookRules {
+    pub(super) sync: Option<HookRule>,
+    pub(super) finalize: Option<HookRule>,
+    pub(super) customize: Option<HookRule>,
+}
+
+/// Reads the hooks of a specification; `None` if one of them cannot be read.
+pub(super) fn hook_rules(hooks: &DeclaredHooks<'_>, problems: &mut Problems) -> Option<HookRules> {
+    let DeclaredHooks { sync, finalize, customize, endpoints } = hooks;
+    let mut rule = |field, hook: &Option<&HookSpec>| {
+        hook.map(|hook| hook_rule(field, hook, endpoints, problems))
+    };
+    let [read_sync, read_finalize, read_customize] = [
+        rule("spec.hooks.sync", sync),
+        rule("spec.hooks.finalize", finalize),
+        rule("spec.hooks.customize", customize),
+    ];
+    if sync.is_none() && finalize.is_none() {
+        problems.invalid("spec.hooks.sync", "is required, unless finalize is declared");
+    }
+    Some(HookRules {
+        sync: inverted(read_sync)?,
+        finalize: inverted(read_finalize)?,
+        customize: inverted(read_customize)?,
+    })
+}
+
+/// Returns a declared rule; `None` if it is declared and cannot be read.
+fn inverted(rule: Option<Option<HookRule>>) -> Option<Option<HookRule>> {
+    match rule {
+        None => Some(None),
+        Some(None) => None,
+        Some(Some(rule)) => Some(Some(rule)),
+    }
+}
+
+/// Reads a resync period.
+pub(super) fn resync_period(seconds: Option<i32>) -> Option<Duration> {
+    seconds
+        .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+        .map(|period| period.max(SHORTEST_RESYNC))
+}
+
+/// Reads the types of children in the list `list`, such as `spec.childResources`. A rule that occurs
+/// twice counts once.
+pub(super) fn child_rules<C: PartialEq>(
+    list: &str,
+    children: &[C],
+    read: impl Fn(&C) -> DeclaredChild<'_>,
+    problems: &mut Problems,
+) -> Vec<ChildRule> {
+    let mut seen: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut rules = Vec::with_capacity(children.len());
+    for (index, child) in children.iter().enumerate() {
+        let field = format!("{list}[{index}]");
+        let DeclaredChild { api_version, resource, method, optional } = read(child);
+        let strategy = update_method(&field, method, problems);
+        let Some(type_ref) = type_ref(&field, api_version, resource, problems) else {
+            continue;
+        };
+        // Two versions of one resource hold the same objects, so each would be a child twice.
+        match seen.insert((type_ref.group.clone(), resource.to_owned()), index) {
+            Some(first) if children[first] == *child => {}
+            Some(first) => problems
+                .invalid(field, format!("{type_ref} is already declared by {list}[{first}]")),
+            None => {
+                rules.extend(strategy.map(|strategy| ChildRule { type_ref, strategy, optional }))
+            }
+        }
+    }
+    rules
+}
+
+fn update_method(
+    field: &str,
+    method: Option<&str>,
+    problems: &mut Problems,
+) -> Option<UpdateMethod> {
+    match method {
+        None | Some("" | "OnDelete") => Some(UpdateMethod::OnDelete),
+        Some("Recreate") => Some(UpdateMethod::Recreate),
+        Some("InPlace") => Some(UpdateMethod::InPlace),
+        Some("RollingRecreate" | "RollingInPlace") => {
+            problems.unsupported(format!("{field}.updateStrategy.method"));
+            None
+        }
+        Some(other) => {
+            problems.invalid(
+                format!("{field}.updateStrategy.method"),
+                format!(
+                    "{other:?} is not one of OnDelete, Recreate, InPlace, RollingRecreate, \
+                     RollingInPlace"
+                ),
+            );
+            None
+        }
+    }
+}
+
+/// Reads a type.
+pub(in crate::meta) fn type_ref(
+    field: &str,
+    api_version: &str,
+    resource: &str,
+    problems: &mut Problems,
+) -> Option<TypeRef> {
+    let (group, version) = match api_version.split_once('/') {
+        None => ("", api_version),
+        Some(("", _)) => ("", ""),
+        Some((group, version)) => (group, version),
+    };
+    let named = |text: &str, more: &[char]| {
+        !text.is_empty()
+            && text.chars().all(|character| {
+                character.is_ascii_lowercase()
+                    || character.is_ascii_digit()
+                    || more.contains(&character)
+            })
+    };
+    if !named(version, &['-']) || !(group.is_empty() || named(group, &['-', '.'])) {
+        problems.invalid(
+            format!("{field}.apiVersion"),
+            format!("{api_version:?} is neither version nor group/version"),
+        );
+        return None;
+    }
+    if !named(resource, &['-', '.']) {
+        problems.invalid(
+            format!("{field}.resource"),
+            format!("{resource:?} is not a plural resource name, such as configmaps"),
+        );
+        return None;
+    }
+    Some(TypeRef::resource(group, version, resource))
+}

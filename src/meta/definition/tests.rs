@@ -1,0 +1,337 @@
+//! Tests of parsing.
+
+use serde_json::json;
+
+use super::{
+    super::{EtagRule, HookVersion},
+    *,
+};
+
+fn parse(object: &Bytes) -> Result<Definition, Rejected> {
+    Definition::parse(ControllerKind::Composite, object)
+}
+
+fn object(change: impl FnOnce(&mut Value)) -> Bytes {
+    let mut object = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "things"},
+        "spec": {
+            "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+            "childResources": [{"apiVersion": "v1", "resource": "configmaps"}],
+            "hooks": {"sync": {"webhook": {"url": "http://hook.default/sync"}}}
+        }
+    });
+    change(&mut object["spec"]);
+    serde_json::to_vec(&object).unwrap().into()
+}
+
+#[track_caller]
+fn check(pointer: &str, value: Value, expected: &[&str]) {
+    let object = object(|spec| {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let parent = spec.pointer_mut(parent).unwrap();
+        match key.parse::<usize>() {
+            Ok(_) => parent.as_array_mut().unwrap().push(value),
+            Err(_) => {
+                parent.as_object_mut().unwrap().insert(key.to_owned(), value);
+            }
+        }
+    });
+
+    let fields: Vec<String> = match parse(&object) {
+        Ok(_) => Vec::new(),
+        Err(Rejected::Undecodable { field, .. }) => vec![field],
+        Err(Rejected::Unbuildable(error)) => vec![error],
+        Err(Rejected::Invalid(problems) | Rejected::Unsupported(problems)) => {
+            problems.into_iter().map(|problem| problem.field).collect()
+        }
+    };
+
+    assert_eq!(fields, expected);
+}
+
+#[test]
+fn identical_rules_of_children_count_once() {
+    let rules = |second: Value| {
+        let object = object(|spec| {
+            spec["childResources"].as_array_mut().unwrap().push(second);
+        });
+        parse(&object).map(|definition| definition.children.len())
+    };
+
+    assert_eq!(rules(json!({"apiVersion": "v1", "resource": "configmaps"})).unwrap(), 1);
+    let other = json!({"apiVersion": "v1", "resource": "configmaps",
+        "updateStrategy": {"method": "InPlace"}});
+    assert!(rules(other).unwrap_err().to_string().contains("already declared"));
+}
+
+#[test]
+fn annotation_sets_the_longest_chain_of_owners() {
+    let with = |said: Option<Value>| {
+        let mut object: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+        if let Some(said) = said {
+            object["metadata"]["annotations"] = json!({ MAX_OWNER_DEPTH: said });
+        }
+        parse(&object.to_string().into())
+    };
+    for (said, expected) in [
+        (None, Some(OWNER_DEPTH)),
+        (Some(json!("40")), Some(40)),
+        (Some(json!("1")), Some(1)),
+        (Some(json!("1000")), Some(1000)),
+        (Some(json!("0")), None),
+        (Some(json!("1001")), None),
+        (Some(json!("deep")), None),
+        (Some(json!(40)), None),
+    ] {
+        let depth = with(said.clone()).ok().map(|definition| definition.max_owner_depth);
+        assert_eq!(depth, expected, "{said:?}");
+    }
+    let (usual, deep) = (with(None).unwrap(), with(Some(json!("40"))).unwrap());
+    assert!(!usual.declares_same(&deep), "the edit takes effect");
+    let Err(Rejected::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
+    assert_eq!(problems[0].field, "metadata.annotations[pilotlight.dev/max-owner-depth]");
+}
+
+#[test]
+fn a_plain_controller_is_accepted_with_its_defaults() {
+    let definition = parse(&object(|_| ())).unwrap();
+
+    assert_eq!(definition.name, "things");
+    assert_eq!(definition.parents[0].type_ref, TypeRef::resource("example.com", "v1", "things"));
+    assert_eq!(definition.children[0].strategy, UpdateMethod::OnDelete);
+    assert!(!definition.children[0].optional);
+    assert_eq!(definition.sync.as_ref().unwrap().version, HookVersion::V1);
+    assert!(!definition.sync.as_ref().unwrap().strict);
+    assert_eq!(definition.sync.as_ref().unwrap().timeout, Duration::from_secs(10));
+    assert_eq!(definition.resync_period, None);
+}
+
+#[test]
+fn hooks_are_sent_an_empty_status_whatever_the_object_has() {
+    let with_status = |status: Value| {
+        let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+        value["status"] = status;
+        parse(&value.to_string().into()).unwrap().controller
+    };
+
+    let sent = with_status(json!({"state": "Running", "epoch": 3}));
+
+    assert_eq!(sent, with_status(Value::Null));
+    assert_eq!(sent, parse(&object(|_| ())).unwrap().controller);
+    let sent: Value = serde_json::from_slice(&sent).unwrap();
+    assert_eq!(sent["status"], json!({}));
+    assert_eq!(sent["metadata"]["name"], "things");
+}
+
+#[test]
+fn every_wrong_field_is_named() {
+    let child = |resource: &str| json!({"apiVersion": "v1", "resource": resource});
+    check("/parentResource", json!({"resource": "x"}), &["spec.parentResource"]);
+    check("/parentResource/apiVersion", json!("a/b/c"), &["spec.parentResource.apiVersion"]);
+    check("/parentResource/apiVersion", json!(7), &["spec.parentResource.apiVersion"]);
+    check("/parentResource/resource", json!("../x"), &["spec.parentResource.resource"]);
+    check(
+        "/parentResource/labelSelector",
+        json!({"matchExpressions": [{"key": "a", "operator": "Near"}]}),
+        &["spec.parentResource.labelSelector.matchExpressions[0].operator"],
+    );
+    let mut other = child("configmaps");
+    other["updateStrategy"] = json!({"method": "InPlace"});
+    check("/childResources/1", other, &["spec.childResources[1]"]);
+    check("/childResources/1", child(""), &["spec.childResources[1].resource"]);
+    check(
+        "/childResources",
+        json!([{"apiVersion": "v1", "resource": "pods", "updateStrategy": {"method": "No"}}]),
+        &["spec.childResources[0].updateStrategy.method"],
+    );
+    check("/hooks", json!({}), &["spec.hooks.sync"]);
+    check("/hooks", json!(null), &["spec.hooks.sync"]);
+    check("/hooks/sync", json!({}), &["spec.hooks.sync.webhook"]);
+    check("/hooks/sync/version", json!("v3"), &["spec.hooks.sync.version"]);
+    check("/hooks/sync/webhook", json!({}), &["spec.hooks.sync.webhook"]);
+    check("/hooks/sync/webhook/url", json!("ftp://x"), &["spec.hooks.sync.webhook.url"]);
+    check("/hooks/sync/webhook/url", json!("hook"), &["spec.hooks.sync.webhook.url"]);
+    check("/hooks/sync/webhook/url", json!("http://"), &["spec.hooks.sync.webhook.url"]);
+    check("/hooks/sync/webhook/timeout", json!("soon"), &["spec.hooks.sync.webhook.timeout"]);
+    check(
+        "/hooks/sync/webhook/clientTLS",
+        json!({}),
+        &["spec.hooks.sync.webhook.clientTLS.secretRef"],
+    );
+    check(
+        "/hooks/sync/webhook/responseUnMarshallMode",
+        json!("lax"),
+        &["spec.hooks.sync.webhook.responseUnMarshallMode"],
+    );
+    check(
+        "/hooks/sync/webhook",
+        json!({"service": {"name": "a", "namespace": "b"}}),
+        &["spec.hooks.sync.webhook.path"],
+    );
+    check("/resyncPeriodSeconds", json!("often"), &["spec.resyncPeriodSeconds"]);
+}
+
+#[test]
+fn finalize_hook_stands_alone_or_beside_sync() {
+    let hook = || json!({"webhook": {"url": "http://x/"}, "version": "v2"});
+    let parse = |hooks: Value| parse(&object(|spec| spec["hooks"] = hooks));
+
+    let both = parse(json!({"sync": hook(), "finalize": hook()})).unwrap();
+    assert!(both.sync.is_some() && both.finalize.is_some());
+    let alone = parse(json!({"finalize": hook()})).unwrap();
+    assert_eq!((alone.sync, alone.finalize.unwrap().version), (None, HookVersion::V2));
+    check("/hooks", json!({"finalize": {}}), &["spec.hooks.finalize.webhook"]);
+}
+
+#[test]
+fn customize_hook_stands_beside_another() {
+    let hook = || json!({"version": "v2", "webhook": {"url": "http://x/"}});
+    let parse = |hooks: Value| parse(&object(|spec| spec["hooks"] = hooks));
+    let both = parse(json!({"sync": hook(), "customize": hook()})).unwrap();
+    assert_eq!(both.customize.unwrap().version, HookVersion::V2);
+    assert!(parse(json!({"customize": hook()})).is_err(), "nothing receives related objects");
+    check("/hooks/customize", json!({}), &["spec.hooks.customize.webhook"]);
+}
+
+#[test]
+fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
+    let named = |name: &str, hook: &str| {
+        let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+        value["metadata"]["name"] = json!(name);
+        value["spec"]["hooks"] = json!({hook: {"webhook": {"url": "http://x/"}}});
+        parse(&value.to_string().into())
+    };
+    let longest = "a".repeat(43);
+
+    assert!(named(&longest, "finalize").is_ok());
+    assert!(named(&format!("{longest}a"), "sync").is_ok());
+    let Err(Rejected::Invalid(problems)) = named(&format!("{longest}a"), "finalize") else {
+        panic!("its finalizer is not a qualified name")
+    };
+    assert_eq!(problems[0].field, "metadata.name");
+}
+
+#[test]
+fn unsupported_field_is_refused_by_name() {
+    check("/hooks/preUpdateChild", json!({"webhook": {"url": "http://x/"}}), &[]);
+    check(
+        "/childResources",
+        json!([{
+            "apiVersion": "v1", "resource": "pods",
+            "updateStrategy": {"method": "RollingInPlace"}
+        }]),
+        &["spec.childResources[0].updateStrategy.method"],
+    );
+    let rolling = |spec: &mut Value| {
+        spec["childResources"][0]["updateStrategy"] = json!({"method": "RollingInPlace"});
+    };
+    let rejected = parse(&object(rolling)).unwrap_err();
+    assert_eq!(rejected.reason(), "SpecUnsupported");
+}
+
+#[test]
+fn a_service_becomes_an_address() {
+    let service = |path: &str, extra: Value| {
+        let mut service = json!({"name": "hook", "namespace": "ns"});
+        service.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let object = object(|spec| {
+            spec["hooks"]["sync"]["webhook"] = json!({"service": service, "path": path});
+        });
+        parse(&object).map(|definition| definition.sync.unwrap().url.to_string()).unwrap()
+    };
+
+    assert_eq!(service("/sync", json!({})), "http://hook.ns:80/sync");
+    assert_eq!(
+        service("/s?a=b", json!({"port": 8443, "protocol": "https"})),
+        "https://hook.ns:8443/s?a=b"
+    );
+}
+
+#[test]
+fn a_timeout_that_is_not_positive_is_ten_seconds() {
+    let object = object(|spec| spec["hooks"]["sync"]["webhook"]["timeout"] = json!("-3s"));
+
+    assert_eq!(parse(&object).unwrap().sync.unwrap().timeout, Duration::from_secs(10));
+}
+
+#[test]
+fn answers_are_kept_by_their_etag_when_that_is_enabled() {
+    let etag = |spec: Value| {
+        let object = object(|all| all["hooks"]["sync"]["webhook"]["etag"] = spec);
+        parse(&object).unwrap().sync.unwrap().etag
+    };
+    let rule = |lifetime: Option<u64>, sweep: Option<u64>| {
+        let seconds = |value: Option<u64>| value.map(Duration::from_secs);
+        Some(EtagRule { lifetime: seconds(lifetime), sweep: seconds(sweep) })
+    };
+
+    for (spec, expected) in [
+        (json!(null), None),
+        (json!({}), None),
+        (json!({"enabled": false, "cacheTimeoutSeconds": 5}), None),
+        (json!({"enabled": true}), rule(None, None)),
+        (json!({"enabled": true, "cacheTimeoutSeconds": 5}), rule(Some(5), None)),
+        (json!({"enabled": true, "cacheCleanupSeconds": 7}), rule(None, Some(7))),
+        (
+            json!({"enabled": true, "cacheTimeoutSeconds": 5, "cacheCleanupSeconds": 7}),
+            rule(Some(5), Some(7)),
+        ),
+        (
+            json!({"enabled": true, "cacheTimeoutSeconds": 0, "cacheCleanupSeconds": -1}),
+            rule(None, None),
+        ),
+        (
+            json!({"enabled": true, "cacheTimeoutSeconds": i32::MAX}),
+            rule(Some(2_147_483_647), None),
+        ),
+    ] {
+        assert_eq!(etag(spec.clone()), expected, "{spec}");
+    }
+}
+
+#[test]
+fn default_resync_period_applies_without_an_own_one() {
+    let silent = || parse(&object(|_| ())).unwrap();
+    let own = parse(&object(|spec| spec["resyncPeriodSeconds"] = json!(7))).unwrap();
+    let [second, minute] = [1, 60].map(Duration::from_secs);
+
+    assert_eq!(own.or_resync(Some(minute)).resync_period, Some(7 * second));
+    assert_eq!(silent().or_resync(Some(minute)).resync_period, Some(minute));
+    assert_eq!(silent().or_resync(Some(Duration::ZERO)).resync_period, Some(second));
+    assert_eq!(silent().or_resync(None).resync_period, None);
+}
+
+#[test]
+fn resync_period_is_at_least_a_second() {
+    for (seconds, expected) in [(0, 1), (-5, 1), (30, 30)] {
+        let object = object(|spec| spec["resyncPeriodSeconds"] = json!(seconds));
+
+        assert_eq!(parse(&object).unwrap().resync_period, Some(Duration::from_secs(expected)));
+    }
+}
+
+#[test]
+fn invalid_specification_is_rejected_without_a_panic() {
+    for garbage in ["", "null", "[]", "{}", r#"{"metadata":{"name":"a"}}"#, "\u{0}"] {
+        assert!(parse(&Bytes::from(garbage)).is_err(), "{garbage}");
+    }
+}
+
+#[test]
+fn defaults_of_the_server_are_no_edit() {
+    let one = json!({
+        "parentResource": {"apiVersion": "v1", "resource": "things"},
+        "hooks": {"sync": {"webhook": {"url": "http://x"}}}
+    });
+    let mut other = one.clone();
+    other["hooks"]["sync"]["version"] = json!("v1");
+
+    let accepted = |spec: &Value| Bytes::from(json!({ "spec": spec }).to_string());
+
+    assert!(same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
+
+    other["resyncPeriodSeconds"] = json!(5);
+    assert!(!same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
+}

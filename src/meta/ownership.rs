@@ -1,0 +1,151 @@
+//! Ownership: which objects are the children of a parent, and how they are marked.
+//!
+//! Children of either kind have the parent as their controller. A CompositeController claims by a
+//! selector beside that, a DecoratorController by an annotation.
+
+use serde_json::{Map, Value};
+
+use super::{Selector, claim::UID_LABEL};
+use crate::informer::StringMap;
+
+/// Annotation of attachments: the name of their DecoratorController. Several of them may attach
+/// objects to one parent.
+pub(crate) const DECORATED_BY: &str = "metacontroller.k8s.io/decorator-controller";
+
+/// Ownership of the children of one parent.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Ownership {
+    /// Children match this selector. Matching orphans are adopted, and others released.
+    Selected {
+        /// The selector.
+        selector: Selector,
+        /// True if children get the label with the parent's uid, which the selector requires.
+        generated: bool,
+    },
+    /// Children have the annotation [`DECORATED_BY`] with the name of the controller. None are
+    /// adopted or released.
+    Annotated {
+        /// Name of the controller.
+        controller: String,
+    },
+}
+
+impl Ownership {
+    /// Returns the selector of the orphans that are adopted.
+    pub(crate) fn adopts(&self) -> Option<&Selector> {
+        match self {
+            Self::Selected { selector, .. } => Some(selector),
+            Self::Annotated { .. } => None,
+        }
+    }
+
+    /// Returns whether children get the label with the parent's uid.
+    pub(crate) fn labels_children(&self) -> bool {
+        match self {
+            Self::Selected { generated, .. } => *generated,
+            Self::Annotated { .. } => false,
+        }
+    }
+
+    /// Returns the name of the list of children in an answer.
+    pub(crate) fn list(&self) -> &'static str {
+        match self {
+            Self::Selected { .. } => "children",
+            Self::Annotated { .. } => "attachments",
+        }
+    }
+
+    /// Returns the field that declares the types of children.
+    pub(crate) fn declared(&self) -> &'static str {
+        match self {
+            Self::Selected { .. } => "spec.childResources",
+            Self::Annotated { .. } => "spec.attachments",
+        }
+    }
+
+    /// Completes the metadata of a desired child: the label or the annotation that claims it.
+    pub(crate) fn mark(&self, metadata: &mut Map<String, Value>, parent_uid: &str) {
+        match self {
+            Self::Selected { generated: false, .. } => {}
+            Self::Selected { generated: true, .. } => {
+                if let Some(labels) = entries(metadata, "labels") {
+                    labels.entry(UID_LABEL).or_insert_with(|| parent_uid.into());
+                }
+            }
+            Self::Annotated { controller } => {
+                if let Some(annotations) = entries(metadata, "annotations") {
+                    annotations.insert(DECORATED_BY.to_owned(), controller.as_str().into());
+                }
+            }
+        }
+    }
+
+    /// Checks the labels of a desired child.
+    ///
+    /// # Errors
+    ///
+    /// Explains why the child would not be claimed.
+    pub(crate) fn check_labels(&self, labels: &StringMap) -> Result<(), String> {
+        match self {
+            Self::Selected { selector, .. } if !selector.matches(labels) => {
+                Err(format!("do not match the parent's selector {selector}"))
+            }
+            Self::Selected { .. } | Self::Annotated { .. } => Ok(()),
+        }
+    }
+
+    /// Returns whether the annotations of a child of the parent claim it.
+    pub(crate) fn is_marked(&self, annotations: &StringMap) -> bool {
+        match self {
+            Self::Selected { .. } => true,
+            Self::Annotated { controller } => {
+                annotations.get(DECORATED_BY).is_some_and(|name| *name == *controller)
+            }
+        }
+    }
+}
+
+/// Returns a map of metadata, added if it is missing; `None` if it has another shape.
+fn entries<'a>(
+    metadata: &'a mut Map<String, Value>,
+    field: &str,
+) -> Option<&'a mut Map<String, Value>> {
+    let entries = metadata.entry(field).or_insert(Value::Null);
+    if entries.is_null() {
+        *entries = Value::Object(Map::new());
+    }
+    entries.as_object_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn attachment_gets_the_annotation_of_its_controller_in_place_of_any_other() {
+        let ownership = Ownership::Annotated { controller: "ours".to_owned() };
+        for metadata in [
+            json!({}),
+            json!({"annotations": null}),
+            json!({"annotations": {DECORATED_BY: "theirs"}}),
+        ] {
+            let mut metadata = metadata.as_object().unwrap().clone();
+
+            ownership.mark(&mut metadata, "u");
+
+            assert_eq!(Value::Object(metadata), json!({"annotations": {DECORATED_BY: "ours"}}));
+        }
+    }
+
+    #[test]
+    fn attachment_is_claimed_by_the_annotation_with_the_name_of_its_controller() {
+        let ownership = Ownership::Annotated { controller: "ours".to_owned() };
+        let of = |entries: &[(&str, &str)]| ownership.is_marked(&entries.iter().copied().collect());
+
+        assert!(of(&[(DECORATED_BY, "ours")]));
+        assert!(!of(&[(DECORATED_BY, "ours-too")]));
+        assert!(!of(&[]));
+    }
+}

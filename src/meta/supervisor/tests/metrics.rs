@@ -1,0 +1,34 @@
+//! Metrics of declared controllers, by Metacontroller's names.
+
+use super::{
+    finalize::{harness, pass},
+    *,
+};
+
+#[tokio::test(start_paused = true)]
+async fn series_of_a_queue_have_the_names_that_metacontroller_gives_them() {
+    let (harness, _) = harness(|_, _| json!({"children": []})).await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    let thing = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
+    });
+    harness.server.apply(thing).unwrap();
+    pass().await;
+
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &harness.metrics).unwrap();
+    let queue = "name=\"CompositeController-a\",controller=\"CompositeController-a\"";
+    for series in [
+        "workqueue_depth",
+        "workqueue_adds_total",
+        "workqueue_retries_total",
+        "workqueue_queue_duration_seconds_count",
+        "workqueue_work_duration_seconds_count",
+        "workqueue_unfinished_work_seconds",
+        "workqueue_longest_running_processor_seconds",
+    ] {
+        assert!(text.contains(&format!("\n{series}{{{queue}")), "{series}: {text}");
+    }
+    harness.end().await;
+}

@@ -1,0 +1,85 @@
+//! Declared controllers under Metacontroller's own CRDs, whose status has no fields.
+
+use std::io::Write;
+
+use super::{
+    finalize::{harness, pass},
+    *,
+};
+
+/// Log lines of a test.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// CRDs whose status is an object without fields, and which have no printer columns.
+fn crds_of_metacontroller() -> Vec<Value> {
+    let crds = crds().into_iter().map(|crd| {
+        let mut crd = serde_json::to_value(crd).unwrap();
+        let version = &mut crd["spec"]["versions"][0];
+        version["schema"]["openAPIV3Schema"]["properties"]["status"] = json!({"type": "object"});
+        version.as_object_mut().unwrap().remove("additionalPrinterColumns");
+        crd
+    });
+    crds.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_that_the_crd_does_not_keep_is_said_once_and_rarely_written() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let (harness, calls) = harness(|_, _| json!({"children": []})).await;
+    for crd in crds_of_metacontroller() {
+        harness.server.install(&serde_json::from_value(crd).unwrap()).unwrap();
+    }
+    for name in ["a", "b"] {
+        harness.declare(name, good());
+        harness.running(name, 1).await;
+    }
+    let thing = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
+    });
+    harness.server.apply(thing).unwrap();
+    pass().await;
+    assert!(calls.lock().unwrap().len() >= 2, "each controller works");
+
+    sleep(Duration::from_secs(12 * 3600)).await;
+    let half = harness.statuses_offered();
+    sleep(Duration::from_secs(12 * 3600)).await;
+    let offered = harness.statuses_offered();
+
+    assert!(half < 2 * (6 + 12 + 2), "{half} writes in half a day");
+    assert!(offered - half <= 2 * 12, "{} writes in half a day", offered - half);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let said: Vec<_> = log.lines().filter(|line| line.contains("pilotlight status")).collect();
+    assert_eq!(said.len(), 1, "{log}");
+    assert!(said[0].contains("INFO") && said[0].contains("Events, metrics"), "{said:?}");
+
+    // The CRD of Pilotlight is installed at last.
+    for crd in crds() {
+        harness.server.install(&crd).unwrap();
+    }
+    sleep(Duration::from_secs(3600 + 60)).await;
+    for name in ["a", "b"] {
+        let object =
+            harness.server.get("metacontroller.k8s.io/v1alpha1", "CompositeController", "", name);
+        assert_eq!(object.unwrap()["status"]["state"], "Running");
+    }
+    harness.end().await;
+}

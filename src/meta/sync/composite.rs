@@ -1,0 +1,59 @@
+//! Sync of a composite's parent after the response: children first, then the status.
+
+use std::time::Duration;
+
+use super::{ParentReconciler, SyncError, hook_call::CheckedResponse};
+use crate::{controller::Context, informer::Object, meta::children::Rules};
+
+impl ParentReconciler {
+    /// Applies a response: children, then the status. Returns the time until the parent is to be
+    /// checked again. Keeps the record of the sync if all was as desired.
+    pub(super) async fn compose(
+        &self,
+        object: &Object,
+        rules: &Rules<'_>,
+        response: CheckedResponse,
+        context: &Context,
+    ) -> Result<Option<Duration>, SyncError> {
+        let (parent, mut object) = (rules.parent, object.clone());
+        let CheckedResponse { desired, status, record, finalized, .. } = response;
+        // The children of a parent that is finalized are left to the garbage collector.
+        if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
+            match self.remove_finalizer(parent, &object, context).await? {
+                Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
+                _ => {
+                    self.report_flapping(parent, context);
+                    return Ok(None);
+                }
+            }
+        }
+        let manages = self.finalizer.manages_children(object.header());
+        let has_own =
+            manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
+        let managed =
+            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
+        let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
+        if is_freed && let Some(freed) = self.remove_finalizer(parent, &object, context).await? {
+            object = freed;
+        }
+        match managed {
+            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
+            // No further request is sent now, but the hook is healthy.
+            Err(SyncError::Throttled { message, after }) => {
+                self.report_flapping(parent, context);
+                return Err(SyncError::Throttled { message, after });
+            }
+            Ok(_) | Err(_) => {}
+        }
+        // Written even if children failed, since the status reports that.
+        let written = self.write_status(parent, &object, status, context).await;
+        let recheck = self.report_flapping(parent, context);
+        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
+        let as_desired = managed? & written?;
+        // The chain of owners may change while the parent does not.
+        if as_desired && !has_own && !is_freed {
+            self.parents.writes.keep_record(&parent.key, record);
+        }
+        Ok(recheck)
+    }
+}

@@ -1,0 +1,212 @@
+//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and TLS
+//! sessions over them, and measures both.
+//!
+//! The times are those of Metacontroller: each counts from the begin of the connection, which is that
+//! of the call. A name is not looked up for an address, and a connection that is reused has neither.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::{Uri, uri::Scheme};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::{
+    Connected, Connection, HttpConnector,
+    dns::{GaiAddrs, GaiResolver, Name},
+};
+use rustls::ClientConfig;
+use tokio::time::{Instant, timeout};
+use tower::{BoxError, Service, ServiceExt};
+
+use crate::{
+    meta::hook_metrics::{ConnectEvent, HookSeries},
+    transport::{Proxies, ProxyStream},
+};
+
+/// Timeout of connecting to one address, and of a proxy's answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Opens the connections of one hook.
+#[derive(Clone)]
+pub(super) struct HookConnector {
+    tls: Arc<ClientConfig>,
+    dialer: Dialer,
+}
+
+/// Opens TCP connections, direct or through a proxy.
+#[derive(Clone)]
+struct Dialer {
+    proxies: Proxies,
+    clock: Clock,
+}
+
+/// Resolver that measures each look-up of a name.
+#[derive(Clone)]
+struct MeasuredResolver(Clock);
+
+/// Measurement of one connection.
+#[derive(Clone)]
+struct Clock {
+    series: Option<Arc<HookSeries>>,
+    begun: Instant,
+}
+
+/// Connection to the hook, or to a proxy.
+pub(super) struct HookStream {
+    stream: ProxyStream,
+    /// True if requests are sent to the proxy itself, with their whole URL.
+    to_proxy: bool,
+}
+
+impl HookConnector {
+    pub(super) fn new(
+        tls: ClientConfig,
+        proxies: Proxies,
+        series: Option<Arc<HookSeries>>,
+    ) -> Self {
+        let clock = Clock { series, begun: Instant::now() };
+        Self { tls: Arc::new(tls), dialer: Dialer { proxies, clock } }
+    }
+}
+
+impl Service<Uri> for HookConnector {
+    type Response = MaybeHttpsStream<HookStream>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        let mut dialer = self.dialer.clone();
+        dialer.clock.begun = Instant::now();
+        let clock = dialer.clock.clone();
+        let connector = HttpsConnector::from((dialer, Arc::clone(&self.tls)));
+        Box::pin(async move {
+            let stream = connector.oneshot(url).await?;
+            if matches!(stream, MaybeHttpsStream::Https(_)) {
+                clock.observe(ConnectEvent::TlsHandshakeDone);
+            }
+            Ok(stream)
+        })
+    }
+}
+
+impl Dialer {
+    async fn dial(self, url: Uri) -> Result<HookStream, BoxError> {
+        let mut tcp = HttpConnector::new_with_resolver(MeasuredResolver(self.clock.clone()));
+        tcp.enforce_http(false);
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let is_secure = url.scheme() == Some(&Scheme::HTTPS);
+        let to_proxy = !is_secure && self.proxies.of(&url).is_some();
+        let stream = match self.proxies.of(&url) {
+            None => MaybeHttpsStream::Http(tcp.oneshot(url).await?),
+            Some(proxy) => {
+                let opened = async {
+                    if is_secure { proxy.connect(tcp, &url).await } else { proxy.dial(tcp).await }
+                };
+                let opened = timeout(CONNECT_TIMEOUT, opened).await;
+                opened.unwrap_or_else(|_| Err(proxy.silent(CONNECT_TIMEOUT)))?
+            }
+        };
+        if is_secure {
+            self.clock.observe(ConnectEvent::TlsHandshakeStart);
+        }
+        Ok(HookStream { stream, to_proxy })
+    }
+}
+
+impl Service<Uri> for Dialer {
+    type Response = HookStream;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<HookStream, BoxError>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        Box::pin(self.clone().dial(url))
+    }
+}
+
+impl Service<Name> for MeasuredResolver {
+    type Response = GaiAddrs;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<GaiAddrs>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let clock = self.0.clone();
+        Box::pin(async move {
+            clock.observe(ConnectEvent::DnsStart);
+            let addresses = GaiResolver::new().oneshot(name).await;
+            clock.observe(ConnectEvent::DnsDone);
+            addresses
+        })
+    }
+}
+
+impl Clock {
+    fn observe(&self, event: ConnectEvent) {
+        if let Some(series) = &self.series {
+            series.connecting(event, self.begun.elapsed());
+        }
+    }
+}
+
+impl Connection for HookStream {
+    fn connected(&self) -> Connected {
+        self.stream.connected().proxy(self.to_proxy)
+    }
+}
+
+impl Read for HookStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl Write for HookStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+}
