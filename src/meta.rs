@@ -41,6 +41,7 @@ mod resync;
 mod rewrite;
 mod runnable;
 mod selection;
+mod sent_controller;
 mod status;
 mod supervisor;
 mod sync;
