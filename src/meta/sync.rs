@@ -1,4 +1,5 @@
-//! ParentReconciler controller: syncs parents and their children with the hook that decides on them.
+//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim, hook and
+//! check. What follows the response differs: see `composite` and `decorator`.
 
 mod adopt;
 mod composite;
@@ -9,6 +10,7 @@ mod observation;
 mod owner_chain;
 mod parent_finalizer;
 mod parent_status;
+mod report;
 
 use std::{
     panic::{AssertUnwindSafe, resume_unwind},
@@ -17,41 +19,32 @@ use std::{
 };
 
 use futures::FutureExt;
-use kube::core::Status;
 use tokio::time::Instant;
 
 use self::hook_call::Response;
 use super::{
-    ControllerBudget, ControllerKind, Definition, HookError, HookKind, Parents,
+    ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     apply::Apply,
     children::{Child, Desired, Group, Parent, Rules},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
-    hook_health::Failure,
     ownership::Ownership,
-    parent_writes::Contested,
     protocol::ObservedObjects,
-    recorder::{EventRecorder, Severity, Subject},
+    recorder::EventRecorder,
     related::{RelatedGroup, is_missing},
-    resource::throttled,
     resync,
-    sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
+    sync_error::SyncError,
     write_cause::SeenVersion,
-    write_limit::Flapping,
 };
 use crate::{
-    controller::{
-        Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
-    },
+    controller::{Backoff, Context, ObjectGone, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeRegistry,
     informer::Object,
     kind::TypeRef,
     redaction,
 };
 
-/// Time after which an object of another owner is tried again: its owner may have released it.
-const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
 /// Time after which an object of a type that is not listed yet is looked at again.
 const NOT_LISTED_AGAIN: Duration = Duration::from_secs(5);
 
@@ -119,64 +112,6 @@ impl Reconciler for ParentReconciler {
 }
 
 impl ParentReconciler {
-    /// Reports a failed sync. Returns when the parent is reconciled again.
-    fn failed(
-        &self,
-        error: SyncError,
-        parent: &Parent,
-        context: &Context,
-    ) -> Result<Outcome, ReconcileError> {
-        let mut reason = "SyncError";
-        let (message, after) = match error {
-            SyncError::Cancelled => return Ok(Outcome::Done),
-            SyncError::Busy(after) => {
-                // Not an error, but nothing is done for the parent until the hook is free. The
-                // message omits the wait, which may differ with each response.
-                let message = "the hook is busy and requests a later retry".to_owned();
-                let reason = HookError::Busy(after).reason();
-                self.parents.hook.failed(&parent.key, Failure { reason, message });
-                return Err(ReconcileError::RetryAfter(Postponed.into(), after));
-            }
-            // A conflict is another client's success, and so no warning.
-            SyncError::Behind(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
-                let (subject, text) = (subject(parent), format!("Sync delayed: {message}"));
-                self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
-                return Err(ReconcileError::Retry(message.into()));
-            }
-            SyncError::Behind(message) => {
-                let conflict = Status::failure(&message, "Conflict").with_code(409);
-                return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
-            }
-            SyncError::Throttled { message, after } => {
-                return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
-            }
-            SyncError::HookDown(kind, failure) => {
-                let message = failure.message.clone();
-                self.parents.hook.failed(&parent.key, failure);
-                let failures = context.attempt();
-                (message, Some(self.parents.hook.wait(kind, &parent.key, self.backoff, failures)))
-            }
-            SyncError::Hook(failure) => {
-                let message = failure.message.clone();
-                self.parents.hook.failed(&parent.key, failure);
-                (message, None)
-            }
-            SyncError::TooDeep(message) => {
-                reason = owner_chain::TOO_DEEP;
-                self.parents.hook.failed(&parent.key, Failure { reason, message: message.clone() });
-                (message, None)
-            }
-            SyncError::Failed(message) => (message, None),
-        };
-        let subject = subject(parent);
-        let text = format!("Sync error: {message}");
-        self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
-        Err(match after {
-            Some(after) => ReconcileError::RetryAfter(message.into(), after),
-            None => ReconcileError::Retry(message.into()),
-        })
-    }
-
     /// Handles a request whose type has no cache. The objects of a type that is proven missing are
     /// gone. A type that is served is not listed yet, or the epoch is about to stop.
     fn without_cache(
@@ -358,46 +293,6 @@ impl ParentReconciler {
         }
         Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
-
-    /// Reports newly contested objects to the parent, and to the other owner if it has the parent's
-    /// type. Returns the time until the objects are tried again.
-    fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
-        let wanted = subject(parent);
-        for (what, Contested { message, owner, .. }) in unreported {
-            let text = format!("Sync error: {message}");
-            self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
-            let owner = owner.filter(|owner| {
-                (&owner.api_version, &owner.kind) == (&wanted.api_version, &wanted.kind)
-            });
-            if let Some(owner) = owner {
-                let other =
-                    Subject { name: owner.name.into(), uid: owner.uid.into(), ..wanted.clone() };
-                let text =
-                    format!("Sync error: {what} is also wanted by {} {}", wanted.kind, wanted.name);
-                self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
-            }
-        }
-        is_contested.then_some(CONTESTED_AGAIN)
-    }
-
-    /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
-    /// to be checked again.
-    fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let Some(flapping) = self.parents.writes.flapping(&parent.key) else {
-            self.parents.hook.succeeded(&parent.key);
-            return None;
-        };
-        let Flapping { what, again, by_conflicts } = flapping;
-        let message = format!("{what} changes repeatedly, because of the hook or another client");
-        let failure = Failure { reason: "Flapping", message: message.clone() };
-        if self.parents.hook.failed(&parent.key, failure) {
-            let (subject, text) = (subject(parent), format!("Delayed: {message}"));
-            let severity = if by_conflicts { Severity::Normal } else { Severity::Warning };
-            self.recorder.publish(context, &subject, severity, "Flapping", &text);
-        }
-        Some(again)
-    }
 }
 
 /// Versions of a parent, its children and its related objects. A resourceVersion that is missing never
@@ -408,14 +303,4 @@ fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<Se
     let lasting = children.iter().filter(|child| !child.terminating);
     let related = related.iter().flat_map(|group| &group.objects).map(of);
     lasting.map(|child| child.seen).chain(related).chain([of(parent)]).collect()
-}
-
-fn subject(parent: &Parent) -> Subject {
-    Subject {
-        api_version: parent.served.identity.api_version(),
-        kind: parent.served.kind.to_string(),
-        namespace: parent.key.namespace.clone(),
-        name: parent.key.name.clone(),
-        uid: parent.uid.clone(),
-    }
 }

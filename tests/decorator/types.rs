@@ -19,9 +19,9 @@ fn attachment(request: &Value) -> Value {
     let object = &request["object"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = format!("{}-{}", text(&object["kind"]), text(&object["metadata"]["name"]));
-    let size = match &object["spec"]["size"] {
-        Value::Number(size) => size.to_string(),
-        _ => text(&object["metadata"]["labels"]["size"]),
+    let size = match object["spec"]["size"].as_number() {
+        Some(size) => size.to_string(),
+        None => text(&object["metadata"]["labels"]["size"]),
     };
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

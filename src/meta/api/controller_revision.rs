@@ -86,6 +86,10 @@ impl ControllerRevision {
     }
 
     /// Returns the CustomResourceDefinition of the kind.
+    ///
+    /// # Panics
+    ///
+    /// Never: the definition is constant.
     pub fn crd() -> CustomResourceDefinition {
         let text = |description: &str| json!({"type": "string", "description": description});
         let children = json!({

@@ -105,12 +105,8 @@ impl DeclarationReconciler {
         let acceptance = if header.annotations.get(PAUSED) == Some("true") {
             Acceptance::Paused
         } else {
-            match Definition::parse(self.kind, object.json()) {
+            match self.definition(object) {
                 Ok(definition) => {
-                    let mut definition = definition.or_resync(self.options.resync_period);
-                    definition.max_children = self.options.max_children;
-                    definition.recreates_at_once = self.options.recreate_without_dry_run;
-                    definition.lenience = self.options.lenience;
                     let (acceptance, wait) = self.execute(name, definition, &mut declared).await;
                     again = wait;
                     acceptance
@@ -157,6 +153,17 @@ impl DeclarationReconciler {
             (Some(wait), None) | (None, Some(wait)) => Ok(Outcome::RequeueAfter(wait)),
             (None, None) => Ok(Outcome::Done),
         }
+    }
+
+    /// Returns the definition of an object, with the options of the process.
+    fn definition(&self, object: &Object) -> Result<Definition, Rejected> {
+        let definition = Definition::parse(self.kind, object.json())?;
+        Ok(Definition {
+            max_children: self.options.max_children,
+            recreates_at_once: self.options.recreate_without_dry_run,
+            lenience: self.options.lenience,
+            ..definition.or_resync(self.options.resync_period)
+        })
     }
 
     /// Adds or replaces the runnable, unless it already has this definition. Returns the time until

@@ -1,0 +1,133 @@
+//! Report of a sync: failures, contested objects and flapping, as Events and as health of the hook.
+
+use std::time::Duration;
+
+use kube::core::Status;
+
+use super::{ParentReconciler, SyncError, owner_chain};
+use crate::{
+    controller::{Context, Outcome, Postponed, ReconcileError},
+    meta::{
+        HookError,
+        children::Parent,
+        hook_health::Failure,
+        parent_writes::Contested,
+        recorder::{Severity, Subject},
+        resource::throttled,
+        sync_error::CONFLICTS_BEFORE_ERROR,
+        write_limit::Flapping,
+    },
+};
+
+/// Time after which an object of another owner is tried again: its owner may have released it.
+const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
+
+impl ParentReconciler {
+    /// Reports a failed sync. Returns when the parent is reconciled again.
+    pub(super) fn failed(
+        &self,
+        error: SyncError,
+        parent: &Parent,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let mut reason = "SyncError";
+        let (message, after) = match error {
+            SyncError::Cancelled => return Ok(Outcome::Done),
+            SyncError::Busy(after) => {
+                // Not an error, but nothing is done for the parent until the hook is free. The
+                // message omits the wait, which may differ with each response.
+                let message = "the hook is busy and requests a later retry".to_owned();
+                let reason = HookError::Busy(after).reason();
+                self.parents.hook.failed(&parent.key, Failure { reason, message });
+                return Err(ReconcileError::RetryAfter(Postponed.into(), after));
+            }
+            // A conflict is another client's success, and so no warning.
+            SyncError::Behind(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
+                let (subject, text) = (subject(parent), format!("Sync delayed: {message}"));
+                self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
+                return Err(ReconcileError::Retry(message.into()));
+            }
+            SyncError::Behind(message) => {
+                let conflict = Status::failure(&message, "Conflict").with_code(409);
+                return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
+            }
+            SyncError::Throttled { message, after } => {
+                return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
+            }
+            SyncError::HookDown(kind, failure) => {
+                let message = failure.message.clone();
+                self.parents.hook.failed(&parent.key, failure);
+                let failures = context.attempt();
+                (message, Some(self.parents.hook.wait(kind, &parent.key, self.backoff, failures)))
+            }
+            SyncError::Hook(failure) => {
+                let message = failure.message.clone();
+                self.parents.hook.failed(&parent.key, failure);
+                (message, None)
+            }
+            SyncError::TooDeep(message) => {
+                reason = owner_chain::TOO_DEEP;
+                self.parents.hook.failed(&parent.key, Failure { reason, message: message.clone() });
+                (message, None)
+            }
+            SyncError::Failed(message) => (message, None),
+        };
+        let subject = subject(parent);
+        let text = format!("Sync error: {message}");
+        self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
+        Err(match after {
+            Some(after) => ReconcileError::RetryAfter(message.into(), after),
+            None => ReconcileError::Retry(message.into()),
+        })
+    }
+
+    /// Reports newly contested objects to the parent, and to the other owner if it has the parent's
+    /// type. Returns the time until the objects are tried again.
+    pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+        let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
+        let wanted = subject(parent);
+        for (what, Contested { message, owner, .. }) in unreported {
+            let text = format!("Sync error: {message}");
+            self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
+            let owner = owner.filter(|owner| {
+                (&owner.api_version, &owner.kind) == (&wanted.api_version, &wanted.kind)
+            });
+            if let Some(owner) = owner {
+                let other =
+                    Subject { name: owner.name.into(), uid: owner.uid.into(), ..wanted.clone() };
+                let text =
+                    format!("Sync error: {what} is also wanted by {} {}", wanted.kind, wanted.name);
+                self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
+            }
+        }
+        is_contested.then_some(CONTESTED_AGAIN)
+    }
+
+    /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
+    /// to be checked again.
+    pub(super) fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+        let Some(flapping) = self.parents.writes.flapping(&parent.key) else {
+            self.parents.hook.succeeded(&parent.key);
+            return None;
+        };
+        let Flapping { what, again, by_conflicts } = flapping;
+        let message = format!("{what} changes repeatedly, because of the hook or another client");
+        let failure = Failure { reason: "Flapping", message: message.clone() };
+        if self.parents.hook.failed(&parent.key, failure) {
+            let (subject, text) = (subject(parent), format!("Delayed: {message}"));
+            let severity = if by_conflicts { Severity::Normal } else { Severity::Warning };
+            self.recorder.publish(context, &subject, severity, "Flapping", &text);
+        }
+        Some(again)
+    }
+}
+
+fn subject(parent: &Parent) -> Subject {
+    Subject {
+        api_version: parent.served.identity.api_version(),
+        kind: parent.served.kind.to_string(),
+        namespace: parent.key.namespace.clone(),
+        name: parent.key.name.clone(),
+        uid: parent.uid.clone(),
+    }
+}
