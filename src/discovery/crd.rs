@@ -23,6 +23,8 @@ pub(super) struct Crd {
     pub(super) group: Arc<str>,
     pub(super) plural: Arc<str>,
     pub(super) uid: Arc<str>,
+    /// Changes with the spec, whose schemas are not kept.
+    pub(super) generation: i64,
     pub(super) scope: Scope,
     /// Names that the spec asks for.
     pub(super) wanted: Names,
@@ -270,6 +272,7 @@ impl Watched for Crd {
             accepted: status.accepted_names.and_then(|names| names.names()),
             plural: raw.spec.names.plural.into(),
             uid: raw.metadata.uid.into(),
+            generation: raw.metadata.generation,
             scope: if raw.spec.scope == "Namespaced" { Scope::Namespaced } else { Scope::Cluster },
             versions,
             readiness,

@@ -21,6 +21,7 @@ pub(super) struct Raw<Spec, Status> {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Metadata {
     pub(super) uid: String,
+    pub(super) generation: i64,
     pub(super) resource_version: String,
     pub(super) deletion_timestamp: Option<IgnoredAny>,
     labels: Option<BTreeMap<String, String>>,

@@ -121,6 +121,13 @@ impl TypeRegistry {
         self.get(type_ref).served
     }
 
+    /// Returns the generation of a type's CRD, which changes with its schemas; `None` if it is not
+    /// known.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn crd_generation(&self, group: &str, plural: &str) -> Option<i64> {
+        self.shared.read().catalog.crd_generation(group, plural)
+    }
+
     /// Reports that a request to this type was answered as if the type were gone. If the type comes
     /// from discovery, discovery is requested again.
     pub fn hint(&self, identity: &TypeIdentity) {

@@ -50,10 +50,19 @@ pub(crate) struct Declared {
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
-    /// Time until the status is written again, if the server stored something else than was written.
-    pub(crate) pruned: Option<Duration>,
+    /// Set if the server stored something else than was written.
+    pub(crate) pruned: Option<Pruned>,
     /// Acceptance of the object as it was last looked at.
     pub(crate) judged: Option<Judged>,
+}
+
+/// Status that the schema of the CRD has no place for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pruned {
+    /// Generation of the CRD when the status was written; `None` if it was not known.
+    pub(crate) crd_generation: Option<i64>,
+    /// Time until the status is written again.
+    pub(crate) retry: Duration,
 }
 
 /// Acceptance of one generation of an object.

@@ -9,6 +9,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::{ControllerKind, declared::Changes};
 use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
+    discovery::TypeRegistry,
     informer::ObjectKey,
     manager::{
         ControllerState, DoneReason, ManagerHandle, Readiness, Snapshot, Transition,
@@ -22,6 +23,8 @@ pub(super) struct ManagerSource {
     pub(super) kind: ControllerKind,
     /// Manager that runs them.
     pub(super) manager: ManagerHandle,
+    /// Registry with the CRD of the kind.
+    pub(super) types: TypeRegistry,
     /// Marks of changed controllers.
     pub(super) changes: Arc<Changes>,
 }
@@ -36,6 +39,8 @@ impl ConditionalSource for ManagerSource {
         let mut snapshots = self.manager.watch();
         let mut transitions = self.manager.transitions();
         let mut last = snapshots.borrow_and_update().clone();
+        let (types, mut types_changed) = (self.types.clone(), self.types.changes());
+        let mut generation = types.crd_generation(ControllerKind::GROUP, kind.plural());
         let done = async move {
             // Controllers whose object is missing have no other event.
             for name in changes.names() {
@@ -45,6 +50,17 @@ impl ConditionalSource for ManagerSource {
                 tokio::select! {
                     () = context.stopping() => return SourceEnd::Stopped,
                     name = changes.next() => context.enqueue(ObjectKey::cluster(name)),
+                    changed = types_changed.changed() => {
+                        if changed.is_err() {
+                            return SourceEnd::Stopped;
+                        }
+                        let now = types.crd_generation(ControllerKind::GROUP, kind.plural());
+                        if now != generation {
+                            // The CRD may have a place for the status now.
+                            generation = now;
+                            changes.enqueue_all();
+                        }
+                    }
                     transition = transitions.recv() => match transition {
                         Ok(transition) => changes.transition(kind, &transition),
                         Err(RecvError::Lagged(missed)) => {

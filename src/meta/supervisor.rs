@@ -188,8 +188,12 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
-        let source =
-            ManagerSource { kind, manager: manager.clone(), changes: Arc::clone(&changes) };
+        let source = ManagerSource {
+            kind,
+            manager: manager.clone(),
+            types: cluster.types.clone(),
+            changes: Arc::clone(&changes),
+        };
         let declared = DeclaredControllers {
             manager: manager.clone(),
             changes: vec![(kind, Arc::clone(&changes))],

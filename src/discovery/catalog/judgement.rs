@@ -145,6 +145,12 @@ impl Catalog {
         identity.uid.as_deref().or_else(|| crd().map(|crd| &*crd.uid))
     }
 
+    /// Returns the generation of a type's CRD, which changes with its schemas.
+    #[cfg(any(test, feature = "meta"))]
+    pub(in crate::discovery) fn crd_generation(&self, group: &str, plural: &str) -> Option<i64> {
+        find(&self.crds, group, plural).map(|crd| crd.generation)
+    }
+
     /// Returns where a type comes from.
     pub(in crate::discovery) fn origin(&self, name: &GroupResource) -> Origin {
         let crd = find(&self.crds, &name.group, &name.resource).is_some();

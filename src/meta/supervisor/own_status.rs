@@ -12,8 +12,8 @@ use crate::{
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, Unmet},
     meta::{
-        CompositeControllerStatus,
-        declared::{Declared, Judged, Waiting},
+        CompositeControllerStatus, ControllerKind,
+        declared::{Declared, Judged, Pruned, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
         status::Acceptance,
@@ -27,9 +27,11 @@ const FIRST_WRITE_DELAY: Duration = Duration::from_millis(100);
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// Time allowed for our own write to arrive through the watch.
 const WATCH_DELAY: Duration = Duration::from_secs(5);
-/// Time until a pruned status is written again, which doubles with each attempt. Another CRD may have
-/// a place for it, and no event of the object reports that.
+/// Time until a pruned status is written again if its CRD does not change, which doubles with each
+/// attempt: the server may apply a new schema later than it reports it.
 const PRUNED_RETRY: Duration = Duration::from_secs(60);
+/// Time until a status that was not found is written again if nothing changes.
+const NOT_FOUND_RETRY: Duration = Duration::from_secs(60);
 /// Longest time until a pruned status is written again.
 const LONGEST_PRUNED_RETRY: Duration = Duration::from_secs(3600);
 
@@ -94,13 +96,19 @@ impl DeclarationReconciler {
                 return Ok(Some(FIRST_WRITE_DELAY - seen));
             }
         }
+        let types = &self.cluster.types;
+        let crd_generation = types.crd_generation(ControllerKind::GROUP, self.kind.plural());
+        if declared.pruned.is_some_and(|pruned| pruned.crd_generation != crd_generation) {
+            // Another schema may have a place for the status.
+            (declared.pruned, declared.written) = (None, None);
+        }
         // A schema without any field of the status keeps that of a later state neither.
         let nothing_kept = cached == CompositeControllerStatus::default();
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();
             let interval = match declared.pruned {
                 // The schema has no place for the status until the CRD is updated.
-                Some(retry) if *written == wanted || nothing_kept => retry,
+                Some(pruned) if *written == wanted || nothing_kept => pruned.retry,
                 Some(_) | None if *written != wanted => STATUS_INTERVAL,
                 Some(_) | None => WATCH_DELAY,
             };
@@ -125,7 +133,10 @@ impl DeclarationReconciler {
                 stored != wanted
             }
             // The object is gone, or its type has no status subresource.
-            Err(error) if is_not_found(&error) => true,
+            Err(error) if is_not_found(&error) => {
+                (declared.written, declared.pruned) = (Some((wanted, Instant::now())), None);
+                return Ok(Some(NOT_FOUND_RETRY));
+            }
             Err(error) => {
                 let message = format!("writing the status of {name}: {}", explain(&error));
                 if let Some(after) = asks_to_wait(&error) {
@@ -135,11 +146,11 @@ impl DeclarationReconciler {
             }
         };
         declared.written = Some((wanted, Instant::now()));
-        declared.pruned = is_pruned.then(|| match declared.pruned {
-            None => PRUNED_RETRY,
-            Some(retry) => (2 * retry).min(LONGEST_PRUNED_RETRY),
+        declared.pruned = is_pruned.then(|| {
+            let longer = |pruned: Pruned| (2 * pruned.retry).min(LONGEST_PRUNED_RETRY);
+            Pruned { crd_generation, retry: declared.pruned.map_or(PRUNED_RETRY, longer) }
         });
-        Ok(declared.pruned)
+        Ok(declared.pruned.map(|pruned| pruned.retry))
     }
 
     /// Logs once where the conditions are that the CRD keeps in no status.
@@ -148,8 +159,8 @@ impl DeclarationReconciler {
             let crd = self.kind.crd_name();
             tracing::info!(
                 crd,
-                "the CRD keeps no status: conditions are in Events, metrics and `pilotlight status`; \
-                 `pilotlight crds` has a CRD with a status"
+                "the CRD keeps no status: conditions are in Events, metrics and `pilotlight status \
+                 --address`; `pilotlight crds` has a CRD with a status"
             );
         }
     }

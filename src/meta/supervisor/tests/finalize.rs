@@ -71,7 +71,7 @@ async fn answering(
 }
 
 /// Harness with faults between its client and the server.
-async fn faulty() -> (Harness, Faults) {
+pub(super) async fn faulty() -> (Harness, Faults) {
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");

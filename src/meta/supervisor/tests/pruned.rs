@@ -3,9 +3,10 @@
 use std::io::Write;
 
 use super::{
-    finalize::{harness, pass},
+    finalize::{faulty, harness, pass},
     *,
 };
+use crate::testing::{Action, Reply, Rule};
 
 /// Log lines of a test.
 #[derive(Clone, Default)]
@@ -35,7 +36,7 @@ fn crds_of_metacontroller() -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_that_the_crd_does_not_keep_is_said_once_and_rarely_written() {
+async fn status_that_the_crd_does_not_keep_is_said_once_and_written_when_the_crd_changes() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -75,11 +76,37 @@ async fn status_that_the_crd_does_not_keep_is_said_once_and_rarely_written() {
     for crd in crds() {
         harness.server.install(&crd).unwrap();
     }
-    sleep(Duration::from_secs(3600 + 60)).await;
+    sleep(Duration::from_secs(2)).await;
     for name in ["a", "b"] {
         let object =
             harness.server.get("metacontroller.k8s.io/v1alpha1", "CompositeController", "", name);
         assert_eq!(object.unwrap()["status"]["state"], "Running");
     }
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_that_was_not_found_is_written_with_the_next_change() {
+    let (harness, faults) = faulty().await;
+    let missing = Reply::status(404, "NotFound", "the server could not find the resource");
+    faults.add(Rule::new(Action::Reply(missing)).mutating().subresource("status"));
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    sleep(Duration::from_secs(10)).await;
+    let status = || {
+        let (version, kind) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        harness.server.get(version, kind, "", "a").unwrap()["status"].clone()
+    };
+    assert_eq!(status(), Value::Null);
+    faults.clear();
+
+    let paused = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+        "metadata": {"name": "a", "annotations": {PAUSED: "true"}}, "spec": good(),
+    });
+    harness.server.apply(paused).unwrap();
+    sleep(Duration::from_secs(2)).await;
+
+    assert_eq!(status()["state"], "Paused");
     harness.end().await;
 }
