@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// Hook of the BlueGreenDeployment controller: two ReplicaSets, and a Service that selects one of them.
+// This hook of the BlueGreenDeployment controller keeps two ReplicaSets, and a Service that selects one of
+// them.
 //
 // A changed template goes to the inactive ReplicaSet. The Service selects it as soon as all its pods are
 // available; then the other one is scaled to 0. Needs only Node.js 18 or newer. Listens on $PORT, 8080
@@ -57,7 +58,7 @@ function hashOf(set) {
   return set.metadata.annotations?.[TEMPLATE];
 }
 
-// Whether the ReplicaSet has exactly this number of pods, and all are available.
+// Returns whether the ReplicaSet has exactly this number of pods, and all are available.
 function isAvailable(set, replicas) {
   const status = set.status ?? {};
   return (

@@ -6,19 +6,21 @@ use pilotlight::meta::Lenience;
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Behaviour of Metacontroller that is off by default")]
 pub(super) struct LenienceArgs {
-    /// Do not limit the writes of a controller whose hook answers differently each time. Default:
-    /// 20 writes of one object at once that only own writes have led to, then one every 3 s.
+    /// Do not limit the writes that only own writes have led to, such as those of a hook whose
+    /// response differs each time. Default: at most 20 such writes of one object at once, then one
+    /// every 3 s.
     #[arg(long)]
     unlimited_writes: bool,
-    /// Of a child that a hook's answer has several times, take the last one. Default: the answer is
-    /// refused.
+    /// Accept a response that has a child several times, and use the last one. Default: the
+    /// response is refused.
     #[arg(long)]
     repeated_children: bool,
     /// Send metadata.managedFields to hooks, and keep them in memory. Default: they are left out.
     #[arg(long)]
     hook_managed_fields: bool,
     /// Delete a child that is to be recreated without asking the API server in dry runs whether it
-    /// differs and whether its replacement would be accepted.
+    /// differs and whether its replacement would be accepted. Default: the API server is asked, and
+    /// a child whose replacement would be invalid stays.
     #[arg(long)]
     pub(super) recreate_without_dry_run: bool,
 }

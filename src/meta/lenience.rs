@@ -1,12 +1,13 @@
-//! Lenience: behaviour of Metacontroller that declared controllers have only if it is enabled.
+//! Lenience: behaviour of Metacontroller that is off by default.
 
 /// Behaviour of Metacontroller that all declared controllers of a process have; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lenience {
-    /// Writes are not limited, however often a hook's response differs from the last one.
+    /// Writes that only own writes have led to are not limited. Otherwise 20 of one object are
+    /// written at once, then one every 3 s.
     pub unlimited_writes: bool,
-    /// Of a child that a response has several times, the last one counts. Otherwise the response is
-    /// refused.
+    /// A response may have a child several times, and the last one counts. Otherwise the response
+    /// is refused.
     pub repeated_children: bool,
     /// Hooks receive `metadata.managedFields`, which the caches then keep.
     pub managed_fields: bool,
