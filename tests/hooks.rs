@@ -18,7 +18,7 @@ const WORKERS: usize = 5;
 async fn down_while(failure: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
     sleep(Duration::from_millis(200)).await;
     match *failure.borrow() {
-        true => Err(HookError::Status { code: 500, body: "down".to_owned() }),
+        true => Err(HookError::Status { code: 500, body: "down".to_owned(), proxy: None }),
         false => Ok(sized(&request)),
     }
 }
@@ -113,7 +113,7 @@ async fn a_controller_whose_syncs_have_failed_for_a_minute_is_not_ready_until_on
 #[tokio::test(start_paused = true)]
 async fn deleted_parents_make_no_controller_ready_whose_syncs_all_fail() {
     let bench = Bench::start().await;
-    let broken = HookError::Status { code: 500, body: String::new() };
+    let broken = HookError::Status { code: 500, body: String::new(), proxy: None };
     bench.hook.answers(move |_| std::future::ready(Err(broken.clone())));
     bench.parent("stays", 1, "one");
 
@@ -137,7 +137,7 @@ async fn a_controller_of_which_one_parent_fails_is_ready_while_others_succeed() 
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {
         match request["parent"]["spec"]["text"] == "broken" {
-            true => Err(HookError::Status { code: 500, body: String::new() }),
+            true => Err(HookError::Status { code: 500, body: String::new(), proxy: None }),
             false => Ok(sized(&request)),
         }
     });
@@ -175,7 +175,7 @@ async fn always_failing_parents_are_not_retried_more_often_when_others_succeed()
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {
         match request["parent"]["spec"]["text"] == "broken" {
-            true => Err(HookError::Status { code: 500, body: "a bug".to_owned() }),
+            true => Err(HookError::Status { code: 500, body: "a bug".to_owned(), proxy: None }),
             false => Ok(sized(&request)),
         }
     });
@@ -298,7 +298,7 @@ async fn slow_hook_delays_no_watch_and_sees_the_last_state() {
 #[tokio::test(start_paused = true)]
 async fn failing_parent_is_counted_until_its_deletion() {
     let bench = Bench::start().await;
-    let broken = HookError::Status { code: 500, body: "broken".to_owned() };
+    let broken = HookError::Status { code: 500, body: "broken".to_owned(), proxy: None };
     bench.hook.answers(move |_| std::future::ready(Err(broken.clone())));
     let healthy = |bench: &Bench| {
         let controllers = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");

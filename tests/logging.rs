@@ -181,7 +181,8 @@ fn cases() -> Vec<Case> {
         of_the_parent(
             "the hook fails",
             |bench| {
-                let answer = HookError::Status { code: 500, body: "broken".to_owned() };
+                let answer =
+                    HookError::Status { code: 500, body: "broken".to_owned(), proxy: None };
                 bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
                 bench.parent("p", 2, "one");
             },
@@ -193,7 +194,7 @@ fn cases() -> Vec<Case> {
                 let refusal = status(403, "Forbidden", "no right to tell");
                 bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
                 // Failures with an Event each, in two namespaces.
-                let answer = HookError::Status { code: 400, body: "never".to_owned() };
+                let answer = HookError::Status { code: 400, body: "never".to_owned(), proxy: None };
                 bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
                 bench.parent("p", 2, "one");
             },

@@ -34,7 +34,7 @@ async fn resync_that_an_answer_asks_for_survives_a_failed_sync_and_an_event() {
         if is_first {
             answer["resyncAfterSeconds"] = json!(100);
         }
-        let failed = HookError::Status { code: 400, body: String::new() };
+        let failed = HookError::Status { code: 400, body: String::new(), proxy: None };
         std::future::ready(if fails { Err(failed) } else { Ok(answer) })
     });
     bench.parent("p", 1, "one");

@@ -142,7 +142,7 @@ async fn sync_after_a_failed_one_is_whole() {
         noted.push(unchanged(&metrics));
         let failed = noted.len() == 10;
         std::future::ready(if failed {
-            Err(HookError::Status { code: 400, body: String::new() })
+            Err(HookError::Status { code: 400, body: String::new(), proxy: None })
         } else {
             Ok(periodic(&request))
         })

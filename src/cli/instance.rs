@@ -11,7 +11,7 @@ use pilotlight::{
     duration,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
     meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
-    transport::{self, Proxies, Transport, TransportMetrics, TransportOptions},
+    transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -97,12 +97,21 @@ impl ManagerArgs {
         }
     }
 
-    /// Returns the proxies of hooks that the environment names. `variable` reads a variable.
-    fn hook_proxies(
-        &self,
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Proxies, transport::Error> {
-        if self.hook_proxy { Proxies::from_environment(variable) } else { Ok(Proxies::default()) }
+    /// Returns the proxies of hooks that the environment names, and logs the variables that cannot be
+    /// used. `variable` reads a variable.
+    fn hook_proxies(&self, variable: impl Fn(&str) -> Option<String>) -> Proxies {
+        if !self.hook_proxy {
+            return Proxies::default();
+        }
+        let proxies = Proxies::from_environment(variable);
+        for problem in proxies.problems() {
+            warn!(
+                problem,
+                "calls of hooks through this proxy will fail; --hook-proxy=false reaches hooks \
+                 directly"
+            );
+        }
+        proxies
     }
 }
 
@@ -198,7 +207,7 @@ impl Instance {
             lenience: manager.lenience.lenience(),
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
-            hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok())?,
+            hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok()),
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };
@@ -309,7 +318,7 @@ mod tests {
                 let value = (name == "HTTP_PROXY").then_some("http://me:secret@proxy:3128");
                 value.map(str::to_owned)
             };
-            format!("{:?}", flags.manager.hook_proxies(variable).unwrap())
+            format!("{:?}", flags.manager.hook_proxies(variable))
         };
 
         assert!(proxies(&[]).contains("http://proxy:3128/"), "{}", proxies(&[]));

@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_call_counts_once_with_its_outcome() {
-        let status = |code| HookError::Status { code, body: String::new() };
+        let status = |code| HookError::Status { code, body: String::new(), proxy: None };
         let waited = Duration::from_secs(10);
         for (answer, usable, outcome) in [
             (Ok(Bytes::new()), true, "2xx"),

@@ -17,17 +17,28 @@ pub enum HookError {
     /// The hook did not respond in time; raise `timeout` or make the hook faster.
     #[error("hook did not answer within {0:?}")]
     Timeout(Duration),
+    /// The same through a proxy; check the proxy too.
+    #[error("hook did not answer within {waited:?} through the proxy {proxy}")]
+    ProxyTimeout {
+        /// Timeout of the hook.
+        waited: Duration,
+        /// Address of the proxy, without credentials.
+        proxy: String,
+    },
     /// The hook could not be reached, or the connection broke; check its address and network.
     #[error("hook could not be reached: {0}")]
     Transport(String),
     /// The hook responded with another status than 200; see the hook's log.
-    #[error("hook answered with status {code}{}", excerpt(.body))]
+    #[error("hook answered with status {code}{}{}", through(.proxy.as_deref()), excerpt(.body))]
     Status {
         /// HTTP status.
         code: u16,
         /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
         /// empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
         body: String,
+        /// Address of the proxy that received the request and may have sent the status itself, without
+        /// credentials. `None` for a hook over https.
+        proxy: Option<String>,
     },
     /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request
     /// without `If-None-Match`.
@@ -62,6 +73,10 @@ pub enum HookError {
     Encoded(String),
 }
 
+fn through(proxy: Option<&str>) -> String {
+    proxy.map_or_else(String::new, |proxy| format!(" through the proxy {proxy}"))
+}
+
 fn excerpt(body: &str) -> String {
     if body.is_empty() { String::new() } else { format!(": {body:?}") }
 }
@@ -72,7 +87,7 @@ impl HookError {
         match self {
             Self::Busy(_) => "HookBusy",
             Self::Cancelled => "HookCancelled",
-            Self::Timeout(_) => "HookTimeout",
+            Self::Timeout(_) | Self::ProxyTimeout { .. } => "HookTimeout",
             Self::Transport(_) => "HookUnreachable",
             Self::Status { .. } => "HookRefused",
             Self::NoBudget { .. } => "HookAnswerBudget",

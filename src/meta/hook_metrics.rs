@@ -165,7 +165,7 @@ impl CallOutcome {
             HookError::Encoded(_) => Self::Invalid,
             HookError::TooLarge { .. } => Self::TooLarge,
             HookError::NoBudget { .. } => Self::NoBudget,
-            HookError::Timeout(_) => Self::Timeout,
+            HookError::Timeout(_) | HookError::ProxyTimeout { .. } => Self::Timeout,
             HookError::Transport(_) => Self::Unreachable,
             HookError::Cancelled => Self::Cancelled,
         }

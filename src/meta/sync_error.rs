@@ -73,6 +73,7 @@ impl SyncError {
             HookError::Cancelled => Self::Cancelled,
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
+            | HookError::ProxyTimeout { .. }
             | HookError::Transport(_)
             | HookError::Status { code: 500.., .. } => {
                 Self::HookDown(kind, Failure::of_hook(kind, &error))

@@ -196,7 +196,7 @@ impl Webhook {
         let deadline = Instant::now().checked_add(self.timeout);
         let (status, answer) = timeout(self.timeout, self.exchange(about, request, deadline))
             .await
-            .unwrap_or((None, Err(HookError::Timeout(self.timeout))));
+            .unwrap_or_else(|_| (None, Err(self.late())));
         if let Some(observation) = observation {
             observation.end(status);
         }
@@ -249,10 +249,14 @@ impl Webhook {
                 Some(_) | None => {
                     drop(again);
                     let status = response.status();
-                    if let Some(error) = self.refused_by_proxy(&url, status) {
+                    let proxy = self.asked_proxy(&url);
+                    if let Some(proxy) = proxy
+                        && status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
+                    {
+                        let error = HookError::Transport(proxy.unauthorized().to_string());
                         return (Some(status), Err(error));
                     }
-                    return (Some(status), self.read(about, response, deadline).await);
+                    return (Some(status), self.read(about, response, proxy, deadline).await);
                 }
             }
         }
@@ -295,28 +299,25 @@ impl Webhook {
     /// Returns the proxy that receives the requests to a URL and can read them.
     fn asked_proxy(&self, url: &Uri) -> Option<&Proxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
-        self.proxies.of(url).filter(|_| is_plain).map(|proxy| &**proxy)
+        let proxy = self.proxies.of(url).ok().flatten();
+        proxy.filter(|_| is_plain).map(|proxy| &**proxy)
     }
 
-    /// Returns the error of a status that a proxy sends if it does not reach the hook.
-    fn refused_by_proxy(&self, url: &Uri, status: StatusCode) -> Option<HookError> {
-        let proxy = self.asked_proxy(url)?;
-        let error = match status {
-            StatusCode::PROXY_AUTHENTICATION_REQUIRED => proxy.unauthorized(),
-            StatusCode::BAD_GATEWAY
-            | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT => {
-                proxy.failed(&format!("the proxy or the hook answered {}", status.as_u16()))
+    /// Returns the error of a call that took longer than the timeout.
+    fn late(&self) -> HookError {
+        match self.proxies.of(&self.url) {
+            Ok(Some(proxy)) => {
+                HookError::ProxyTimeout { waited: self.timeout, proxy: proxy.address().to_string() }
             }
-            _ => return None,
-        };
-        Some(HookError::Transport(error.to_string()))
+            Ok(None) | Err(_) => HookError::Timeout(self.timeout),
+        }
     }
 
     async fn read(
         &self,
         about: Option<About<'_>>,
         response: Response<Incoming>,
+        proxy: Option<&Proxy>,
         deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();
@@ -355,7 +356,8 @@ impl Webhook {
                 // Read even if it is not shown, so that the connection can be reused.
                 let excerpt = read_excerpt(body).await;
                 let body = if self.error_excerpts { excerpt } else { String::new() };
-                Err(HookError::Status { code: status.as_u16(), body })
+                let proxy = proxy.map(|proxy| proxy.address().to_string());
+                Err(HookError::Status { code: status.as_u16(), body, proxy })
             }
         }
     }

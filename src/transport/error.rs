@@ -28,8 +28,18 @@ pub enum Error {
          proxy-url in the kubeconfig, HTTPS_PROXY or HTTP_PROXY"
     )]
     Proxy(Uri),
+    /// The URL of the proxy is none; correct `proxy-url`, and encode special characters of its user
+    /// and password.
+    #[error(
+        "the URL of the proxy is invalid: correct proxy-url in the kubeconfig, HTTPS_PROXY or \
+         HTTP_PROXY, and write special characters of the user and the password as %XX"
+    )]
+    ProxyUrl,
     /// An environment variable does not hold a URL; correct it.
-    #[error("{variable} is not the URL of a proxy")]
+    #[error(
+        "{variable} is not the URL of a proxy; special characters of its user and password are \
+         written as %XX"
+    )]
     ProxyVariable {
         /// Name of the variable.
         variable: String,

@@ -34,28 +34,38 @@ use super::{
 ///
 /// # Errors
 ///
-/// If the variable does not hold a URL.
+/// If the server is to be reached through a proxy, and the variable does not hold a URL.
 pub fn proxy_from_environment(
     config: &mut Config,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(), Error> {
-    let Some(proxy) = url(&variable, ["HTTPS_PROXY", "https_proxy"])? else { return Ok(()) };
-    if config.proxy_url.as_ref().is_some_and(|own| *own != proxy) {
+    let Some((name, value)) = lookup(&variable, ["HTTPS_PROXY", "https_proxy"]) else {
+        return Ok(());
+    };
+    let proxy = parse(name, &value);
+    if config.proxy_url.as_ref().is_some_and(|own| proxy.as_ref().ok() != Some(own)) {
         return Ok(());
     }
-    let exceptions = exceptions(&variable);
     let server = &config.cluster_url;
-    let direct = server.scheme() != Some(&Scheme::HTTPS) || is_direct(server, &exceptions);
-    config.proxy_url = (!direct).then_some(proxy);
+    let direct =
+        server.scheme() != Some(&Scheme::HTTPS) || is_direct(server, &exceptions(&variable));
+    config.proxy_url = if direct { None } else { Some(proxy?) };
     Ok(())
 }
 
 /// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Proxies {
-    http: Option<Arc<Proxy>>,
-    https: Option<Arc<Proxy>>,
+    http: Option<Configured>,
+    https: Option<Configured>,
     exceptions: Arc<str>,
+}
+
+/// Proxy, or the reason for which it cannot be used.
+#[derive(Clone, Debug)]
+enum Configured {
+    Usable(Arc<Proxy>),
+    Unusable(Arc<str>),
 }
 
 impl Proxies {
@@ -63,40 +73,60 @@ impl Proxies {
     /// `variable` reads an environment variable.
     ///
     /// Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, each in lower case too. The entries of
-    /// `NO_PROXY` are those of [`proxy_from_environment`].
-    ///
-    /// # Errors
-    ///
-    /// If a variable does not hold the URL of a proxy of http or https.
-    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let proxy = |names: [&str; 2]| -> Result<_, Error> {
-            url(&variable, names)?.map(|url| Proxy::new(&url).map(Arc::new)).transpose()
+    /// `NO_PROXY` are those of [`proxy_from_environment`]. A variable that does not hold the URL of a
+    /// proxy of http or https is one of the [`problems`](Self::problems), and calls that need its
+    /// proxy fail.
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let proxy = |names: [&str; 2]| {
+            let (name, value) = lookup(&variable, names)?;
+            Some(match parse(name, &value).and_then(|url| Proxy::new(&url)) {
+                Ok(proxy) => Configured::Usable(Arc::new(proxy)),
+                Err(error) => Configured::Unusable(format!("{name}: {error}").into()),
+            })
         };
-        Ok(Self {
-            http: proxy(["HTTP_PROXY", "http_proxy"])?,
-            https: proxy(["HTTPS_PROXY", "https_proxy"])?,
+        Self {
+            http: proxy(["HTTP_PROXY", "http_proxy"]),
+            https: proxy(["HTTPS_PROXY", "https_proxy"]),
             exceptions: exceptions(&variable).into(),
+        }
+    }
+
+    /// Returns the reasons for which variables cannot be used, each with the name of its variable and
+    /// without credentials.
+    pub fn problems(&self) -> impl Iterator<Item = &str> {
+        self.http.iter().chain(&self.https).filter_map(|proxy| match proxy {
+            Configured::Usable(_) => None,
+            Configured::Unusable(reason) => Some(&**reason),
         })
     }
 
-    /// Returns the proxy through which a URL is reached.
+    /// Returns the proxy through which a URL is reached, if any.
+    ///
+    /// # Errors
+    ///
+    /// The reason, if that proxy cannot be used.
     #[cfg(any(test, feature = "meta"))]
-    pub(crate) fn of(&self, url: &Uri) -> Option<&Arc<Proxy>> {
+    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<Proxy>>, &str> {
         let proxy = match url.scheme_str() {
             Some("http") => &self.http,
             Some("https") => &self.https,
-            Some(_) | None => return None,
+            Some(_) | None => return Ok(None),
         };
-        proxy.as_ref().filter(|_| !is_direct(url, &self.exceptions))
+        match proxy.as_ref().filter(|_| !is_direct(url, &self.exceptions)) {
+            None => Ok(None),
+            Some(Configured::Usable(proxy)) => Ok(Some(proxy)),
+            Some(Configured::Unusable(reason)) => Err(reason),
+        }
     }
 }
 
-/// Returns the URL in the first of the variables that is set and not empty.
-fn url(variable: &impl Fn(&str) -> Option<String>, names: [&str; 2]) -> Result<Option<Uri>, Error> {
-    let Some((name, value)) = lookup(variable, names) else { return Ok(None) };
-    // Not included in the error, because the value may hold a password.
-    let url = value.parse().map_err(|_| Error::ProxyVariable { variable: name.to_owned() })?;
-    Ok(Some(url))
+/// Returns the URL of a variable. The value is not part of the error, since it may hold a password.
+fn parse(name: &str, value: &str) -> Result<Uri, Error> {
+    let address = value.split_once("://").map_or(value, |(_, address)| address);
+    // An unencoded delimiter in a password would end the host there.
+    let rest = address.find(['/', '?', '#']).map_or("", |end| &address[end..]);
+    let url = if rest.contains('@') { None } else { value.parse().ok() };
+    url.ok_or_else(|| Error::ProxyVariable { variable: name.to_owned() })
 }
 
 /// Returns the value of `NO_PROXY`.
@@ -109,16 +139,18 @@ fn lookup<'a>(
     names: [&'a str; 2],
 ) -> Option<(&'a str, String)> {
     names.into_iter().find_map(|name| {
-        variable(name).filter(|value| !value.is_empty()).map(|value| (name, value))
+        let value = variable(name)?.trim().to_owned();
+        (!value.is_empty()).then_some((name, value))
     })
 }
 
 /// Returns whether a server is reached without the proxy.
 fn is_direct(server: &Uri, exceptions: &str) -> bool {
     let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
-    let host = host.trim_end_matches('.');
+    let host = without_dot(&host);
     let port = port(server);
-    let address: Option<IpAddr> = host.parse().ok();
+    // An IPv4-mapped address is the IPv4 address, as in Go.
+    let address: Option<IpAddr> = host.parse().ok().map(|address: IpAddr| address.to_canonical());
     host == "localhost"
         || address.is_some_and(|address| address.is_loopback())
         || exceptions
@@ -126,6 +158,11 @@ fn is_direct(server: &Uri, exceptions: &str) -> bool {
             .map(str::trim)
             .filter(|entry| !entry.is_empty())
             .any(|entry| matches(&entry.to_ascii_lowercase(), host, address, port))
+}
+
+/// Returns a name without the dot of the root zone.
+fn without_dot(name: &str) -> &str {
+    name.strip_suffix('.').unwrap_or(name)
 }
 
 /// Returns whether one entry of `NO_PROXY` matches a host.
@@ -136,6 +173,12 @@ fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
     if let Some((network, bits)) = entry.split_once('/') {
         let network: Option<IpAddr> = network.parse().ok();
         let bits: Option<u32> = bits.parse().ok();
+        let (network, bits) = match (network, network.map(|network| network.to_canonical()), bits) {
+            (Some(IpAddr::V6(_)), Some(mapped @ IpAddr::V4(_)), Some(bits)) => {
+                (Some(mapped), bits.checked_sub(96))
+            }
+            (network, _, bits) => (network, bits),
+        };
         return match (network, bits, address) {
             (Some(network), Some(bits), Some(address)) => contains(network, bits, address),
             (None, _, _) | (_, None, _) | (_, _, None) => false,
@@ -146,13 +189,16 @@ fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
         Some((name, wanted)) if !name.contains(':') || name.ends_with(']') => (name, Some(wanted)),
         Some(_) | None => (entry, None),
     };
+    // No port stands behind `host:`, which is the host alone.
+    let wanted = wanted.filter(|wanted| !wanted.is_empty());
     if wanted.is_some_and(|wanted| wanted.parse() != Ok(port)) {
         return false;
     }
     let name = name.trim_matches(['[', ']']);
     if let Ok(wanted) = name.parse::<IpAddr>() {
-        return address == Some(wanted);
+        return address == Some(wanted.to_canonical());
     }
+    let name = without_dot(name);
     let name = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
     let below = |domain: &str| host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
     match name.strip_prefix('.') {
@@ -225,6 +271,18 @@ mod tests {
         check("[fd00::1]:6443", "[fd00::1]:6443", true);
         check("[fd00::1]:6443", "[fd00::1]", false);
         check("fd00::/8", "10.0.0.1", false);
+        check("example.com.", "api.example.com", true);
+        check("example.com", "api.example.com.", true);
+        check("example.com.", "example.com.", true);
+        check("", "localhost.", true);
+        check("example.com:", "example.com:6443", true);
+        check("[fd00::1]:", "[fd00::1]:6443", true);
+        check("10.0.0.1", "[::ffff:10.0.0.1]", true);
+        check("::ffff:10.0.0.1", "10.0.0.1", true);
+        check("10.0.0.0/8", "[::ffff:10.0.0.1]", true);
+        check("::ffff:10.0.0.0/104", "10.0.0.1", true);
+        check("::ffff:10.0.0.0/104", "11.0.0.1", false);
+        check("", "[::ffff:127.0.0.1]:6443", true);
     }
 
     #[track_caller]
@@ -268,8 +326,7 @@ mod tests {
         let proxies = Proxies::from_environment(|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
-        })
-        .unwrap();
+        });
         for (url, proxy) in [
             ("http://example.com/sync", Some("http://plain:3128/")),
             ("https://example.com/sync", Some("http://secure:3129/")),
@@ -280,11 +337,12 @@ mod tests {
             ("http://localhost:8080/sync", None),
             ("https://[::1]/sync", None),
         ] {
-            let found = proxies.of(&url.parse().unwrap()).map(|proxy| proxy.address.to_string());
+            let found = proxies.of(&url.parse().unwrap()).unwrap();
+            let found = found.map(|proxy| proxy.address.to_string());
             assert_eq!(found.as_deref(), proxy, "{url}");
         }
-        let none = Proxies::from_environment(|_| None).unwrap();
-        assert!(none.of(&"http://example.com/".parse().unwrap()).is_none());
+        let none = Proxies::from_environment(|_| None);
+        assert!(matches!(none.of(&"http://example.com/".parse().unwrap()), Ok(None)));
     }
 
     #[test]
@@ -296,5 +354,47 @@ mod tests {
 
         assert!(error.contains("HTTPS_PROXY"), "{error}");
         assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn variable_that_cannot_be_used_fails_only_the_calls_that_need_its_proxy() {
+        for (value, reason) in [
+            ("socks5://me:secret@proxy:1080", "the proxy socks5://proxy:1080/ is not supported"),
+            ("http://me:secret@a b", "is not the URL of a proxy"),
+            ("http://me:sec/secret@proxy:1", "is not the URL of a proxy"),
+            ("http://me:1#secret@proxy:1", "is not the URL of a proxy"),
+        ] {
+            let variable = |name: &str| match name {
+                "HTTP_PROXY" => Some(value.to_owned()),
+                "HTTPS_PROXY" => Some(" http://usable:3128 ".to_owned()),
+                "NO_PROXY" => Some("excepted.org".to_owned()),
+                _ => None,
+            };
+            let proxies = Proxies::from_environment(variable);
+            let problems: Vec<_> = proxies.problems().collect();
+            let of = |url: &str| proxies.of(&url.parse().unwrap());
+
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].starts_with("HTTP_PROXY: "), "{problems:?}");
+            assert!(problems[0].contains(reason), "{problems:?}");
+            assert!(!problems[0].contains("sec"), "{problems:?}");
+            assert_eq!(of("http://example.com/").err(), Some(problems[0]));
+            assert!(matches!(of("http://excepted.org/"), Ok(None)), "NO_PROXY counts first");
+            let usable = of("https://example.com/").unwrap().unwrap();
+            assert_eq!(usable.address, "http://usable:3128/", "blanks around it do not count");
+        }
+        let blank = Proxies::from_environment(|_| Some("  ".to_owned()));
+        assert!(matches!(blank.of(&"http://example.com/".parse().unwrap()), Ok(None)));
+    }
+
+    #[test]
+    fn server_that_is_reached_directly_needs_no_usable_variable() {
+        let unusable = ("HTTPS_PROXY", "a b");
+
+        let direct = [unusable, ("NO_PROXY", "example.com")];
+        assert_eq!(proxy(None, "https://api.example.com", &direct), None);
+        assert_eq!(proxy(None, "http://api.example.com", &[unusable]), None);
+        let own = "http://own:3128/";
+        assert_eq!(proxy(Some(own), "https://api.example.com", &[unusable]).unwrap(), own);
     }
 }

@@ -34,8 +34,11 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// If the scheme is neither http nor https.
+    /// If the URL is none of a proxy, or its scheme is neither http nor https.
     pub(super) fn new(proxy: &Uri) -> Result<Self, Error> {
+        if !is_address(proxy) {
+            return Err(Error::ProxyUrl);
+        }
         let address = without_credentials(proxy);
         let is_secure = match address.scheme_str() {
             Some("http") => false,
@@ -43,6 +46,12 @@ impl Proxy {
             Some(_) | None => return Err(Error::Proxy(address)),
         };
         Ok(Self { address, authorization: authorization(proxy), tls: Arc::new(tls(is_secure)?) })
+    }
+
+    /// Address without credentials.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn address(&self) -> &Uri {
+        &self.address
     }
 
     /// Value of `Proxy-Authorization`, for requests that are sent to the proxy itself.
@@ -87,12 +96,12 @@ impl Proxy {
     }
 
     /// Returns the error of a proxy that did not answer within this time.
-    pub(crate) fn silent(&self, within: Duration) -> BoxError {
+    pub(super) fn silent(&self, within: Duration) -> BoxError {
         format!("the proxy {} did not answer within {within:?}", self.address).into()
     }
 
     /// Returns an error that names the proxy without its credentials.
-    pub(crate) fn failed(&self, error: &str) -> BoxError {
+    fn failed(&self, error: &str) -> BoxError {
         format!("through the proxy {}: {error}", self.address).into()
     }
 }
@@ -153,6 +162,17 @@ async fn ask(
     status.ok_or_else(|| io::Error::other("its answer is not HTTP"))
 }
 
+/// Returns whether a URL has a host and a valid port, and no `@` behind them: a password with an
+/// unencoded `/` would be read as a host and a path.
+fn is_address(proxy: &Uri) -> bool {
+    let Some(authority) = proxy.authority() else { return false };
+    let address = authority.as_str().rsplit('@').next().unwrap_or_default();
+    let port = address.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+    let is_port = port.is_none_or(|(_, port)| port.is_empty() || proxy.port_u16().is_some());
+    let path = proxy.path_and_query().map_or("", |path| path.as_str());
+    is_port && !authority.host().is_empty() && !path.contains('@')
+}
+
 /// Returns the address of a proxy without user and password. A missing scheme means http, as in Go.
 pub(super) fn without_credentials(proxy: &Uri) -> Uri {
     let Some(host) = proxy.host() else { return Uri::default() };
@@ -169,8 +189,13 @@ pub(super) fn without_credentials(proxy: &Uri) -> Uri {
 /// URL.
 pub(crate) fn authorization(url: &Uri) -> Option<HeaderValue> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
+    let mut credentials = decode(user);
+    if !user.contains(':') {
+        // As RFC 7617 has it for an empty password.
+        credentials.push(b':');
+    }
     let mut value =
-        HeaderValue::try_from(format!("Basic {}", STANDARD.encode(decode(user)))).ok()?;
+        HeaderValue::try_from(format!("Basic {}", STANDARD.encode(credentials))).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
@@ -219,8 +244,31 @@ mod tests {
         check("http://proxy:3128", "http://proxy:3128/", None);
         check("proxy:3128", "http://proxy:3128/", None);
         check("http://me:secret@proxy:3128", "http://proxy:3128/", Some("me:secret"));
+        check("http://me@proxy:3128", "http://proxy:3128/", Some("me:"));
+        check("http://me:@proxy:3128", "http://proxy:3128/", Some("me:"));
+        check("http://a%3ab@proxy:3128", "http://proxy:3128/", Some("a:b:"));
         check("https://me:p%40s%3as@proxy", "https://proxy/", Some("me:p@s:s"));
         check("http://me:100%25%+A%2@proxy", "http://proxy/", Some("me:100%%+A%2"));
         check("socks5://me:secret@[::1]:1080", "socks5://[::1]:1080/", Some("me:secret"));
+    }
+
+    #[test]
+    fn url_whose_password_has_an_unencoded_slash_is_refused_without_it() {
+        for url in [
+            "http://me:12/34@proxy:3128",
+            "http://me:12?34@proxy:3128",
+            "http://me:no/34@proxy",
+            "http://me:12x#34@proxy",
+            "/12/34",
+        ] {
+            let error = Proxy::new(&url.parse().unwrap()).unwrap_err().to_string();
+
+            assert!(!error.contains("12") && !error.contains("34"), "{url}: {error}");
+        }
+        for url in
+            ["http://proxy", "proxy:3128", "http://me@[::1]", "http://[::1]:3128/", "http://p:"]
+        {
+            assert!(Proxy::new(&url.parse().unwrap()).is_ok(), "{url}");
+        }
     }
 }

@@ -255,7 +255,9 @@ async fn a_type_whose_hook_is_down_stays_terminating(server: Server<'static>) {
         async move {
             match request["finalizing"].as_bool() {
                 Some(true) if is_up => Ok(json!({ "finalized": true })),
-                Some(true) => Err(HookError::Status { code: 503, body: String::new() }),
+                Some(true) => {
+                    Err(HookError::Status { code: 503, body: String::new(), proxy: None })
+                }
                 Some(false) | None => Ok(one_config_map(&request)),
             }
         }

@@ -1,8 +1,9 @@
 //! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and TLS
 //! sessions over them, and measures both.
 //!
-//! The times are those of Metacontroller: each counts from the begin of the connection, which is that
-//! of the call. A name is not looked up for an address, and a connection that is reused has neither.
+//! The times are those of Metacontroller: each counts from the begin of the call that opens the
+//! connection. A call to an IP address has no time of a look-up. A call on a kept connection has no
+//! time at all.
 
 use std::{
     io,
@@ -21,7 +22,7 @@ use hyper_util::client::legacy::connect::{
     dns::{GaiAddrs, GaiResolver, Name},
 };
 use rustls::ClientConfig;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tower::{BoxError, Service, ServiceExt};
 
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
     transport::{Proxies, ProxyStream},
 };
 
-/// Timeout of connecting to one address, and of a proxy's answer.
+/// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call alone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens the connections of one hook.
@@ -105,16 +106,12 @@ impl Dialer {
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let is_secure = url.scheme() == Some(&Scheme::HTTPS);
-        let to_proxy = !is_secure && self.proxies.of(&url).is_some();
-        let stream = match self.proxies.of(&url) {
+        let proxy = self.proxies.of(&url)?;
+        let to_proxy = !is_secure && proxy.is_some();
+        let stream = match proxy {
             None => MaybeHttpsStream::Http(tcp.oneshot(url).await?),
-            Some(proxy) => {
-                let opened = async {
-                    if is_secure { proxy.connect(tcp, &url).await } else { proxy.dial(tcp).await }
-                };
-                let opened = timeout(CONNECT_TIMEOUT, opened).await;
-                opened.unwrap_or_else(|_| Err(proxy.silent(CONNECT_TIMEOUT)))?
-            }
+            Some(proxy) if is_secure => proxy.connect(tcp, &url).await?,
+            Some(proxy) => proxy.dial(tcp).await?,
         };
         if is_secure {
             self.clock.observe(ConnectEvent::TlsHandshakeStart);

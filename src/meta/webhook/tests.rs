@@ -140,7 +140,7 @@ async fn no_other_status_is_success() {
         let answer = ask(response(&head, body)).await;
 
         // The body may hold data of the request.
-        assert_eq!(answer, Err(HookError::Status { code, body: String::new() }));
+        assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
     }
 }
 
@@ -153,7 +153,7 @@ async fn redirect_is_an_error_and_is_not_followed() {
         for code in [301, 302, 303, 307, 308] {
             let answer = ask(response(&format!("{code} Word\r\nLocation: {location}"), "")).await;
 
-            assert_eq!(answer, Err(HookError::Status { code, body: String::new() }));
+            assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
         }
     }
     let asked = timeout(Duration::from_millis(50), target.accept()).await;
@@ -198,7 +198,7 @@ async fn endless_redirect_is_an_error_after_ten() {
 
     let answer = hook.call(Bytes::from_static(b"{}")).await;
 
-    assert_eq!(answer, Err(HookError::Status { code: 308, body: String::new() }));
+    assert_eq!(answer, Err(HookError::Status { code: 308, body: String::new(), proxy: None }));
     assert_eq!(answering.join_next().await.unwrap().unwrap(), 11);
 }
 
@@ -214,7 +214,7 @@ async fn error_quotes_an_excerpt_only_if_it_is_enabled() {
     // The escape sequence is removed, but counts among the bytes that are read.
     assert_eq!(body, "x".repeat(EXCERPT_BYTES - 5));
     let answer = ask(response("500 Word", "sorry")).await;
-    assert_eq!(answer, Err(HookError::Status { code: 500, body: String::new() }));
+    assert_eq!(answer, Err(HookError::Status { code: 500, body: String::new(), proxy: None }));
 }
 
 #[tokio::test]

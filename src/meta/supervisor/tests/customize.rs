@@ -296,8 +296,8 @@ impl Hook for Failing {
 async fn customize_hook_that_fails_delays_the_sync_as_a_sync_hook_does() {
     for (failure, event) in [
         (HookError::Busy(Duration::from_secs(7)), None),
-        (HookError::Status { code: 503, body: String::new() }, Some("customize: ")),
-        (HookError::Status { code: 404, body: String::new() }, Some("customize: ")),
+        (HookError::Status { code: 503, body: String::new(), proxy: None }, Some("customize: ")),
+        (HookError::Status { code: 404, body: String::new(), proxy: None }, Some("customize: ")),
     ] {
         let (error, calls) = (Arc::new(Mutex::new(Some(failure.clone()))), Calls::default());
         let (failing, made) = (Arc::clone(&error), Arc::clone(&calls));

@@ -315,7 +315,7 @@ async fn etag_is_sent_while_its_answer_may_be_confirmed() {
 
 #[tokio::test]
 async fn each_status_keeps_or_evicts_the_cached_answer() {
-    let refused = |code: u16| Err(HookError::Status { code, body: String::new() });
+    let refused = |code: u16| Err(HookError::Status { code, body: String::new(), proxy: None });
     let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
     let tagged = "200 OK\r\nETag: t";
     let steps = [

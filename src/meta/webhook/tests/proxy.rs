@@ -16,7 +16,7 @@ use crate::{
 fn proxies(url: &str) -> Proxies {
     let variable =
         |name: &str| matches!(name, "HTTP_PROXY" | "HTTPS_PROXY").then(|| url.to_owned());
-    Proxies::from_environment(variable).unwrap()
+    Proxies::from_environment(variable)
 }
 
 fn webhook(url: &str, proxy: &str) -> Webhook {
@@ -126,16 +126,10 @@ async fn proxy_that_refuses_is_named_without_its_password() {
         other => panic!("{other:?}"),
     };
     let mut messages = Vec::new();
-    for (status, reason) in [
-        ("407 Proxy Authentication Required", "a user and a password"),
-        ("502 Bad Gateway", "the proxy or the hook answered 502"),
-        ("503 Service Unavailable", "the proxy or the hook answered 503"),
-    ] {
-        let proxy = server(response(status, ""), false).await;
-        let address = proxy.url.authority().unwrap().to_string();
-        let hook = webhook("http://hook.test/sync", &format!("http://me:secret@{address}"));
-        messages.push((failed(hook).await, address, reason));
-    }
+    let proxy = server(response("407 Proxy Authentication Required", ""), false).await;
+    let address = proxy.url.authority().unwrap().to_string();
+    let hook = webhook("http://hook.test/sync", &format!("http://me:secret@{address}"));
+    messages.push((failed(hook).await, address, "a user and a password"));
     for (status, reason) in [
         ("407 Proxy Authentication Required", "a user and a password"),
         ("403 Forbidden", "it answered 403 to CONNECT hook.test:8443"),
@@ -163,4 +157,49 @@ async fn hook_on_loopback_is_called_without_the_proxy() {
     let answer = hook.call(Bytes::from_static(b"{}")).await;
 
     assert_eq!(answer.as_deref(), Ok(&b"{}"[..]));
+}
+
+#[tokio::test]
+async fn status_that_came_through_a_proxy_of_http_is_the_hooks_and_names_the_proxy() {
+    for code in [400, 404, 500, 502, 503, 504] {
+        let proxy = server(response(&format!("{code} Reason"), "text"), false).await;
+        let address = format!("http://{}/", proxy.url.authority().unwrap());
+        let url = address.replace("http://", "http://me:secret@");
+        let hook = webhook("http://hook.test/sync", &url).error_excerpts(true);
+
+        let error = hook.call(Bytes::from_static(b"{}")).await.unwrap_err();
+
+        let (body, through) = ("text".to_owned(), Some(address.clone()));
+        assert_eq!(error, HookError::Status { code, body, proxy: through });
+        let message = format!("status {code} through the proxy {address}: \"text\"");
+        assert!(error.to_string().ends_with(&message), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn proxy_that_does_not_answer_is_named_when_the_call_times_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/", listener.local_addr().unwrap());
+    let timeout = Duration::from_millis(200);
+    for url in ["http://hook.test/", "https://hook.test/"] {
+        let hook = Webhook::new(url.parse().unwrap(), timeout).proxies(proxies(&address));
+
+        let error = hook.call(Bytes::from_static(b"{}")).await.unwrap_err();
+
+        let late = HookError::ProxyTimeout { waited: timeout, proxy: address.clone() };
+        assert_eq!(error, late, "{url}");
+    }
+}
+
+#[tokio::test]
+async fn call_that_needs_an_unusable_proxy_fails_with_its_reason() {
+    let hook = webhook("http://hook.test/sync", "socks5://me:secret@proxy:1080");
+
+    let error = hook.call(Bytes::from_static(b"{}")).await.unwrap_err().to_string();
+
+    assert!(
+        error.contains("HTTP_PROXY: the proxy socks5://proxy:1080/ is not supported"),
+        "{error}"
+    );
+    assert!(!error.contains("secret"), "{error}");
 }
