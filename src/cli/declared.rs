@@ -40,22 +40,46 @@ impl DeclaredObject {
     }
 }
 
+/// Declared controllers of all kinds, as far as they could be read.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    pub(super) objects: Vec<DeclaredObject>,
+    /// Kinds that the server does not serve, which may prove nothing.
+    pub(super) not_served: Vec<ControllerKind>,
+    /// Kinds that could not be read, with the reasons.
+    pub(super) unread: Vec<(ControllerKind, String)>,
+}
+
 /// Lists the declared controllers of all kinds that are served.
-pub(super) async fn list(client: Client) -> anyhow::Result<Vec<DeclaredObject>> {
-    let mut controllers = Vec::new();
+///
+/// # Errors
+///
+/// If no kind could be read.
+pub(super) async fn list(client: Client) -> anyhow::Result<Listed> {
+    let mut listed = Listed::default();
     let mut not_served = None;
+    let mut failed = None;
     for kind in ControllerKind::ALL {
         match list_of(kind, client.clone()).await {
-            Ok(found) => controllers.push(found),
+            Ok(found) => listed.objects.extend(found),
             Err(kube::Error::Api(status)) if status.code == 404 => {
+                listed.not_served.push(kind);
                 not_served = Some(kube::Error::Api(status));
             }
-            Err(error) => return Err(explain(error)),
+            Err(error) => {
+                let error = explain(error);
+                listed.unread.push((kind, error.to_string()));
+                failed = Some(error);
+            }
         }
     }
-    match not_served.filter(|_| controllers.is_empty()) {
-        Some(error) => Err(explain(error)),
-        None => Ok(controllers.concat()),
+    if listed.not_served.len() + listed.unread.len() < ControllerKind::ALL.len() {
+        return Ok(listed);
+    }
+    match (failed, not_served) {
+        (Some(error), _) => Err(error),
+        (None, Some(error)) => Err(explain(error)),
+        (None, None) => Ok(listed),
     }
 }
 

@@ -64,7 +64,8 @@ async fn release(
              delete it, or remove hooks.finalize from it"
         ),
         Err(error) if names_missing(&error) => {}
-        Err(error) if crd_is_missing(client, kind, &error).await => {}
+        Err(kube::Error::Api(status))
+            if status.code == 404 && crd_is_missing(client, kind).await => {}
         Err(error) => {
             return Err(anyhow!(error).context(format!(
                 "reading the {kind} {name}: the answer does not prove that it is gone"
@@ -82,11 +83,10 @@ fn names_missing(error: &kube::Error) -> bool {
     status.code == 404 && status.reason == "NotFound" && names_it
 }
 
-/// Returns whether a 404 follows from the deletion of the CRD, with which all controllers are gone.
-async fn crd_is_missing(client: &Client, kind: ControllerKind, error: &kube::Error) -> bool {
+/// Returns whether the CRD of a kind is proven to be missing, with which all controllers are gone.
+pub(super) async fn crd_is_missing(client: &Client, kind: ControllerKind) -> bool {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
-    matches!(error, kube::Error::Api(status) if status.code == 404)
-        && api.get(&kind.crd_name()).await.is_err_and(|error| names_missing(&error))
+    api.get(&kind.crd_name()).await.is_err_and(|error| names_missing(&error))
 }
 
 /// Table of parents with a finalizer.
@@ -117,7 +117,7 @@ mod tests {
     };
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::{super::status, *};
 
     const COMPOSITE: ControllerKind = ControllerKind::Composite;
     const OF_A: &str = "metacontroller.io/compositecontroller-a";
@@ -245,5 +245,72 @@ mod tests {
         let freed = release(&server.client(), COMPOSITE, "a", false).await.unwrap();
 
         assert_eq!(names(&freed), [("configmaps", "three"), ("widgets.x.test", "one")]);
+    }
+
+    const DECORATORS: &str = "decoratorcontrollers.metacontroller.k8s.io";
+
+    /// Kinds and names of the controllers whose finalizers are reported as orphaned.
+    async fn orphans(client: &Client) -> Vec<(String, String)> {
+        let listed = declared::list(client.clone()).await.unwrap();
+        let held = status::unowned(client, &listed).await.unwrap();
+        held.into_iter().map(|held| (held.controller_kind, held.controller)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kind_that_may_not_be_listed_is_named_and_the_other_is_read() {
+        let server = server().await;
+        let spec = json!({"parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"}});
+        let controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "a"}, "spec": spec,
+        });
+        server.apply(controller).unwrap();
+        let of_decorator = "metacontroller.io/decoratorcontroller-d";
+        let metadata = json!({"name": "two", "finalizers": [of_decorator, OF_B]});
+        let widget = json!({"apiVersion": "x.test/v1", "kind": "Widget", "metadata": metadata});
+        server.merge(&widget).unwrap();
+        let client = server.client();
+        let names = |all: &[(&str, &str)]| {
+            let own = |(kind, name): &(&str, &str)| ((*kind).to_owned(), (*name).to_owned());
+            all.iter().map(own).collect::<Vec<_>>()
+        };
+        let (of_b, of_d) = (("CompositeController", "b"), ("DecoratorController", "d"));
+        let mut both = orphans(&client).await;
+        both.sort();
+        both.dedup();
+        assert_eq!(both, names(&[of_b, of_d]));
+
+        server.set_rbac([AccessRule::deny().resources([DECORATORS])]);
+
+        let listed = declared::list(client.clone()).await.unwrap();
+        assert_eq!(listed.objects.len(), 1);
+        assert_eq!(listed.unread.len(), 1, "{listed:?}");
+        assert_eq!(listed.unread[0].0, ControllerKind::Decorator);
+        let mut one = orphans(&client).await;
+        one.dedup();
+        assert_eq!(one, names(&[of_b]));
+        let composites = "compositecontrollers.metacontroller.k8s.io";
+        server.set_rbac([AccessRule::deny().resources([DECORATORS, composites])]);
+        assert!(declared::list(client).await.is_err(), "no kind could be read");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn finalizers_of_a_kind_are_orphaned_only_if_its_crd_is_missing() {
+        let (faults, server) = (Faults::default(), server().await);
+        let of_decorator = "metacontroller.io/decoratorcontroller-d";
+        let metadata = json!({"name": "two", "finalizers": [of_decorator]});
+        let widget = json!({"apiVersion": "x.test/v1", "kind": "Widget", "metadata": metadata});
+        server.merge(&widget).unwrap();
+        let message = "the server could not find the requested resource";
+        let unnamed = Action::Reply(Reply::status(404, "NotFound", message));
+        faults.add(Rule::new(unnamed).path_contains("/v1alpha1/decoratorcontrollers"));
+        let layers = tower::ServiceBuilder::new().layer(faults.layer());
+        let client = Client::new(layers.service(server.service("user")), "default");
+        let is_of_d = |(_, name): &(String, String)| name == "d";
+
+        assert!(!orphans(&client).await.iter().any(is_of_d), "its CRD is there");
+        server.uninstall(DECORATORS).unwrap();
+        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        assert!(orphans(&client).await.iter().any(is_of_d));
     }
 }

@@ -12,7 +12,7 @@ use pilotlight::{
 
 use super::{
     connection::ConnectionArgs,
-    declared::{self, DeclaredObject},
+    declared::{self, Listed},
     held::{self, HeldParent},
     http, output,
     output::Format,
@@ -95,10 +95,13 @@ impl StatusArgs {
     async fn declared(&self) -> anyhow::Result<(StatusReport, bool)> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
-        let objects = declared::list(client.clone()).await?;
-        let mut report = StatusReport::of_objects(&objects);
+        let listed = declared::list(client.clone()).await?;
+        for (kind, error) in &listed.unread {
+            tracing::warn!(%kind, error, "declared controllers of this kind not read");
+        }
+        let mut report = StatusReport::of_objects(&listed.objects);
         if self.finalizers {
-            report.held = Some(unowned(&client, &objects).await?);
+            report.held = Some(unowned(&client, &listed).await?);
         }
         let mut kept = true;
         for kind in ControllerKind::ALL {
@@ -119,9 +122,22 @@ impl StatusArgs {
 }
 
 /// Returns the objects with the finalizer of a controller that does not exist.
-async fn unowned(client: &Client, objects: &[DeclaredObject]) -> anyhow::Result<Vec<HeldParent>> {
-    let exists = |kind, name: &str| objects.iter().any(|it| (it.kind, &*it.name) == (kind, name));
-    let search = held::search(client, |kind, name| !exists(kind, name), false).await?;
+pub(super) async fn unowned(client: &Client, listed: &Listed) -> anyhow::Result<Vec<HeldParent>> {
+    // Without proof that its controllers do not exist, no finalizer of a kind is reported.
+    let mut unproven: Vec<_> = listed.unread.iter().map(|(kind, _)| *kind).collect();
+    for kind in &listed.not_served {
+        if !release::crd_is_missing(client, *kind).await {
+            unproven.push(*kind);
+        }
+    }
+    for kind in &unproven {
+        tracing::warn!(%kind, "finalizers of this kind not reported: its controllers are not known");
+    }
+    let is_orphan = |kind, name: &str| {
+        let is_same = |it: &declared::DeclaredObject| (it.kind, &*it.name) == (kind, name);
+        !unproven.contains(&kind) && !listed.objects.iter().any(is_same)
+    };
+    let search = held::search(client, is_orphan, false).await?;
     for error in &search.errors {
         tracing::warn!(error, "finalizers not read");
     }
@@ -273,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    fn controller(status: serde_json::Value) -> DeclaredObject {
+    fn controller(status: serde_json::Value) -> declared::DeclaredObject {
         let object = serde_json::from_value(json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
@@ -281,10 +297,10 @@ mod tests {
             "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "things"}},
             "status": status,
         }));
-        DeclaredObject::of(ControllerKind::Composite, &object.unwrap())
+        declared::DeclaredObject::of(ControllerKind::Composite, &object.unwrap())
     }
 
-    fn table(controller: &DeclaredObject, now: Timestamp) -> String {
+    fn table(controller: &declared::DeclaredObject, now: Timestamp) -> String {
         render(&StatusReport::of_objects(std::slice::from_ref(controller)), now)
     }
 

@@ -55,10 +55,11 @@ impl TypesArgs {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
         let types = ask(client.clone()).await?;
-        // `None` if they may not be listed or none is installed.
+        // `None` if one kind may not be listed or none is installed.
         let declared = tokio::time::timeout(TIMEOUT, declared::list(client)).await;
         let declared = declared.ok().and_then(Result::ok);
-        let watchers = declared.as_deref().map(Watchers::of_objects);
+        let declared = declared.filter(|listed| listed.unread.is_empty());
+        let watchers = declared.map(|listed| Watchers::of_objects(&listed.objects));
         Ok(types.iter().map(|row| TypeRow::new(row, watchers.as_ref())).collect())
     }
 }
