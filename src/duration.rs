@@ -102,6 +102,33 @@ fn nanoseconds(text: &str) -> Option<u128> {
     }
 }
 
+/// Returns a duration as `Duration.String` of Go writes it: `1m0s`, `1.5s`, `250ms`.
+#[cfg(any(test, feature = "meta"))]
+pub(crate) fn text(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let decimal = |unit: u128| {
+        let fraction = format!("{:0width$}", nanos % unit, width = unit.ilog10() as usize);
+        match fraction.trim_end_matches('0') {
+            "" => String::new(),
+            digits => format!(".{digits}"),
+        }
+    };
+    match (nanos, duration.as_secs()) {
+        (0, _) => "0s".to_owned(),
+        (..1_000, _) => format!("{nanos}ns"),
+        (..1_000_000, _) => format!("{}{}\u{b5}s", nanos / 1_000, decimal(1_000)),
+        (..1_000_000_000, _) => format!("{}{}ms", nanos / 1_000_000, decimal(1_000_000)),
+        (_, seconds) => {
+            let part = format!("{}{}s", seconds % 60, decimal(1_000_000_000));
+            match (seconds / 3600, seconds / 60 % 60) {
+                (0, 0) => part,
+                (0, minutes) => format!("{minutes}m{part}"),
+                (hours, minutes) => format!("{hours}h{minutes}m{part}"),
+            }
+        }
+    }
+}
+
 fn digits(text: &str) -> (&str, &str) {
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     text.split_at(end)
@@ -153,6 +180,25 @@ mod tests {
             ("-0s", 0),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for (nanos, expected) in [
+            (0, "0s"),
+            (1, "1ns"),
+            (1_100, "1.1\u{b5}s"),
+            (2_200_000, "2.2ms"),
+            (3_300_000_000, "3.3s"),
+            (10_000_000_000, "10s"),
+            (60_000_000_000, "1m0s"),
+            (245_001_000_000, "4m5.001s"),
+            (480_000_000_001, "8m0.000000001s"),
+            (18_367_001_000_000, "5h6m7.001s"),
+            (3_600_000_000_000, "1h0m0s"),
+        ] {
+            assert_eq!(text(Duration::from_nanos(nanos)), expected);
         }
     }
 

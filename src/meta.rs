@@ -42,6 +42,7 @@ mod resync;
 mod rewrite;
 mod runnable;
 mod selection;
+mod sent_controller;
 mod status;
 mod supervisor;
 mod sync;
@@ -68,7 +69,6 @@ pub use definition::{
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
 };
-pub use finalizer::COMPOSITE_FINALIZER;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;

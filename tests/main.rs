@@ -22,6 +22,8 @@ mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
 mod crash;
+#[cfg(feature = "meta")]
+mod decorator;
 #[cfg(feature = "cli")]
 mod deploy;
 mod epochs;
@@ -35,6 +37,10 @@ mod flaps;
 mod hook_certificates;
 mod hook_credentials;
 #[cfg(feature = "cli")]
+mod hook_examples;
+#[cfg(feature = "cli")]
+mod hook_requests;
+#[cfg(feature = "cli")]
 mod hooks;
 #[cfg(feature = "cli")]
 mod http_proxy;
@@ -46,6 +52,8 @@ mod leaks;
 mod logging;
 #[cfg(feature = "cli")]
 mod losses;
+#[cfg(feature = "cli")]
+mod migration;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]

@@ -9,11 +9,15 @@ mod alone;
 #[cfg(feature = "meta")]
 mod bench;
 mod carrier;
+#[cfg(feature = "cli")]
+mod constant;
 mod counts;
 #[cfg(feature = "cli")]
 mod declared;
 #[cfg(feature = "meta")]
 mod deletions;
+#[cfg(feature = "cli")]
+mod example;
 #[cfg(feature = "cli")]
 mod hook_server;
 mod life;
@@ -81,8 +85,10 @@ pub(crate) use self::{
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
+    constant::{constant, of_run, uid_of},
     declared::Declared,
     deletions::Deletions,
+    example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     process::Process,
     supervised::{

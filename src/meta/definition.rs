@@ -24,7 +24,7 @@ pub use self::{
 };
 use super::{
     CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule, Lenience,
-    MAX_CHILDREN, finalizer, workers::workers,
+    MAX_CHILDREN, finalizer, sent_controller, workers::workers,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -143,8 +143,8 @@ impl Definition {
             ControllerKind::Composite => composite::read(&spec_of(raw)?, &mut problems),
             ControllerKind::Decorator => decorator::read(&spec_of(raw)?, &mut problems),
         };
-        let workers = workers(&value, &mut problems);
         let max_owner_depth = max_owner_depth(&value, &mut problems);
+        let workers = workers(&value, &mut problems);
         let has_finalize = value.pointer("/spec/hooks/finalize").is_some_and(|it| !it.is_null());
         let longest = finalizer::longest_name(kind);
         if has_finalize && name.len() > longest {
@@ -183,7 +183,7 @@ impl Definition {
                 sync,
                 finalize,
                 customize,
-                controller: without_status(value),
+                controller: sent_controller::encode(value),
             }),
             (_, Some(rejected)) => Err(rejected),
             // Each part that cannot be read has reported a problem.
@@ -231,13 +231,6 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
             message: redaction::decoding(error.inner()),
         }
     })
-}
-
-/// Returns the object with an empty status, as Metacontroller sends it: the status that Pilotlight
-/// writes would change what hooks receive from start to start.
-fn without_status(mut object: Value) -> Bytes {
-    object["status"] = Value::Object(serde_json::Map::new());
-    object.to_string().into()
 }
 
 /// Returns whether two accepted objects of a kind declare the same controller. Defaults that the

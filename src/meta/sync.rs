@@ -52,6 +52,8 @@ use crate::{
 
 /// Time after which an object of another owner is tried again: its owner may have released it.
 const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
+/// Time after which an object of a type that is not listed yet is looked at again.
+const NOT_LISTED_AGAIN: Duration = Duration::from_secs(5);
 
 /// Reconciler of the parents of one declared controller.
 pub(crate) struct ParentReconciler {
@@ -80,7 +82,7 @@ impl Reconciler for ParentReconciler {
         let type_ref = &parent.type_ref;
         let (Some(served), Some(store)) = (context.served(type_ref), context.store(type_ref))
         else {
-            return Ok(Outcome::Done);
+            return self.without_cache(type_ref, &request, &context);
         };
         let found = store.get(&request).map(|object| {
             let header = object.header();
@@ -175,6 +177,24 @@ impl ParentReconciler {
         })
     }
 
+    /// Handles a request whose type has no cache. The objects of a type that is proven missing are
+    /// gone. A type that is served is not listed yet, or the epoch is about to stop.
+    fn without_cache(
+        &self,
+        type_ref: &TypeRef,
+        request: &Request,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
+        if is_missing(&self.types.get(type_ref).state) {
+            self.forget(request, context);
+            return Err(ReconcileError::Terminal(ObjectGone.into()));
+        }
+        match self.definition.kind {
+            ControllerKind::Composite => Ok(Outcome::Done),
+            ControllerKind::Decorator => Ok(Outcome::RequeueAfter(NOT_LISTED_AGAIN)),
+        }
+    }
+
     /// Forgets a parent that is gone, or that the controller no longer selects.
     fn forget(&self, key: &Request, context: &Context) {
         for rule in &self.definition.children {
@@ -251,7 +271,12 @@ impl ParentReconciler {
             children: &observation.children,
             related: &related,
         };
-        let recheck = match self.call_hook(hook, object, &rules, objects, last, context).await? {
+        let response = self.call_hook(hook, object, &rules, objects, last, context).await?;
+        if !self.is_served(parent, context) {
+            // The type was removed during the call, and other types keep the epoch running.
+            return Err(SyncError::Cancelled);
+        }
+        let recheck = match response {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
@@ -271,6 +296,13 @@ impl ParentReconciler {
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Returns whether the type of a parent is still the one that it was read from.
+    fn is_served(&self, parent: &Parent, context: &Context) -> bool {
+        let own = self.definition.parents.get(parent.key.primary);
+        let served = own.and_then(|own| context.served(&own.type_ref));
+        served.is_some_and(|served| served.identity == parent.served.identity)
     }
 
     /// Returns the claim of a parent on its children.

@@ -1,0 +1,203 @@
+//! The way from Metacontroller and back: the objects that it has left, and those that it would find.
+//!
+//! `tests/migration/metacontroller-4.17.2.json` has three controllers, the answers of their hook, and
+//! the parents and children that Metacontroller 4.17.2 made of them on kube-apiserver. It ran in place
+//! of Pilotlight in the steps of [`objects_are_those_that_metacontroller_makes`]; values that differ in
+//! each run were replaced by constants. When the file was made, Metacontroller wrote neither its own
+//! objects again, nor those that Pilotlight had made in these steps.
+
+use std::{collections::BTreeMap, path::Path};
+
+use kube::{
+    Api, ResourceExt,
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::{ApiResource, GroupVersionKind},
+};
+use pilotlight::testing::CrdBuilder;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Supervised, constant, of_run, uid_of};
+
+const FILE: &str = "tests/migration/metacontroller-4.17.2.json";
+
+/// Parents and their kinds.
+const PARENTS: [(&str, &str); 3] = [("Widget", "gear"), ("Gadget", "cam"), ("Frame", "frame")];
+
+/// Data file in the namespace of a run.
+#[derive(Deserialize)]
+struct Left {
+    /// Specs by the names of controllers.
+    controllers: BTreeMap<String, Value>,
+    /// Answers by the names of parents.
+    answers: BTreeMap<String, Value>,
+    /// Parents, then children.
+    objects: Vec<Value>,
+}
+
+fn text() -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE)).unwrap()
+}
+
+impl Left {
+    /// Reads the file, and installs the types in it.
+    async fn start(supervised: &Supervised<'_>) -> Self {
+        let left: Self = serde_json::from_str(&of_run(supervised, &text())).unwrap();
+        let group = &supervised.harness.scope.group;
+        for kind in ["Widget", "Gadget", "Cog"] {
+            supervised.install(&CrdBuilder::new(group, kind)).await;
+        }
+        supervised.install(&CrdBuilder::new(group, "Frame").cluster_scoped()).await;
+        let answers = left.answers.clone();
+        supervised.hook.answers(move |request| {
+            let parent = request["parent"]["metadata"]["name"].as_str().unwrap();
+            Answer::Json(answers[parent].clone())
+        });
+        left
+    }
+
+    async fn declare(&self, supervised: &Supervised<'_>) {
+        for (name, spec) in &self.controllers {
+            supervised.declare(name, spec.clone()).await;
+        }
+    }
+}
+
+/// Waits until each parent was synced twice: its hook is called every second.
+async fn synced(supervised: &Supervised<'_>) {
+    let before = PARENTS.map(|(_, parent)| (parent, supervised.hook.count(parent)));
+    for (parent, before) in before {
+        supervised.hook.asked_again(parent, before + 2).await;
+    }
+}
+
+/// Returns the API of an object's type in its namespace.
+fn api(supervised: &Supervised<'_>, object: &Value) -> Api<DynamicObject> {
+    let (api_version, kind) = (&object["apiVersion"], &object["kind"]);
+    let (api_version, kind) = (api_version.as_str().unwrap(), kind.as_str().unwrap());
+    let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let client = supervised.harness.scope.client();
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+        None => Api::all_with(client, &resource),
+    }
+}
+
+/// Returns the parents and their children, as in the file.
+async fn objects(supervised: &Supervised<'_>) -> Value {
+    let scope = &supervised.harness.scope;
+    let (client, own) = (scope.client(), format!("{}/v1", scope.group));
+    let types = [
+        (own.as_str(), "Widget"),
+        (own.as_str(), "Gadget"),
+        (own.as_str(), "Frame"),
+        (own.as_str(), "Cog"),
+        ("v1", "ConfigMap"),
+        ("v1", "Secret"),
+        ("v1", "Service"),
+        ("apps/v1", "Deployment"),
+    ];
+    let mut found = Vec::new();
+    for (api_version, kind) in types {
+        let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        for mut object in api.list(&ListParams::default()).await.unwrap() {
+            let is_ours = api_version == own
+                || object.owner_references().iter().any(|owner| owner.api_version == own);
+            if is_ours {
+                object.metadata.managed_fields = None;
+                let mut json = serde_json::to_value(&object).unwrap();
+                json["apiVersion"] = json!(api_version);
+                json["kind"] = json!(kind);
+                found.push(json);
+            }
+        }
+    }
+    constant(supervised, &json!(found))
+}
+
+/// Creates an object of the file, as far as a client may, and returns its uid.
+async fn restore(supervised: &Supervised<'_>, object: &Value) -> String {
+    let api = api(supervised, object);
+    let mut created = object.clone();
+    for field in ["uid", "resourceVersion", "creationTimestamp", "generation"] {
+        created["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    let created: DynamicObject = serde_json::from_value(created).unwrap();
+    let created = api.create(&PostParams::default(), &created).await.unwrap();
+    if PARENTS.iter().any(|(kind, _)| object["kind"] == *kind) && object["status"].is_object() {
+        let status = Patch::Merge(json!({ "status": object["status"] }));
+        let name = created.name_any();
+        api.patch_status(&name, &PatchParams::default(), &status).await.unwrap();
+    }
+    created.uid().unwrap()
+}
+
+#[tokio::test]
+async fn objects_are_those_that_metacontroller_makes() {
+    let supervised = Supervised::start("migration-back").await;
+    let left = Left::start(&supervised).await;
+    left.declare(&supervised).await;
+    let scope = &supervised.harness.scope;
+    for (kind, name) in PARENTS {
+        let parent = json!({
+            "apiVersion": format!("{}/v1", scope.group),
+            "kind": kind,
+            "metadata": { "name": name, "namespace": (kind != "Frame").then_some(&scope.namespace) },
+            "spec": { "selector": { "matchLabels": { "app": name } } },
+        });
+        let object: DynamicObject = serde_json::from_value(parent.clone()).unwrap();
+        api(&supervised, &parent).create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    synced(&supervised).await;
+
+    let wanted: Value = serde_json::from_str(&text()).unwrap();
+    let found = objects(&supervised).await;
+    assert_eq!(found, wanted["objects"], "the run has {found:#}");
+    supervised.end().await;
+}
+
+#[tokio::test]
+async fn objects_that_metacontroller_left_are_not_written() {
+    let supervised = Supervised::start("migration").await;
+    let harness = &supervised.harness;
+    let mut left = Left::start(&supervised).await;
+    let mut uids = BTreeMap::<String, String>::new();
+    for mut object in std::mem::take(&mut left.objects) {
+        // Children name the uids of their parents in labels, owner references and annotations.
+        let mut text = object.to_string();
+        let constant = uid_of(&object).unwrap();
+        for (constant, uid) in &uids {
+            text = text.replace(constant, uid);
+        }
+        object = serde_json::from_str(&text).unwrap();
+        uids.insert(constant, restore(&supervised, &object).await);
+    }
+    let before = objects(&supervised).await;
+    let position = harness.position();
+
+    left.declare(&supervised).await;
+    synced(&supervised).await;
+
+    let mut writes = harness.events(position).await;
+    writes.retain(|event| {
+        !matches!(event.verb.as_str(), "get" | "list" | "watch")
+            && event.group != "metacontroller.k8s.io"
+            && event.resource != "events"
+    });
+    assert!(writes.is_empty(), "{writes:#?}");
+    assert_eq!(objects(&supervised).await, before);
+    for (_, parent) in PARENTS {
+        let calls = supervised.hook.calls().into_iter().filter(|call| call.parent() == parent);
+        let mut children = calls.map(|call| call.body["children"].clone());
+        let first = children.next().unwrap();
+        let count = |groups: &Value| -> usize {
+            groups.as_object().unwrap().values().map(|group| group.as_object().unwrap().len()).sum()
+        };
+        assert_eq!(count(&first), left.answers[parent]["children"].as_array().unwrap().len());
+    }
+    supervised.end().await;
+}
