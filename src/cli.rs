@@ -70,7 +70,7 @@ enum Command {
     Types(types::TypesArgs),
     /// Print the state of the declared controllers.
     Status(status::StatusArgs),
-    /// Remove the finalizer of a removed CompositeController from its parents.
+    /// Remove the finalizer of a removed controller from its parents.
     Release(release::ReleaseArgs),
     /// Print Pilotlight's own CustomResourceDefinitions as YAML, or check files against them.
     Crds(crds::CrdsArgs),

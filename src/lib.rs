@@ -85,12 +85,12 @@
 //!    (`src/controller/run.rs::spawn`), once the caches hold what the request wrote before
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
-//!    the composite sync (`src/meta/composite.rs::sync`):
+//!    the sync that both kinds share (`src/meta/sync.rs::sync`):
 //!    1. it adds or removes the finalizer of the parent first, if that is due
 //!       (`src/meta/finalizer.rs::first_step`);
 //!    2. it reads the objects that the customize hook relates to the parent
-//!       (`src/meta/composite/customize.rs::related`);
-//!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
+//!       (`src/meta/sync/customize.rs::related`);
+//!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/sync/adopt.rs`);
 //!    4. it assembles the hook request from cached bytes (`src/meta/protocol/request.rs::sync_request`);
 //!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
 //!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
@@ -98,7 +98,8 @@
 //!    7. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
 //!       (`src/meta/merge.rs`);
 //!    8. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
-//!       parent (`src/meta/composite/parent_status.rs::write_status`).
+//!       parent (`src/meta/sync/parent_status.rs::write_status`); a decorated object is written
+//!       before its attachments (`src/meta/sync/decorator.rs::decorate`).
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
 //!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
@@ -153,11 +154,11 @@
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
-//! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/composite/hook_call.rs` |
+//! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
-//! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
+//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
 //! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
 //! | specification of a CompositeController is validated | `src/meta/definition.rs::parse` |
@@ -176,7 +177,7 @@
 //!    `src/informer/reflector.rs`.
 //! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
 //!    `src/controller/queue.rs`, `src/controller/run.rs`.
-//! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
+//! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/sync.rs`,
 //!    `src/meta/children.rs`.
 //!
 //! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and

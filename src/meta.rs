@@ -68,7 +68,6 @@ pub use definition::{
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
 };
-pub use finalizer::COMPOSITE_FINALIZER;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;

@@ -22,6 +22,8 @@ mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
 mod crash;
+#[cfg(feature = "meta")]
+mod decorator;
 #[cfg(feature = "cli")]
 mod deploy;
 mod epochs;

@@ -3,21 +3,71 @@
 use anyhow::anyhow;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client, CustomResourceExt,
+    Api, Client,
     api::{ApiResource, DynamicObject, ListParams},
 };
-use pilotlight::meta::api::CompositeController;
+use pilotlight::meta::{ControllerKind, api::ControllerStatus};
 use serde_json::Value;
 
-/// Lists the declared controllers by pages, which the API server answers at once even if it has
-/// just started to serve the type.
-pub(super) async fn list(client: Client) -> anyhow::Result<Vec<CompositeController>> {
-    let api = Api::<CompositeController>::all(client);
+/// Declared controller, as its object describes it.
+#[derive(Clone, Debug)]
+pub(super) struct DeclaredObject {
+    pub(super) kind: ControllerKind,
+    pub(super) name: String,
+    pub(super) generation: Option<i64>,
+    /// Plural and `apiVersion` of the first parent type, if the object names one.
+    pub(super) parent: Option<(String, String)>,
+    pub(super) status: ControllerStatus,
+}
+
+impl DeclaredObject {
+    /// Reads an object, whatever is wrong with its specification.
+    pub(super) fn of(kind: ControllerKind, object: &DynamicObject) -> Self {
+        let spec = &object.data["spec"];
+        let parent = match kind {
+            ControllerKind::Composite => &spec["parentResource"],
+            ControllerKind::Decorator => &spec["resources"][0],
+        };
+        let text = |field: &str| parent[field].as_str().map(str::to_owned);
+        let status = serde_json::from_value(object.data["status"].clone());
+        Self {
+            kind,
+            name: object.metadata.name.clone().unwrap_or_default(),
+            generation: object.metadata.generation,
+            parent: text("resource").zip(text("apiVersion")),
+            status: status.unwrap_or_default(),
+        }
+    }
+}
+
+/// Lists the declared controllers of all kinds that are served.
+pub(super) async fn list(client: Client) -> anyhow::Result<Vec<DeclaredObject>> {
+    let mut controllers = Vec::new();
+    let mut not_served = None;
+    for kind in ControllerKind::ALL {
+        match list_of(kind, client.clone()).await {
+            Ok(found) => controllers.push(found),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                not_served = Some(kube::Error::Api(status));
+            }
+            Err(error) => return Err(explain(error)),
+        }
+    }
+    match not_served.filter(|_| controllers.is_empty()) {
+        Some(error) => Err(explain(error)),
+        None => Ok(controllers.concat()),
+    }
+}
+
+/// Lists the declared controllers of one kind by pages, which the API server answers at once even if
+/// it has just started to serve the type.
+async fn list_of(kind: ControllerKind, client: Client) -> Result<Vec<DeclaredObject>, kube::Error> {
+    let api = Api::<DynamicObject>::all_with(client, &resource(kind));
     let mut page = ListParams::default().limit(500);
     let mut controllers = Vec::new();
     loop {
-        let list = api.list(&page).await.map_err(explain)?;
-        controllers.extend(list.items);
+        let list = api.list(&page).await?;
+        controllers.extend(list.items.iter().map(|object| DeclaredObject::of(kind, object)));
         match list.metadata.continue_ {
             Some(token) if !token.is_empty() => page = page.continue_token(&token),
             Some(_) | None => return Ok(controllers),
@@ -25,13 +75,25 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Vec<CompositeControll
     }
 }
 
-/// Returns whether the installed CRD has no place for a status, as is the case with
+/// Returns the type of a kind.
+pub(super) fn resource(kind: ControllerKind) -> ApiResource {
+    let (group, version) = (ControllerKind::GROUP, ControllerKind::VERSION);
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: format!("{group}/{version}"),
+        kind: kind.to_string(),
+        plural: kind.plural().to_owned(),
+    }
+}
+
+/// Returns whether the installed CRD of a kind has no place for a status, as is the case with
 /// Metacontroller's; false if the CRD cannot be read.
-pub(super) async fn keeps_no_status(client: Client) -> bool {
+pub(super) async fn keeps_no_status(kind: ControllerKind, client: Client) -> bool {
     // Not typed: the decoder of a whole CRD is large, and three of its fields are read.
     let crds = ApiResource::erase::<CustomResourceDefinition>(&());
     let api = Api::<DynamicObject>::all_with(client, &crds);
-    api.get(CompositeController::crd_name()).await.is_ok_and(|crd| prunes_status(&crd.data))
+    api.get(&kind.crd_name()).await.is_ok_and(|crd| prunes_status(&crd.data))
 }
 
 fn prunes_status(crd: &Value) -> bool {
@@ -49,7 +111,7 @@ fn explain(error: kube::Error) -> anyhow::Error {
     let kube::Error::Api(status) = error else { return error.into() };
     if status.code == 404 {
         return anyhow!(
-            "the API server does not serve CompositeControllers; install Pilotlight's CRDs: \
+            "the API server serves no declared controllers; install Pilotlight's CRDs: \
              pilotlight crds | kubectl apply --filename -"
         );
     }
@@ -58,6 +120,8 @@ fn explain(error: kube::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use kube::CustomResourceExt;
+    use pilotlight::meta::api::CompositeController;
     use serde_json::json;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use pilotlight::duration;
+use pilotlight::{duration, meta::ControllerKind};
 
 /// Shortest polling interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
@@ -22,6 +22,15 @@ pub(super) fn used_interval(given: Duration) -> Duration {
 /// be synced.
 pub(super) fn used_workers(given: i64) -> usize {
     usize::try_from(given.max(1)).unwrap_or(usize::MAX)
+}
+
+/// Parses the kind of a declared controller.
+pub(super) fn controller_kind(text: &str) -> Result<ControllerKind, String> {
+    let of = |kind: &ControllerKind| kind.kind() == text;
+    ControllerKind::ALL
+        .into_iter()
+        .find(of)
+        .ok_or_else(|| "give CompositeController or DecoratorController".to_owned())
 }
 
 /// Parses a number of at least 1.

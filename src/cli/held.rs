@@ -9,7 +9,7 @@ use kube::{
 };
 use pilotlight::{
     discovery::{TypePhase, TypeReport},
-    meta::COMPOSITE_FINALIZER,
+    meta::ControllerKind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -20,6 +20,8 @@ use super::types;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct HeldParent {
+    /// Kind of the controller.
+    pub(super) controller_kind: String,
     /// Name of the controller, from the name of the finalizer.
     pub(super) controller: String,
     /// Type of the object, such as `things.example.com`.
@@ -41,11 +43,11 @@ pub(super) struct Search {
     pub(super) errors: Vec<String>,
 }
 
-/// Searches all types for parents of the controllers that `wanted` selects by name. With `free`, the
+/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With `free`, the
 /// finalizer is removed from each.
 pub(super) async fn search(
     client: &Client,
-    wanted: impl Fn(&str) -> bool,
+    wanted: impl Fn(ControllerKind, &str) -> bool,
     free: bool,
 ) -> anyhow::Result<Search> {
     let mut search = Search::default();
@@ -65,7 +67,7 @@ impl Search {
         client: &Client,
         report: &TypeReport,
         resource: &ApiResource,
-        wanted: impl Fn(&str) -> bool,
+        wanted: impl Fn(ControllerKind, &str) -> bool,
         free: bool,
     ) -> Result<(), kube::Error> {
         let all = Api::<DynamicObject>::all_with(client.clone(), resource);
@@ -73,9 +75,15 @@ impl Search {
         loop {
             let list = all.list_metadata(&page).await?;
             for object in &list.items {
-                for controller in controllers(object).into_iter().filter(|name| wanted(name)) {
-                    let parent = parent(&controller, report, object);
-                    if free && let Err(error) = release(client, resource, object, &parent).await {
+                let all = controllers(object).into_iter();
+                for (kind, controller) in all.filter(|(kind, name)| wanted(*kind, name)) {
+                    let parent = parent(kind, &controller, report, object);
+                    let finalizer = format!("{}{controller}", kind.finalizer_prefix());
+                    let released = match free {
+                        true => release(client, resource, object, &parent, &finalizer).await,
+                        false => Ok(()),
+                    };
+                    if let Err(error) = released {
                         let named = parent.namespace.iter().chain([&parent.name]);
                         let named: Vec<_> = named.map(String::as_str).collect();
                         let why = explain(&error);
@@ -99,17 +107,17 @@ async fn release(
     resource: &ApiResource,
     object: &PartialObjectMeta<DynamicObject>,
     parent: &HeldParent,
+    finalizer: &str,
 ) -> Result<(), kube::Error> {
     let api = match &parent.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
         None => Api::<DynamicObject>::all_with(client.clone(), resource),
     };
-    let ours = format!("{COMPOSITE_FINALIZER}{}", parent.controller);
     let finalizers = object.metadata.finalizers.iter().flatten();
     let patch = json!({"metadata": {
         "uid": object.metadata.uid,
         "resourceVersion": object.metadata.resource_version,
-        "finalizers": finalizers.filter(|it| **it != ours).collect::<Vec<_>>(),
+        "finalizers": finalizers.filter(|it| **it != finalizer).collect::<Vec<_>>(),
     }});
     match api.patch_metadata(&parent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
@@ -118,18 +126,26 @@ async fn release(
     }
 }
 
-/// Names of the controllers whose finalizers an object has.
-fn controllers(object: &PartialObjectMeta<DynamicObject>) -> BTreeSet<String> {
+/// Kinds and names of the controllers whose finalizers an object has.
+fn controllers(object: &PartialObjectMeta<DynamicObject>) -> BTreeSet<(ControllerKind, String)> {
     let finalizers = object.metadata.finalizers.iter().flatten();
-    finalizers.filter_map(|it| it.strip_prefix(COMPOSITE_FINALIZER)).map(str::to_owned).collect()
+    let of = |finalizer: &String| {
+        ControllerKind::ALL.into_iter().find_map(|kind| {
+            let name = finalizer.strip_prefix(kind.finalizer_prefix())?;
+            Some((kind, name.to_owned()))
+        })
+    };
+    finalizers.filter_map(of).collect()
 }
 
 fn parent(
+    kind: ControllerKind,
     controller: &str,
     report: &TypeReport,
     object: &PartialObjectMeta<DynamicObject>,
 ) -> HeldParent {
     HeldParent {
+        controller_kind: kind.to_string(),
         controller: controller.to_owned(),
         r#type: report.name.clone(),
         namespace: object.metadata.namespace.clone(),

@@ -3,11 +3,12 @@
 use anyhow::{anyhow, bail};
 use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client, CustomResourceExt};
-use pilotlight::{meta::api::CompositeController, transport::TransportOptions};
+use kube::{Api, Client, api::DynamicObject};
+use pilotlight::{meta::ControllerKind, transport::TransportOptions};
 
 use super::{
     connection::ConnectionArgs,
+    declared, flag,
     held::{self, HeldParent, Search},
     output,
     output::Format,
@@ -18,10 +19,13 @@ use super::{
 pub(super) struct ReleaseArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
-    /// Name of a CompositeController that was removed. Its finalizer is removed from every object
+    /// Name of a declared controller that was removed. Its finalizer is removed from every object
     /// that has it; the finalize hook is not called.
     #[arg(value_name = "NAME")]
     name: String,
+    /// Kind of the controller: CompositeController or DecoratorController.
+    #[arg(long, default_value = "CompositeController", value_parser = flag::controller_kind)]
+    kind: ControllerKind,
     /// Print the objects, and change none.
     #[arg(long)]
     dry_run: bool,
@@ -34,7 +38,7 @@ impl ReleaseArgs {
     pub(super) async fn run(&self) -> anyhow::Result<()> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let Search { parents, errors } =
-            release(&transport.client()?, &self.name, self.dry_run).await?;
+            release(&transport.client()?, self.kind, &self.name, self.dry_run).await?;
         match self.output {
             Format::Json => output::print_json(&parents)?,
             Format::Table => output::print(&render(&parents))?,
@@ -47,22 +51,27 @@ impl ReleaseArgs {
 }
 
 /// Frees the parents of a removed controller; with `dry_run`, only finds them.
-async fn release(client: &Client, name: &str, dry_run: bool) -> anyhow::Result<Search> {
-    let api = Api::<CompositeController>::all(client.clone());
+async fn release(
+    client: &Client,
+    kind: ControllerKind,
+    name: &str,
+    dry_run: bool,
+) -> anyhow::Result<Search> {
+    let api = Api::<DynamicObject>::all_with(client.clone(), &declared::resource(kind));
     match api.get(name).await {
         Ok(_) => bail!(
-            "the CompositeController {name} exists, and its finalize hook frees its parents; \
+            "the {kind} {name} exists, and its finalize hook frees its parents; \
              delete it, or remove hooks.finalize from it"
         ),
         Err(error) if names_missing(&error) => {}
-        Err(error) if crd_is_missing(client, &error).await => {}
+        Err(error) if crd_is_missing(client, kind, &error).await => {}
         Err(error) => {
             return Err(anyhow!(error).context(format!(
-                "reading the CompositeController {name}: the answer does not prove that it is gone"
+                "reading the {kind} {name}: the answer does not prove that it is gone"
             )));
         }
     }
-    held::search(client, |controller| controller == name, !dry_run).await
+    held::search(client, |of, controller| (of, controller) == (kind, name), !dry_run).await
 }
 
 /// Returns whether the server names the object that it did not find. Any other 404 proves nothing: a
@@ -74,10 +83,10 @@ fn names_missing(error: &kube::Error) -> bool {
 }
 
 /// Returns whether a 404 follows from the deletion of the CRD, with which all controllers are gone.
-async fn crd_is_missing(client: &Client, error: &kube::Error) -> bool {
+async fn crd_is_missing(client: &Client, kind: ControllerKind, error: &kube::Error) -> bool {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     matches!(error, kube::Error::Api(status) if status.code == 404)
-        && api.get(CompositeController::crd_name()).await.is_err_and(|error| names_missing(&error))
+        && api.get(&kind.crd_name()).await.is_err_and(|error| names_missing(&error))
 }
 
 /// Table of parents with a finalizer.
@@ -85,9 +94,10 @@ pub(super) fn render(parents: &[HeldParent]) -> String {
     if parents.is_empty() {
         return "No objects with the finalizer found.\n".to_owned();
     }
-    let mut table = Table::new(["CONTROLLER", "TYPE", "NAMESPACE", "NAME", "TERMINATING"]);
+    let mut table = Table::new(["KIND", "CONTROLLER", "TYPE", "NAMESPACE", "NAME", "TERMINATING"]);
     for parent in parents {
         table.row([
+            parent.controller_kind.clone(),
             parent.controller.clone(),
             parent.r#type.clone(),
             or_dash(parent.namespace.as_deref()),
@@ -109,6 +119,7 @@ mod tests {
 
     use super::*;
 
+    const COMPOSITE: ControllerKind = ControllerKind::Composite;
     const OF_A: &str = "metacontroller.io/compositecontroller-a";
     const OF_B: &str = "metacontroller.io/compositecontroller-b";
 
@@ -149,17 +160,33 @@ mod tests {
     async fn objects_of_a_removed_controller_are_released_in_all_types() {
         let server = server().await;
 
-        let found = release(&server.client(), "a", true).await.unwrap();
+        let found = release(&server.client(), COMPOSITE, "a", true).await.unwrap();
         assert_eq!(names(&found), [("configmaps", "three"), ("widgets.x.test", "one")]);
         assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]), "a dry run changes nothing");
-        let freed = release(&server.client(), "a", false).await.unwrap();
+        let freed = release(&server.client(), COMPOSITE, "a", false).await.unwrap();
 
         assert_eq!((freed.parents, freed.errors), (found.parents, found.errors));
         assert_eq!(finalizers(&server, "one"), json!([OF_B]));
         assert_eq!(finalizers(&server, "two"), json!([OF_B]));
         assert_eq!(finalizers(&server, "three"), Value::Null);
-        let again = release(&server.client(), "a", false).await.unwrap();
+        let again = release(&server.client(), COMPOSITE, "a", false).await.unwrap();
         assert!(again.parents.is_empty(), "{again:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_a_decorator_are_told_from_those_of_a_composite_of_its_name() {
+        let server = server().await;
+        let of_decorator = "metacontroller.io/decoratorcontroller-a";
+        let metadata = json!({"name": "one", "finalizers": [OF_A, of_decorator]});
+        let widget = json!({"apiVersion": "x.test/v1", "kind": "Widget", "metadata": metadata});
+        server.merge(&widget).unwrap();
+
+        let freed = release(&server.client(), ControllerKind::Decorator, "a", false).await.unwrap();
+
+        assert_eq!(names(&freed), [("widgets.x.test", "one")]);
+        assert_eq!(freed.parents[0].controller_kind, "DecoratorController");
+        assert_eq!(finalizers(&server, "one"), json!([OF_A]));
+        assert_eq!(finalizers(&server, "three"), json!([OF_A]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -173,7 +200,8 @@ mod tests {
         });
         server.apply(controller).unwrap();
 
-        let refused = release(&server.client(), "a", false).await.unwrap_err().to_string();
+        let refused =
+            release(&server.client(), COMPOSITE, "a", false).await.unwrap_err().to_string();
 
         assert!(refused.contains("delete it"), "{refused}");
         assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
@@ -184,7 +212,7 @@ mod tests {
         let server = server().await;
         server.set_rbac([AccessRule::deny().resources(["configmaps"])]);
 
-        let search = release(&server.client(), "a", false).await.unwrap();
+        let search = release(&server.client(), COMPOSITE, "a", false).await.unwrap();
 
         assert_eq!(names(&search), [("widgets.x.test", "one")]);
         assert!(search.errors.iter().any(|error| error.starts_with("configmaps: ")), "{search:?}");
@@ -200,7 +228,7 @@ mod tests {
         let layers = tower::ServiceBuilder::new().layer(faults.layer());
         let client = Client::new(layers.service(server.service("user")), "default");
 
-        let refused = release(&client, "a", false).await.unwrap_err();
+        let refused = release(&client, COMPOSITE, "a", false).await.unwrap_err();
 
         assert!(format!("{refused:#}").contains("does not prove"), "{refused:#}");
         assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
@@ -214,7 +242,7 @@ mod tests {
         }
         tokio::time::sleep(std::time::Duration::from_secs(60)).await;
 
-        let freed = release(&server.client(), "a", false).await.unwrap();
+        let freed = release(&server.client(), COMPOSITE, "a", false).await.unwrap();
 
         assert_eq!(names(&freed), [("configmaps", "three"), ("widgets.x.test", "one")]);
     }

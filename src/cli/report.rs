@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
@@ -11,12 +10,12 @@ use pilotlight::{
     manager::{ControllerState, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
-        api::{CompositeController, CompositeControllerStatus, StatusCondition},
+        api::{ControllerStatus, StatusCondition},
     },
 };
 use serde::{Deserialize, Serialize};
 
-use super::{held::HeldParent, watchers::Watchers};
+use super::{declared::DeclaredObject, held::HeldParent, watchers::Watchers};
 
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
@@ -187,7 +186,7 @@ impl StatusReport {
     }
 
     /// Returns the report of declared controllers, from their objects.
-    pub(super) fn of_objects(objects: &[CompositeController]) -> Self {
+    pub(super) fn of_objects(objects: &[DeclaredObject]) -> Self {
         let controllers: Vec<_> = objects.iter().map(ControllerRow::of_object).collect();
         Self {
             source: Source::Api,
@@ -302,14 +301,10 @@ impl ControllerRow {
         self.state == UNSEEN
     }
 
-    fn of_object(controller: &CompositeController) -> Self {
-        let parent = &controller.spec.parent_resource;
-        Self::of_declared(
-            format!("CompositeController-{}", controller.name_any()),
-            Some((&parent.resource, &parent.api_version)),
-            controller.metadata.generation,
-            controller.status.clone().unwrap_or_default(),
-        )
+    fn of_object(controller: &DeclaredObject) -> Self {
+        let DeclaredObject { kind, name, generation, parent, status } = controller;
+        let parent = parent.as_ref().map(|(resource, version)| (resource, version));
+        Self::of_declared(kind.runnable_name(name).to_string(), parent, *generation, status.clone())
     }
 
     /// The row of a runnable, with the verdict on its declaration where it is declared: as the API
@@ -337,7 +332,7 @@ impl ControllerRow {
         name: String,
         parent: Option<(&String, &String)>,
         generation: Option<i64>,
-        status: CompositeControllerStatus,
+        status: ControllerStatus,
     ) -> Self {
         let condition =
             |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);

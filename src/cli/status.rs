@@ -5,15 +5,14 @@ use std::io::Write;
 use anyhow::bail;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, ResourceExt};
+use kube::Client;
 use pilotlight::{
-    manager::WatchState, meta::api::CompositeController, redaction::printable,
-    transport::TransportOptions,
+    manager::WatchState, meta::ControllerKind, redaction::printable, transport::TransportOptions,
 };
 
 use super::{
     connection::ConnectionArgs,
-    declared,
+    declared::{self, DeclaredObject},
     held::{self, HeldParent},
     http, output,
     output::Format,
@@ -23,7 +22,7 @@ use super::{
 };
 
 /// Hint for a CRD that has no place for a status.
-const NOT_KEPT: &str = "pilotlight: the installed CRD of CompositeControllers keeps no status, as \
+const NOT_KEPT: &str = "pilotlight: an installed CRD of declared controllers keeps no status, as \
                         Metacontroller's: apply Pilotlight's with `pilotlight crds | kubectl apply \
                         --filename -`, or ask a running manager with --address";
 /// Fields of the JSON, which both sources share.
@@ -43,8 +42,8 @@ that the source does not know is null:
     cache{whole,entries,accountedBytes}
                counts of objects and bytes of those kept whole, only from an instance
     unmet[], forbidden[], missing[], watches[]
-  held[]         objects with the finalizer of a CompositeController that does not exist, with
-                 --finalizers: controller, type, namespace, name, terminating
+  held[]         objects with the finalizer of a declared controller that does not exist, with
+                 --finalizers: controllerKind, controller, type, namespace, name, terminating
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready.";
@@ -58,7 +57,7 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// Name also the objects with the finalizer of a CompositeController that does not exist, which
+    /// Name also the objects with the finalizer of a declared controller that does not exist, which
     /// `pilotlight release` frees. Lists the metadata of all objects of the cluster.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
@@ -101,12 +100,18 @@ impl StatusArgs {
         if self.finalizers {
             report.held = Some(unowned(&client, &objects).await?);
         }
-        let rows = &mut report.controllers;
-        let kept =
-            !rows.iter().any(ControllerRow::is_unseen) || !declared::keeps_no_status(client).await;
-        if !kept {
-            for row in rows.iter_mut().filter(|row| row.is_unseen()) {
-                "StatusNotKept".clone_into(&mut row.reason);
+        let mut kept = true;
+        for kind in ControllerKind::ALL {
+            let is_of = |row: &ControllerRow| {
+                ControllerKind::of_runnable(&row.name).is_some_and(|(of, _)| of == kind)
+            };
+            let rows = report.controllers.iter_mut();
+            let unseen: Vec<_> = rows.filter(|row| row.is_unseen() && is_of(row)).collect();
+            if !unseen.is_empty() && declared::keeps_no_status(kind, client.clone()).await {
+                kept = false;
+                for row in unseen {
+                    "StatusNotKept".clone_into(&mut row.reason);
+                }
             }
         }
         Ok((report, kept))
@@ -114,12 +119,9 @@ impl StatusArgs {
 }
 
 /// Returns the objects with the finalizer of a controller that does not exist.
-async fn unowned(
-    client: &Client,
-    objects: &[CompositeController],
-) -> anyhow::Result<Vec<HeldParent>> {
-    let exists = |name: &str| objects.iter().any(|it| it.name_any() == name);
-    let search = held::search(client, |name| !exists(name), false).await?;
+async fn unowned(client: &Client, objects: &[DeclaredObject]) -> anyhow::Result<Vec<HeldParent>> {
+    let exists = |kind, name: &str| objects.iter().any(|it| (it.kind, &*it.name) == (kind, name));
+    let search = held::search(client, |kind, name| !exists(kind, name), false).await?;
     for error in &search.errors {
         tracing::warn!(error, "finalizers not read");
     }
@@ -131,7 +133,9 @@ fn render(report: &StatusReport, now: Timestamp) -> String {
         Source::Api => {
             let mut text = render_declared(&report.controllers, now);
             if let Some(held) = report.held.as_deref().filter(|held| !held.is_empty()) {
-                text.push_str("\nObjects that `pilotlight release CONTROLLER` frees:\n");
+                text.push_str(
+                    "\nObjects that `pilotlight release --kind KIND CONTROLLER` frees:\n",
+                );
                 text.push_str(&release::render(held));
             }
             text
@@ -142,13 +146,17 @@ fn render(report: &StatusReport, now: Timestamp) -> String {
 
 fn render_declared(rows: &[ControllerRow], now: Timestamp) -> String {
     if rows.is_empty() {
-        return "No CompositeControllers found.\n".to_owned();
+        return "No declared controllers found.\n".to_owned();
     }
     let mut table =
         Table::new(["NAME", "READY", "STATE", "REASON", "SINCE", "EPOCH", "PARENT", "LAST ERROR"]);
     for row in rows {
         let state = if row.outdated { format!("{} (old spec)", row.state) } else { state(row) };
-        let name = row.name.strip_prefix("CompositeController-").unwrap_or(&row.name);
+        let name = match ControllerKind::of_runnable(&row.name) {
+            Some((ControllerKind::Composite, name)) => name,
+            // A composite may have the same name.
+            Some((ControllerKind::Decorator, _)) | None => &row.name,
+        };
         table.row([
             name.to_owned(),
             row.ready.clone(),
@@ -260,26 +268,23 @@ fn watches(row: &ControllerRow) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pilotlight::{
-        manager::{ControllerState, RunnableGroup, RunnableStatus},
-        meta::api::CompositeController,
-    };
+    use pilotlight::manager::{ControllerState, RunnableGroup, RunnableStatus};
     use serde_json::json;
 
     use super::*;
 
-    fn controller(status: serde_json::Value) -> CompositeController {
-        serde_json::from_value(json!({
+    fn controller(status: serde_json::Value) -> DeclaredObject {
+        let object = serde_json::from_value(json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": {"name": "things", "generation": 2},
             "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "things"}},
             "status": status,
-        }))
-        .unwrap()
+        }));
+        DeclaredObject::of(ControllerKind::Composite, &object.unwrap())
     }
 
-    fn table(controller: &CompositeController, now: Timestamp) -> String {
+    fn table(controller: &DeclaredObject, now: Timestamp) -> String {
         render(&StatusReport::of_objects(std::slice::from_ref(controller)), now)
     }
 
@@ -308,6 +313,7 @@ mod tests {
     #[test]
     fn objects_of_a_missing_controller_are_named_with_the_command_that_frees_them() {
         let parent = HeldParent {
+            controller_kind: "DecoratorController".to_owned(),
             controller: "gone".to_owned(),
             r#type: "things.example.com".to_owned(),
             namespace: Some("ns".to_owned()),
@@ -321,9 +327,9 @@ mod tests {
         report.held = Some(vec![parent]);
 
         let text = text(&report);
-        assert!(text.contains("pilotlight release CONTROLLER"), "{text}");
+        assert!(text.contains("pilotlight release --kind KIND CONTROLLER"), "{text}");
         let row: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row, ["gone", "things.example.com", "ns", "one", "true"]);
+        assert_eq!(row, ["DecoratorController", "gone", "things.example.com", "ns", "one", "true"]);
     }
 
     #[test]

@@ -8,8 +8,9 @@ use pilotlight::{
     discovery::TypeReport,
     kind::{TypeName, TypeRef},
     manager::{Snapshot, WatchState},
-    meta::api::CompositeController,
 };
+
+use super::declared::DeclaredObject;
 
 /// Controllers by the types that they watch.
 #[derive(Debug, Default)]
@@ -34,11 +35,12 @@ impl Watchers {
     }
 
     /// Collects the watches in the statuses of declared controllers.
-    pub(super) fn of_objects(controllers: &[CompositeController]) -> Self {
+    pub(super) fn of_objects(controllers: &[DeclaredObject]) -> Self {
         let mut watchers = Self::default();
         for (number, controller) in controllers.iter().enumerate() {
-            let watches = controller.status.iter().flat_map(|status| &status.watches);
-            for watch in watches.filter(|it| it.state != WatchState::Waiting.word()) {
+            for watch in
+                controller.status.watches.iter().filter(|it| it.state != WatchState::Waiting.word())
+            {
                 let group = watch.api_version.rsplit_once('/').map_or("", |(group, _)| group);
                 watchers.add(group.into(), TypeName::Resource(watch.resource.clone()), number);
             }
@@ -77,6 +79,7 @@ mod tests {
     use pilotlight::{
         discovery::{Origin, TypePhase},
         manager::{ControllerState, Report, RunnableGroup, RunnableStatus, WatchReport},
+        meta::ControllerKind,
     };
     use serde_json::json;
 
@@ -141,8 +144,8 @@ mod tests {
 
     #[test]
     fn objects_say_what_their_controllers_watch() {
-        let controller = |state: &str| -> CompositeController {
-            serde_json::from_value(json!({
+        let controller = |state: &str| {
+            let object = serde_json::from_value(json!({
                 "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
                 "metadata": {"name": "things"},
                 "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "widgets"}},
@@ -150,8 +153,8 @@ mod tests {
                     {"resource": "widgets", "apiVersion": "example.com/v1", "state": state},
                     {"resource": "pods", "apiVersion": "v1", "state": "Synced"},
                 ]},
-            }))
-            .unwrap()
+            }));
+            DeclaredObject::of(ControllerKind::Composite, &object.unwrap())
         };
         let pods =
             TypeReport { name: "pods".into(), group: String::new(), kind: None, ..widgets() };

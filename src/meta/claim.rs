@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{LabelSelector, Selector, selection};
+use super::{LabelSelector, Selector, ownership::DECORATED_BY, selection};
 use crate::{informer::Header, redaction};
 
 /// Label of generated selectors.
@@ -21,7 +21,8 @@ pub(crate) enum Claim {
     Ignore,
 }
 
-/// Decides about one object.
+/// Decides about one object. An attachment of a decorator is never a child, though both have the
+/// same owner: the two controllers would release and create it in turns.
 pub(crate) fn claim(
     object: &Header,
     parent_uid: &str,
@@ -30,6 +31,7 @@ pub(crate) fn claim(
 ) -> Claim {
     let matches = selector.matches(&object.labels);
     match object.owners.iter().find(|owner| owner.controller) {
+        Some(_) if object.annotations.contains_key(DECORATED_BY) => Claim::Ignore,
         Some(owner) if *owner.uid == *parent_uid => match (matches, parent_terminating) {
             (true, _) => Claim::Owned,
             (false, false) => Claim::Release,
@@ -131,6 +133,19 @@ mod tests {
                 expected,
                 "{owner:?} {labelled} {terminating} {parent_terminating}"
             );
+        }
+    }
+
+    #[test]
+    fn attachment_of_a_decorator_is_neither_claimed_nor_released() {
+        let selector = Selector::label("a", "b");
+        for labelled in [true, false] {
+            let mut attachment = object(Some("p"), labelled, false);
+            attachment.annotations = [(DECORATED_BY, "things")].into_iter().collect();
+
+            let claim = claim(&attachment, "p", false, &selector);
+
+            assert_eq!(claim, Claim::Ignore, "{labelled}");
         }
     }
 

@@ -4,11 +4,6 @@ use std::fmt;
 
 use crate::{kind::TypeRef, manager::ControllerName};
 
-/// API group of declared controllers.
-pub(crate) const GROUP: &str = "metacontroller.k8s.io";
-/// API version of declared controllers.
-pub(crate) const VERSION: &str = "v1alpha1";
-
 /// Kind of a declared controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControllerKind {
@@ -19,6 +14,10 @@ pub enum ControllerKind {
 }
 
 impl ControllerKind {
+    /// API group of all kinds.
+    pub const GROUP: &str = "metacontroller.k8s.io";
+    /// API version of all kinds.
+    pub const VERSION: &str = "v1alpha1";
     /// All kinds.
     pub const ALL: [Self; 2] = [Self::Composite, Self::Decorator];
 
@@ -64,17 +63,17 @@ impl ControllerKind {
 
     /// Returns the `apiVersion` of the controllers.
     pub(crate) fn api_version() -> String {
-        format!("{GROUP}/{VERSION}")
+        format!("{}/{}", Self::GROUP, Self::VERSION)
     }
 
     /// Returns the name of the CRD.
     pub fn crd_name(self) -> String {
-        format!("{}.{GROUP}", self.plural())
+        format!("{}.{}", self.plural(), Self::GROUP)
     }
 
     /// Returns the type of the controllers.
     pub fn type_ref(self) -> TypeRef {
-        TypeRef::resource(GROUP, VERSION, self.plural())
+        TypeRef::resource(Self::GROUP, Self::VERSION, self.plural())
     }
 }
 

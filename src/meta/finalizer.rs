@@ -12,9 +12,6 @@ use crate::informer::Header;
 /// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes or
 /// orphans its children, and the controller does not manage them.
 const COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
-/// Prefix of the finalizers of CompositeControllers, as in Metacontroller; the name of the controller
-/// follows.
-pub const COMPOSITE_FINALIZER: &str = "metacontroller.io/compositecontroller-";
 /// Maximum length of a finalizer's name after the slash, as the API server accepts it.
 const MAX_NAME: usize = 63;
 

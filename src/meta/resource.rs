@@ -194,11 +194,11 @@ impl<'a> Resource<'a> {
     }
 
     /// Replaces an object; a conflict if its resourceVersion is not that of `object`.
-    pub(crate) async fn update(
+    pub(crate) async fn update<T: DeserializeOwned>(
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Stored, kube::Error> {
+    ) -> Result<T, kube::Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
         request(self.client, Method::PUT, path, "application/json", object).await
     }
@@ -396,7 +396,7 @@ mod tests {
         let encoded = || Bytes::from(last_applied::encode(&object));
 
         resource.create(&key, encoded()).await.unwrap();
-        resource.update(&key, encoded()).await.unwrap();
+        resource.update::<Stored>(&key, encoded()).await.unwrap();
         resource.update_status(&key, encoded()).await.unwrap();
         resource.dry_run_create(&key, encoded()).await.unwrap();
         resource.dry_run_update(&key, encoded()).await.unwrap();

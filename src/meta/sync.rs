@@ -52,6 +52,8 @@ use crate::{
 
 /// Time after which an object of another owner is tried again: its owner may have released it.
 const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
+/// Time after which an object of a type that is not listed yet is looked at again.
+const NOT_LISTED_AGAIN: Duration = Duration::from_secs(5);
 
 /// Reconciler of the parents of one declared controller.
 pub(crate) struct ParentReconciler {
@@ -80,7 +82,7 @@ impl Reconciler for ParentReconciler {
         let type_ref = &parent.type_ref;
         let (Some(served), Some(store)) = (context.served(type_ref), context.store(type_ref))
         else {
-            return Ok(Outcome::Done);
+            return self.without_cache(type_ref, &request, &context);
         };
         let found = store.get(&request).map(|object| {
             let header = object.header();
@@ -173,6 +175,24 @@ impl ParentReconciler {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
         })
+    }
+
+    /// Handles a request whose type has no cache. The objects of a type that is proven missing are
+    /// gone. A type that is served is not listed yet, or the epoch is about to stop.
+    fn without_cache(
+        &self,
+        type_ref: &TypeRef,
+        request: &Request,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
+        if is_missing(&self.types.get(type_ref).state) {
+            self.forget(request, context);
+            return Err(ReconcileError::Terminal(ObjectGone.into()));
+        }
+        match self.definition.kind {
+            ControllerKind::Composite => Ok(Outcome::Done),
+            ControllerKind::Decorator => Ok(Outcome::RequeueAfter(NOT_LISTED_AGAIN)),
+        }
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

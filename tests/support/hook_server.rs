@@ -46,7 +46,8 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn parent(&self) -> &str {
-        self.body["parent"]["metadata"]["name"].as_str().unwrap_or_default()
+        let parent = self.body.get("object").unwrap_or(&self.body["parent"]);
+        parent["metadata"]["name"].as_str().unwrap_or_default()
     }
 
     /// ETag in the request's `If-None-Match`.

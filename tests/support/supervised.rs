@@ -17,7 +17,9 @@ use pilotlight::{
     manager::RestartBackoff,
     meta::{
         self, MetaOptions, SUPERVISOR, Selector, Supervisor,
-        api::{CompositeController, CompositeControllerStatus, StatusCondition},
+        api::{
+            CompositeController, CompositeControllerStatus, DecoratorController, StatusCondition,
+        },
     },
     testing::{ControlPlane, CrdBuilder},
 };
@@ -41,6 +43,14 @@ impl Supervised<'static> {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
         Supervised::on(plane, name).await
+    }
+
+    /// As [`Supervised::start`], for DecoratorControllers too.
+    pub(crate) async fn decorating(name: &str) -> Self {
+        let plane = ControlPlane::shared();
+        install_own_crds(plane).await;
+        let kinds = [SUPERVISOR, "decoratorcontrollers"];
+        Supervised::of(plane, name, HarnessOptions::default(), &kinds).await
     }
 
     /// As [`Supervised::start`], for a process that is limited to its namespace.
@@ -79,6 +89,16 @@ impl<'plane> Supervised<'plane> {
         name: &str,
         options: HarnessOptions,
     ) -> Self {
+        Self::of(plane, name, options, &[SUPERVISOR]).await
+    }
+
+    /// Starts the supervisors of these names.
+    async fn of(
+        plane: &'plane ControlPlane,
+        name: &str,
+        options: HarnessOptions,
+        supervisors: &[&str],
+    ) -> Self {
         let options = HarnessOptions {
             informers: InformerOptions {
                 linger: Duration::from_secs(2),
@@ -93,10 +113,11 @@ impl<'plane> Supervised<'plane> {
             target: Selector::label(LABEL, &harness.scope.namespace),
             ..MetaOptions::default()
         };
-        let supervisor = harness
-            .enter(|| Supervisor::new(&harness.cluster, harness.manager.clone(), options))
-            .unwrap();
-        harness.add(SUPERVISOR, Arc::new(supervisor)).await;
+        let all =
+            harness.enter(|| Supervisor::all(&harness.cluster, &harness.manager, options)).unwrap();
+        for supervisor in all.into_iter().filter(|one| supervisors.contains(&one.name())) {
+            harness.add(supervisor.name(), Arc::new(supervisor)).await;
+        }
         Self { harness, hook }
     }
 
@@ -138,11 +159,23 @@ impl<'plane> Supervised<'plane> {
         self.controllers().create(&PostParams::default(), &object).await.unwrap()
     }
 
+    /// Declares a decorator.
+    pub(crate) async fn declare_decorator(&self, last: &str, spec: Value) -> DynamicObject {
+        let resource = ApiResource::erase::<DecoratorController>(&());
+        let api = Api::<DynamicObject>::all_with(self.harness.scope.client(), &resource);
+        let object = self.object_of("DecoratorController", last, spec);
+        api.create(&PostParams::default(), &object).await.unwrap()
+    }
+
     /// Returns an object that declares a controller.
     pub(crate) fn object(&self, last: &str, spec: Value) -> DynamicObject {
+        self.object_of("CompositeController", last, spec)
+    }
+
+    fn object_of(&self, kind: &str, last: &str, spec: Value) -> DynamicObject {
         serde_json::from_value(json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
-            "kind": "CompositeController",
+            "kind": kind,
             "metadata": {
                 "name": self.name(last),
                 "labels": { LABEL: self.harness.scope.namespace },

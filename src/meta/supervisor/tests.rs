@@ -1,6 +1,7 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
 mod customize;
+mod decorator;
 mod finalize;
 mod lenience;
 mod metrics;
@@ -102,9 +103,13 @@ impl Harness {
         let mut tasks = JoinSet::new();
         let stopped = stop.clone();
         tasks.spawn(async move { manager.run(stopped).await.unwrap() });
-        let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
-        let declared = supervisor.declared();
-        handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
+        let supervisors = Supervisor::all(&cluster, &handle, options).unwrap();
+        let declared = supervisors.iter().map(Supervisor::declared);
+        let declared = declared.reduce(DeclaredControllers::and).unwrap();
+        for supervisor in supervisors {
+            let name = supervisor.name();
+            handle.add(name, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
+        }
         let (hooks, periods) = (Arc::default(), Arc::default());
         let manager = handle;
         let harness = Self { server, manager, declared, hooks, periods, metrics, stop, tasks };
@@ -147,14 +152,11 @@ impl Harness {
         let running = |status: &RunnableStatus| {
             status.state == ControllerState::Running && status.epoch == epoch
         };
-        self.until(&ControllerKind::Composite.runnable_name(name).as_str().to_owned(), running)
-            .await;
+        self.until(&runnable(name), running).await;
     }
 
     fn epoch(&self, name: &str) -> Option<u64> {
-        self.manager
-            .status_of(ControllerKind::Composite.runnable_name(name).as_str().to_owned())
-            .map(|status| status.epoch)
+        self.manager.status_of(runnable(name)).map(|status| status.epoch)
     }
 
     /// Deletes the CRD of CompositeControllers and installs it again, without its objects.
@@ -177,6 +179,11 @@ impl Harness {
         self.stop.cancel();
         self.tasks.join_next().await.unwrap().unwrap();
     }
+}
+
+/// Name of the runnable of a CompositeController.
+fn runnable(name: &str) -> String {
+    ControllerKind::Composite.runnable_name(name).to_string()
 }
 
 fn good() -> Value {
@@ -213,12 +220,7 @@ async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_mi
 
     sleep(MISSING_GRACE - Duration::from_secs(1)).await;
     assert_eq!(harness.epoch("lost"), Some(1), "it may still be restored");
-    harness
-        .until_all("it is removed", |all| {
-            all.get(&ControllerKind::Composite.runnable_name("lost").as_str().to_owned().into())
-                .is_none()
-        })
-        .await;
+    harness.until_all("it is removed", |all| all.get(&runnable("lost").into()).is_none()).await;
     let waited = since.elapsed();
     assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
     settle().await;
@@ -229,13 +231,7 @@ async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_mi
             TransitionKind::Done(reason) => Some((step.name, reason)),
             TransitionKind::Entered(_) | TransitionKind::Removed => None,
         });
-    assert_eq!(
-        done.collect::<Vec<_>>(),
-        [(
-            ControllerKind::Composite.runnable_name("lost").as_str().to_owned().into(),
-            DoneReason::Cancelled
-        )]
-    );
+    assert_eq!(done.collect::<Vec<_>>(), [(runnable("lost").into(), DoneReason::Cancelled)]);
     harness.end().await;
 }
 
@@ -268,7 +264,7 @@ async fn controller_that_other_code_removed_is_added_again_at_once() {
     harness.declare("a", good());
     harness.running("a", 1).await;
 
-    harness.manager.remove(ControllerKind::Composite.runnable_name("a").as_str().to_owned()).await;
+    harness.manager.remove(runnable("a")).await;
 
     let since = Instant::now();
     harness.running("a", 2).await;
@@ -357,11 +353,7 @@ async fn rejected_edit_cancels_an_earlier_pending_one() {
     let mut waits = good();
     waits["childResources"] = json!([{"apiVersion": "example.com/v1", "resource": "parts"}]);
     harness.declare("a", waits);
-    harness
-        .until(&ControllerKind::Composite.runnable_name("a").as_str().to_owned(), |status| {
-            status.pending.is_some()
-        })
-        .await;
+    harness.until(&runnable("a"), |status| status.pending.is_some()).await;
 
     harness.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
@@ -424,10 +416,7 @@ async fn endless_resync_period_is_none() {
     sleep(Duration::from_secs(3600)).await;
 
     assert_eq!(harness.epoch("a"), Some(1), "it runs");
-    let status = harness
-        .manager
-        .status_of(ControllerKind::Composite.runnable_name("a").as_str().to_owned())
-        .unwrap();
+    let status = harness.manager.status_of(runnable("a")).unwrap();
     assert_eq!((status.failures, status.last_error()), (0, None));
     harness.end().await;
 }

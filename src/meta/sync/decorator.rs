@@ -2,11 +2,39 @@
 
 use std::time::Duration;
 
+use serde_json::{Map, Value, value::RawValue};
+
 use super::{ParentReconciler, SyncError, hook_call::CheckedResponse};
-use crate::{controller::Context, informer::Object, meta::children::Rules};
+use crate::{
+    controller::Context,
+    informer::Object,
+    meta::{
+        children::{Parent, Rules},
+        decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+        resource::{Resource, Stored, is_gone},
+    },
+    redaction,
+};
+
+/// Name of a decorated object's status in its write limit.
+const STATUS: &str = "the status";
+/// Name of its labels and annotations there.
+const METADATA: &str = "the metadata";
+
+/// Outcome of the writes of a decorated object.
+enum Decorated {
+    /// The object was as desired.
+    AsDesired,
+    /// The object was written, or a write was held back.
+    Differed,
+    /// The object is gone, and its attachments are left to the garbage collector.
+    Gone,
+}
 
 impl ParentReconciler {
-    /// Applies a response.
+    /// Applies a response: status, labels, annotations and finalizer of the object, then its
+    /// attachments. Returns the time until the object is to be checked again. Keeps the record of the
+    /// sync if all was as desired.
     pub(super) async fn decorate(
         &self,
         object: &Object,
@@ -14,6 +42,173 @@ impl ParentReconciler {
         response: CheckedResponse,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
-        self.compose(object, rules, response, context).await
+        let parent = rules.parent;
+        let CheckedResponse { desired, status, labels, annotations, record, finalized } = response;
+        let manages = self.finalizer.manages_children(object.header());
+        let has_own =
+            manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
+        let frees = finalized && self.finalizer.is_on(object.header());
+        let decoration = Decoration {
+            labels: &labels,
+            annotations: &annotations,
+            status: status.as_deref(),
+            finalizer: frees.then_some(&*self.finalizer.name),
+        };
+        let written = self.write_object(parent, object, decoration, context).await;
+        match written {
+            Ok(Decorated::Gone) => {
+                self.report_flapping(parent, context);
+                return Ok(None);
+            }
+            // No further request is sent now.
+            Err(error @ (SyncError::Cancelled | SyncError::Throttled { .. })) => {
+                self.report_flapping(parent, context);
+                return Err(error);
+            }
+            // A conflict or a refusal of the object is no reason to leave its attachments as they are.
+            Ok(Decorated::AsDesired | Decorated::Differed) | Err(_) => {}
+        }
+        let managed =
+            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
+        if let Err(SyncError::Cancelled) = managed {
+            return Err(SyncError::Cancelled);
+        }
+        let recheck = self.report_flapping(parent, context);
+        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
+        let as_desired = managed? & matches!(written?, Decorated::AsDesired);
+        // The chain of owners may change while the parent does not.
+        if as_desired && !has_own {
+            self.parents.writes.keep_record(&parent.key, record);
+        }
+        Ok(recheck)
+    }
+
+    /// Writes the object as its decoration wants it, in at most two writes.
+    async fn write_object(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        decoration: Decoration<'_>,
+        context: &Context,
+    ) -> Result<Decorated, SyncError> {
+        let has_status = parent.served.subresources.status;
+        let plan = |decoration| {
+            decoration::writes(object.json(), decoration, has_status).map_err(|error| {
+                let why = redaction::decoding(error);
+                SyncError::Failed(format!("the object is unreadable: {why}"))
+            })
+        };
+        let mut writes = plan(decoration)?;
+        let mut is_held_back = false;
+        if let Some(status) = status_of(&writes)
+            && !self.may_write_status(parent, status)
+        {
+            is_held_back = true;
+            writes = plan(Decoration { status: None, ..decoration })?;
+        }
+        if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
+            && decorates(metadata)
+            && !self.parents.writes.may_write(&parent.key, METADATA, false)
+        {
+            is_held_back = true;
+            metadata.retain(|field, _| field == FINALIZERS);
+            if metadata.is_empty() {
+                writes.object = None;
+            }
+        }
+        if writes == DecorationWrites::default() {
+            return Ok(if is_held_back { Decorated::Differed } else { Decorated::AsDesired });
+        }
+        context.release_slot();
+        self.send(parent, object, &writes, decoration.finalizer.is_some(), context).await
+    }
+
+    /// Returns whether a status is to be written: the server has not changed the same one before, and
+    /// the write limit admits it.
+    fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
+        let writes = &self.parents.writes;
+        !writes.status_settled(&parent.key, status.wanted, status.seen)
+            && writes.may_write(&parent.key, STATUS, false)
+    }
+
+    /// Sends the writes of an object. The second one is for the version that the first has left.
+    async fn send(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        writes: &DecorationWrites,
+        frees: bool,
+        context: &Context,
+    ) -> Result<Decorated, SyncError> {
+        let resource = Resource::new(context.client(), &parent.served);
+        let mut version = object.header().resource_version.to_string();
+        if let Some(status) = &writes.status {
+            match resource.update_status(&parent.key, status.body.clone()).await {
+                Ok(stored) => {
+                    if let Some(stored) = stored.version() {
+                        stored.clone_into(&mut version);
+                    }
+                    self.wrote_status(parent, status, &stored);
+                }
+                Err(error) if is_gone(&error) => return Ok(Decorated::Gone),
+                Err(error) => return Err(SyncError::of_write("writing the status", &error)),
+            }
+        }
+        let doing = "writing the object";
+        let written = match &writes.object {
+            None => return Ok(Decorated::Differed),
+            Some(ObjectWrite::Patch(metadata)) => {
+                let patch = ObjectWrite::patch(metadata, &parent.uid, &version);
+                resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
+            }
+            Some(ObjectWrite::Replace(status)) => {
+                resource.update(&parent.key, status.body.clone()).await
+            }
+        };
+        let text = match written {
+            Ok(text) => text,
+            Err(error) if is_gone(&error) => return Ok(Decorated::Gone),
+            Err(error) => return Err(SyncError::of_write(doing, &error)),
+        };
+        let unreadable = |why: String| SyncError::Failed(format!("{doing}: {why}"));
+        let stored: Stored = serde_json::from_str(text.get())
+            .map_err(|error| unreadable(redaction::decoding(error)))?;
+        match &writes.object {
+            Some(ObjectWrite::Replace(status)) => self.wrote_status(parent, status, &stored),
+            Some(ObjectWrite::Patch(metadata)) if decorates(metadata) => {
+                self.parents.writes.wrote(&parent.key, METADATA.to_owned(), &stored);
+            }
+            Some(ObjectWrite::Patch(_)) | None => {}
+        }
+        let stored = Object::from_json(text.get(), &parent.served)
+            .map_err(|error| unreadable(error.to_string()))?;
+        if frees && self.finalizer.is_on(stored.header()) {
+            return Err(self.not_stored("removed"));
+        }
+        // The last finalizer of an object that is being deleted was removed.
+        let is_gone = frees && parent.terminating && stored.header().finalizers.is_empty();
+        Ok(if is_gone { Decorated::Gone } else { Decorated::Differed })
+    }
+
+    fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &Stored) {
+        let writes = &self.parents.writes;
+        writes.wrote(&parent.key, STATUS.to_owned(), stored);
+        writes.settle_status(&parent.key, status.wanted, stored.status);
+    }
+}
+
+/// Field of the metadata that the limit of writes does not count.
+const FINALIZERS: &str = "finalizers";
+
+/// Returns whether a patch changes labels or annotations.
+fn decorates(metadata: &Map<String, Value>) -> bool {
+    metadata.keys().any(|field| field != FINALIZERS)
+}
+
+/// Returns the status of the writes, whichever of them has it.
+fn status_of(writes: &DecorationWrites) -> Option<&StatusWrite> {
+    match (&writes.status, &writes.object) {
+        (Some(status), _) | (None, Some(ObjectWrite::Replace(status))) => Some(status),
+        (None, Some(ObjectWrite::Patch(_)) | None) => None,
     }
 }

@@ -13,7 +13,7 @@ use crate::{
         hook,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
-        protocol::{self, ObservedObjects},
+        protocol::{self, ObservedObjects, StringChanges},
         sync_record::{ObservedDigest, SyncRecord},
     },
 };
@@ -35,6 +35,10 @@ pub(super) struct CheckedResponse {
     pub(super) desired: Vec<Desired>,
     /// Status of the parent.
     pub(super) status: Option<Bytes>,
+    /// Changes of the labels of a decorated object.
+    pub(super) labels: StringChanges,
+    /// Changes of its annotations.
+    pub(super) annotations: StringChanges,
     /// Record of this sync.
     pub(super) record: SyncRecord,
     /// True if the hook has finished finalizing the parent.
@@ -139,8 +143,8 @@ fn check(
     let desired = rules.check_all(response.children, definition.lenience.repeated_children);
     let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
-    let status = response.status;
     // In the response of a sync it would remove the finalizer, which the next sync adds again.
     let finalized = response.finalized && hook.kind == HookKind::Finalize;
-    Ok(CheckedResponse { desired, status, record, finalized })
+    let (status, labels, annotations) = (response.status, response.labels, response.annotations);
+    Ok(CheckedResponse { desired, status, labels, annotations, record, finalized })
 }

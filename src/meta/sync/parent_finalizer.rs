@@ -45,7 +45,7 @@ impl ParentReconciler {
         Ok(stored)
     }
 
-    fn not_stored(&self, verb: &str) -> SyncError {
+    pub(super) fn not_stored(&self, verb: &str) -> SyncError {
         let name = &self.finalizer.name;
         SyncError::Failed(format!(
             "the API server accepted a write that {verb} {name}, and dropped it"

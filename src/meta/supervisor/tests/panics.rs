@@ -72,7 +72,7 @@ fn thing(name: &str) -> Value {
 /// Runs a declared controller whose hook panics there, beside a healthy one.
 async fn try_seam(seam: Seam) {
     let harness = Harness::with(factory(seam), RESYNC).await;
-    let faulty = ControllerKind::Composite.runnable_name("faulty").as_str().to_owned();
+    let faulty = runnable("faulty");
     harness.server.apply(thing("a")).unwrap();
     harness.declare("faulty", good());
     harness.declare("well", good());

@@ -1,0 +1,298 @@
+//! Decorators from end to end, on the simulated server.
+
+use super::{
+    finalize::{Calls, harness, pass},
+    *,
+};
+use crate::testing::Verb;
+
+const OURS: &str = "metacontroller.io/decoratorcontroller-a";
+const MARK: &str = "metacontroller.k8s.io/decorator-controller";
+
+/// Specification that decorates Things and ConfigMaps with a label `decorate`, and attaches Secrets.
+fn decorating(hooks: &[&str]) -> Value {
+    let hook = || json!({"webhook": {"url": "http://scripted/"}});
+    let hooks: serde_json::Map<_, _> =
+        hooks.iter().map(|name| ((*name).to_owned(), hook())).collect();
+    let selector = || json!({"matchLabels": {"decorate": "yes"}});
+    json!({
+        "resources": [
+            {"apiVersion": "example.com/v1", "resource": "things", "labelSelector": selector()},
+            {"apiVersion": "v1", "resource": "configmaps", "labelSelector": selector()},
+        ],
+        "attachments": [
+            {"apiVersion": "v1", "resource": "secrets", "updateStrategy": {"method": "InPlace"}},
+        ],
+        "hooks": hooks,
+    })
+}
+
+fn declare(harness: &Harness, name: &str, spec: Value) {
+    let object = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
+        "metadata": {"name": name}, "spec": spec,
+    });
+    harness.server.apply(object).unwrap();
+}
+
+async fn running(harness: &Harness, name: &str) {
+    let name = ControllerKind::Decorator.runnable_name(name);
+    harness.until(name.as_str(), |it| it.state == ControllerState::Running).await;
+}
+
+fn object(api_version: &str, kind: &str, namespace: Option<&str>) -> Value {
+    let mut object = json!({
+        "apiVersion": api_version, "kind": kind,
+        "metadata": {"name": "p", "labels": {"decorate": "yes", "kept": "1", "old": "1"}},
+    });
+    if let Some(namespace) = namespace {
+        object["metadata"]["namespace"] = json!(namespace);
+    }
+    object
+}
+
+fn thing() -> Value {
+    object("example.com/v1", "Thing", None)
+}
+
+/// Answer that decorates an object and attaches a Secret named after its kind.
+fn decorate(kind: HookKind, request: &Value) -> Value {
+    let object_kind = request["object"]["kind"].as_str().unwrap().to_lowercase();
+    let attachment = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": format!("of-{object_kind}"), "namespace": "default"},
+    });
+    match kind {
+        HookKind::Sync => json!({
+            "labels": {"new": "1", "old": null}, "annotations": {"seen": "yes"},
+            "status": {"phase": "decorated"}, "attachments": [attachment],
+        }),
+        HookKind::Finalize => {
+            let left = request["attachments"]["Secret.v1"].as_object().unwrap().len();
+            json!({"labels": {"new": null}, "attachments": [], "finalized": left == 0})
+        }
+        HookKind::Customize => panic!("it is not declared"),
+    }
+}
+
+fn get(harness: &Harness, api_version: &str, kind: &str) -> Option<Value> {
+    let namespace = if kind == "Thing" { "" } else { "default" };
+    harness.server.get(api_version, kind, namespace, "p").ok()
+}
+
+fn secret(harness: &Harness, name: &str) -> Option<Value> {
+    harness.server.get("v1", "Secret", "default", name).ok()
+}
+
+/// Requests of the controllers for parents and attachments.
+fn requests(harness: &Harness) -> usize {
+    let all = harness.server.requests();
+    let of = |resource: &str| ["things", "configmaps", "secrets"].contains(&resource);
+    let single = |verb| !matches!(verb, Verb::List | Verb::Watch);
+    all.iter().filter(|it| of(&it.info.resource) && single(it.info.verb)).count()
+}
+
+async fn start() -> (Harness, Calls) {
+    let (harness, calls) = harness(decorate).await;
+    declare(&harness, "a", decorating(&["sync"]));
+    running(&harness, "a").await;
+    (harness, calls)
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_decorated_and_gets_its_attachment_and_then_nothing_is_written() {
+    let (harness, calls) = start().await;
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+
+    let found = get(&harness, "example.com/v1", "Thing").unwrap();
+    let labels = json!({"decorate": "yes", "kept": "1", "new": "1"});
+    assert_eq!(found["metadata"]["labels"], labels);
+    assert_eq!(found["metadata"]["annotations"], json!({"seen": "yes"}));
+    assert_eq!(found["status"], json!({"phase": "decorated"}), "no observedGeneration");
+    let attached = secret(&harness, "of-thing").expect("it is attached");
+    assert_eq!(attached["metadata"]["annotations"][MARK], "a");
+    assert_eq!(attached["metadata"]["ownerReferences"][0]["uid"], found["metadata"]["uid"]);
+
+    let (before, called) = (requests(&harness), calls.lock().unwrap().len());
+    let edit = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"}, "spec": {"n": 1},
+    });
+    harness.server.merge(&edit).unwrap();
+    pass().await;
+
+    assert!(calls.lock().unwrap().len() > called, "it is synced again");
+    assert_eq!(requests(&harness), before, "and nothing is sent");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_two_kinds_with_one_name_are_decorated_apart() {
+    let (harness, _calls) = start().await;
+    harness.server.apply(thing()).unwrap();
+    harness.server.apply(object("v1", "ConfigMap", Some("default"))).unwrap();
+    pass().await;
+
+    for (api_version, kind, attached) in
+        [("example.com/v1", "Thing", "of-thing"), ("v1", "ConfigMap", "of-configmap")]
+    {
+        let found = get(&harness, api_version, kind).unwrap();
+        assert_eq!(found["metadata"]["labels"]["new"], "1", "{kind}");
+        let attached = secret(&harness, attached).unwrap();
+        let owner = &attached["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["uid"]), (&json!(kind), &found["metadata"]["uid"]));
+    }
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorator_runs_while_one_of_its_kinds_comes_and_goes() {
+    let (harness, _calls) = harness(decorate).await;
+    let mut spec = decorating(&["sync"]);
+    let late = json!({"apiVersion": "late.example.com/v1", "resource": "lates"});
+    spec["resources"].as_array_mut().unwrap().push(late);
+    declare(&harness, "a", spec);
+    running(&harness, "a").await;
+    let name = ControllerKind::Decorator.runnable_name("a");
+    let epoch = || harness.manager.status_of(name.clone()).unwrap().epoch;
+    let lates = CrdBuilder::new("late.example.com", "Late").cluster_scoped().build();
+    for _ in 0..2 {
+        harness.server.install(&lates).unwrap();
+        sleep(Duration::from_secs(60)).await;
+        harness.server.apply(object("late.example.com/v1", "Late", None)).unwrap();
+        pass().await;
+
+        let found = get(&harness, "late.example.com/v1", "Late");
+        assert_eq!(found.unwrap()["metadata"]["labels"]["new"], "1");
+        harness.server.uninstall(&lates.metadata.name.clone().unwrap()).unwrap();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(epoch(), 1, "the others go on");
+    }
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    assert!(secret(&harness, "of-thing").is_some());
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_finalized_when_it_is_deleted_and_when_it_is_no_longer_selected() {
+    let (harness, _calls) = harness(decorate).await;
+    declare(&harness, "a", decorating(&["sync", "finalize"]));
+    running(&harness, "a").await;
+    for deleted in [true, false] {
+        harness.server.apply(thing()).unwrap();
+        pass().await;
+        let found = get(&harness, "example.com/v1", "Thing").unwrap();
+        assert_eq!(found["metadata"]["finalizers"], json!([OURS]));
+        assert!(secret(&harness, "of-thing").is_some());
+
+        if deleted {
+            harness.server.remove("example.com/v1", "Thing", "", "p").unwrap();
+        } else {
+            let mut other = thing();
+            other["metadata"]["labels"]["decorate"] = json!("no");
+            harness.server.merge(&other).unwrap();
+        }
+        pass().await;
+
+        assert!(secret(&harness, "of-thing").is_none(), "deleted: {deleted}");
+        let found = get(&harness, "example.com/v1", "Thing");
+        assert_eq!(found.is_none(), deleted);
+        if let Some(found) = found {
+            assert_eq!(found["metadata"]["finalizers"], Value::Null);
+            assert_eq!(
+                found["metadata"]["labels"]["new"],
+                Value::Null,
+                "the answer is carried out"
+            );
+        }
+    }
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorator_and_composite_of_one_name_do_not_affect_each_other() {
+    let (harness, _calls) = start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    harness
+        .server
+        .remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a")
+        .unwrap();
+    let composite = runnable("a").into();
+    harness.until_all("it is removed", |all| all.get(&composite).is_none()).await;
+    pass().await;
+
+    running(&harness, "a").await;
+    let kinds: Vec<_> = harness.declared.list().iter().map(|declared| declared.kind).collect();
+    assert_eq!(kinds, [ControllerKind::Decorator]);
+    let status = harness
+        .server
+        .get("metacontroller.k8s.io/v1alpha1", "DecoratorController", "", "a")
+        .unwrap()["status"]
+        .clone();
+    assert_eq!(status["state"], "Running");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_objects_are_forgotten_with_their_type() {
+    let (harness, _calls) =
+        harness(|kind, request| match request["object"]["kind"].as_str() == Some("Late") {
+            true => json!({"attachments": 5}),
+            false => decorate(kind, request),
+        })
+        .await;
+    let lates = CrdBuilder::new("late.example.com", "Late").cluster_scoped().build();
+    harness.server.install(&lates).unwrap();
+    let mut spec = decorating(&["sync"]);
+    let late = json!({"apiVersion": "late.example.com/v1", "resource": "lates"});
+    spec["resources"].as_array_mut().unwrap().push(late);
+    declare(&harness, "a", spec);
+    running(&harness, "a").await;
+    harness.server.apply(object("late.example.com/v1", "Late", None)).unwrap();
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    let hooks = || {
+        let declared = harness.declared.list();
+        let conditions = &declared[0].status.conditions;
+        conditions.iter().find(|it| it.type_ == "HooksHealthy").unwrap().status.clone()
+    };
+    assert_eq!(hooks(), "False");
+
+    harness.server.uninstall(&lates.metadata.name.clone().unwrap()).unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(hooks(), "True");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorator_waits_for_the_first_of_its_kinds_and_names_all() {
+    let (harness, _calls) = harness(decorate).await;
+    let mut spec = decorating(&["sync"]);
+    let of = |plural: &str| json!({"apiVersion": "late.example.com/v1", "resource": plural});
+    spec["resources"] = json!([of("lates"), of("latests")]);
+    declare(&harness, "a", spec);
+    let name = ControllerKind::Decorator.runnable_name("a");
+    let waits = |it: &RunnableStatus| it.state == ControllerState::Waiting && it.unmet.len() == 2;
+    harness.until(name.as_str(), waits).await;
+
+    let lates = CrdBuilder::new("late.example.com", "Late").cluster_scoped();
+    harness.server.install(&lates.build()).unwrap();
+
+    running(&harness, "a").await;
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_crd_holds_up_its_own_kind_alone() {
+    let (harness, _calls) = start().await;
+    harness.server.uninstall(&ControllerKind::Composite.crd_name()).unwrap();
+    harness.until(SUPERVISOR, |it| it.state == ControllerState::Waiting).await;
+
+    declare(&harness, "b", decorating(&["sync"]));
+
+    running(&harness, "b").await;
+    harness.end().await;
+}

@@ -1,0 +1,539 @@
+//! Declared decorators: labels, annotations, status and attachments of existing objects.
+
+mod bench;
+#[cfg(feature = "cli")]
+mod requests;
+#[cfg(feature = "cli")]
+mod types;
+
+use std::time::Duration;
+
+use pilotlight::{
+    meta::HookKind,
+    testing::{Action, Reply, Rule, Verb},
+};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use self::bench::{Bench, config_map, decorating, hook, object, thing};
+
+const DECORATOR: &str = "metacontroller.k8s.io/decorator-controller";
+const FINALIZER: &str = "metacontroller.io/decoratorcontroller-a";
+
+/// Answer with no attachments.
+fn nothing(_: HookKind, _: &Value) -> Value {
+    json!({})
+}
+
+/// Answer with one ConfigMap of the object's name.
+fn one_attachment(_: HookKind, request: &Value) -> Value {
+    let name = request["object"]["metadata"]["name"].as_str().unwrap();
+    json!({"attachments": [config_map(name, "1")]})
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_and_annotations_that_the_hook_names_are_set_and_deleted() {
+    let bench = Bench::running(decorating(), |_, _| {
+        json!({
+            "labels": {"new": "1", "old": null, "gone": null},
+            "annotations": {"changed": "2", "old": null},
+        })
+    })
+    .await;
+    let metadata = json!({
+        "labels": {"kept": "1", "old": "1"}, "annotations": {"kept": "any text", "changed": "1", "old": ""},
+    });
+
+    bench.server.apply(thing("t", metadata)).unwrap();
+    bench.settle().await;
+
+    let metadata = bench.thing("t").unwrap()["metadata"].clone();
+    assert_eq!(metadata["labels"], json!({"kept": "1", "new": "1"}));
+    assert_eq!(metadata["annotations"], json!({"kept": "any text", "changed": "2"}));
+    assert_eq!(bench.writes(), [(Verb::Patch, "things".to_owned(), "t".to_owned())]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_left_replaced_or_emptied_as_the_hook_says() {
+    let bench = Bench::running(decorating(), nothing).await;
+    let status = |answer: Value| {
+        bench.answers(move |_, _| answer.clone());
+        // An edit of another client, which has the server store a new version.
+        let touched = thing("t", json!({"annotations": {"touched": rand_text()}}));
+        bench.server.merge(&touched).unwrap();
+        async {
+            bench.settle().await;
+            bench.thing("t").unwrap()["status"].clone()
+        }
+    };
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    bench.writes();
+
+    assert_eq!(status(json!({})).await, Value::Null);
+    assert_eq!(status(json!({"status": null})).await, Value::Null);
+    assert_eq!(bench.writes(), [], "nothing is to be written");
+    assert_eq!(status(json!({"status": {}})).await, json!({}), "it differs from no status");
+    assert_eq!(
+        status(json!({"status": {"a": {"b": 1}, "c": 2}})).await,
+        json!({"a": {"b": 1}, "c": 2})
+    );
+    assert_eq!(status(json!({"status": {"a": {"d": 3}}})).await, json!({"a": {"d": 3}}));
+    assert_eq!(status(json!({})).await, json!({"a": {"d": 3}}), "it is left alone");
+    let written = bench.writes();
+    let all_status = written
+        .iter()
+        .all(|(verb, resource, _)| (*verb, resource.as_str()) == (Verb::Update, "things/status"));
+    assert!(all_status && written.len() == 3, "{written:?}");
+    assert_eq!(status(json!({"status": {}})).await, json!({}));
+    bench.end().await;
+}
+
+/// Text that no earlier call returned.
+fn rand_text() -> String {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed).to_string()
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_decorated_by_at_most_two_writes() {
+    let mut spec = decorating();
+    let plains = json!({"apiVersion": "example.com/v1", "resource": "plains"});
+    spec["resources"].as_array_mut().unwrap().push(plains);
+    let bench = Bench::running(
+        spec,
+        |_, _| json!({"labels": {"a": "1"}, "annotations": {"b": "2"}, "status": {"c": 3}}),
+    )
+    .await;
+
+    bench.server.apply(thing("t", json!({"labels": {"kept": "1"}}))).unwrap();
+    bench.settle().await;
+    assert_eq!(
+        bench.writes(),
+        [
+            (Verb::Update, "things/status".to_owned(), "t".to_owned()),
+            (Verb::Patch, "things".to_owned(), "t".to_owned())
+        ]
+    );
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["labels"], json!({"a": "1", "kept": "1"}));
+    assert_eq!(found["metadata"]["annotations"], json!({"b": "2"}));
+    assert_eq!(found["status"], json!({"c": 3}), "without an observedGeneration");
+
+    bench.server.apply(object("Plain", "p", json!({"labels": {"kept": "1"}}))).unwrap();
+    bench.settle().await;
+    let written = [(Verb::Update, "plains".to_owned(), "p".to_owned())];
+    assert_eq!(bench.writes(), written, "the type has no /status");
+    let found = bench.server.get("example.com/v1", "Plain", "default", "p").unwrap();
+    assert_eq!(found["metadata"]["labels"], json!({"a": "1", "kept": "1"}));
+    assert_eq!(found["metadata"]["annotations"], json!({"b": "2"}));
+    assert_eq!(found["status"], json!({"c": 3}));
+    bench.is_at_rest().await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attachments_are_created_updated_and_deleted() {
+    let bench = Bench::running(decorating(), one_attachment).await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+
+    let created = bench.config_map("t").unwrap();
+    assert_eq!(created["metadata"]["annotations"][DECORATOR], "a");
+    let owners = created["metadata"]["ownerReferences"].as_array().unwrap();
+    assert_eq!(
+        (owners.len(), &owners[0]["kind"], &owners[0]["name"]),
+        (1, &json!("Thing"), &json!("t"))
+    );
+    assert_eq!(owners[0]["controller"], true);
+    assert_eq!(owners[0]["uid"], bench.thing("t").unwrap()["metadata"]["uid"]);
+
+    bench.answers(|_, _| json!({"attachments": [config_map("t", "2"), config_map("u", "2")]}));
+    bench.server.merge(&thing("t", json!({"labels": {"touched": "1"}}))).unwrap();
+    bench.settle().await;
+    let updated = bench.config_map("t").unwrap();
+    assert_eq!(
+        (&updated["data"]["value"], &updated["metadata"]["uid"]),
+        (&json!("2"), &created["metadata"]["uid"])
+    );
+    assert!(bench.config_map("u").is_some());
+
+    bench.answers(|_, _| json!({"attachments": [config_map("u", "2")]}));
+    bench.server.merge(&thing("t", json!({"labels": {"touched": "2"}}))).unwrap();
+    bench.settle().await;
+    assert_eq!(bench.config_map("t"), None);
+    let kept = bench.config_map("u").unwrap();
+
+    // Another client's change and deletion are repaired.
+    let changed = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "u", "namespace": "default"}, "data": {"value": "changed"},
+    });
+    bench.server.merge(&changed).unwrap();
+    bench.settle().await;
+    assert_eq!(bench.config_map("u").unwrap()["data"], kept["data"]);
+    bench.server.remove("v1", "ConfigMap", "default", "u").unwrap();
+    bench.settle().await;
+    assert_ne!(bench.config_map("u").unwrap()["metadata"]["uid"], kept["metadata"]["uid"]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_of_the_same_owner_without_the_annotation_is_left_alone() {
+    let bench = Bench::running(decorating(), nothing).await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    let uid = bench.thing("t").unwrap()["metadata"]["uid"].clone();
+    let owned = |name: &str, decorator: Option<&str>| {
+        let owner = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "name": "t", "uid": uid, "controller": true,
+        });
+        let mut object = config_map(name, "foreign");
+        object["metadata"]["namespace"] = json!("default");
+        object["metadata"]["ownerReferences"] = json!([owner]);
+        if let Some(decorator) = decorator {
+            object["metadata"]["annotations"] = json!({DECORATOR: decorator});
+        }
+        bench.server.apply(object).unwrap();
+    };
+
+    owned("none", None);
+    owned("other", Some("b"));
+    bench.server.merge(&thing("t", json!({"labels": {"touched": "1"}}))).unwrap();
+    bench.settle().await;
+
+    assert!(bench.config_map("none").is_some() && bench.config_map("other").is_some());
+    for call in bench.calls() {
+        assert_eq!(call.request["attachments"], json!({"ConfigMap.v1": {}}));
+    }
+    assert_eq!(bench.writes(), []);
+    owned("ours", Some("a"));
+    bench.settle().await;
+    assert_eq!(bench.config_map("ours"), None, "an attachment that the hook does not want");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_decorated_if_its_annotations_are_selected() {
+    let mut spec = decorating();
+    spec["resources"][0]["labelSelector"] = json!({"matchLabels": {"app": "x"}});
+    spec["resources"][0]["annotationSelector"] = json!({
+        "matchAnnotations": {"on": "any text"},
+        "matchExpressions": [{"key": "off", "operator": "DoesNotExist"}],
+    });
+    let bench = Bench::running(spec, one_attachment).await;
+    let (app, on) = (json!({"app": "x"}), json!({"on": "any text"}));
+    for (name, metadata) in [
+        ("both", json!({"labels": app, "annotations": on})),
+        ("label", json!({"labels": app})),
+        ("annotation", json!({"annotations": on})),
+        ("off", json!({"labels": app, "annotations": {"on": "any text", "off": ""}})),
+    ] {
+        bench.server.apply(thing(name, metadata)).unwrap();
+    }
+    bench.settle().await;
+    let decorated =
+        || ["both", "label", "annotation", "off"].map(|name| bench.config_map(name).is_some());
+    assert_eq!(decorated(), [true, false, false, false]);
+
+    bench.server.merge(&thing("label", json!({"annotations": on}))).unwrap();
+    bench.server.merge(&thing("off", json!({"annotations": {"off": null}}))).unwrap();
+    bench.settle().await;
+    assert_eq!(decorated(), [true, true, false, true]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_two_rules_select_is_synced_once_in_the_version_of_the_first() {
+    let mut spec = decorating();
+    let selecting = |version: &str, label: &str| {
+        json!({
+            "apiVersion": format!("example.com/{version}"), "resource": "things",
+            "labelSelector": {"matchLabels": {label: "1"}},
+        })
+    };
+    spec["resources"] = json!([selecting("v2", "one"), selecting("v1", "other")]);
+    let bench = Bench::running(spec, nothing).await;
+
+    for (name, labels) in [
+        ("both", json!({"one": "1", "other": "1"})),
+        ("one", json!({"one": "1"})),
+        ("other", json!({"other": "1"})),
+        ("none", json!({})),
+    ] {
+        bench.server.apply(thing(name, json!({ "labels": labels }))).unwrap();
+    }
+    bench.settle().await;
+
+    let calls = bench.calls();
+    let mut about: Vec<_> = calls.iter().map(|call| call.about().1).collect();
+    about.sort_unstable();
+    assert_eq!(about, ["both", "one", "other"]);
+    assert!(calls.iter().all(|call| call.request["object"]["apiVersion"] == "example.com/v2"));
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorated_object_is_finalized_before_it_is_deleted() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => one_attachment(kind, request),
+        HookKind::Finalize => {
+            let left = request["attachments"]["ConfigMap.v1"].as_object().unwrap().len();
+            json!({"labels": {"left": left.to_string()}, "attachments": [], "finalized": left == 0})
+        }
+    })
+    .await;
+    bench.server.apply(thing("t", json!({"finalizers": ["example.com/other"]}))).unwrap();
+    bench.settle().await;
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["finalizers"], json!(["example.com/other", FINALIZER]));
+    assert!(bench.config_map("t").is_some());
+    let first = &bench.calls()[0].request;
+    assert_eq!(
+        first["object"]["metadata"]["finalizers"], found["metadata"]["finalizers"],
+        "before any call"
+    );
+    assert_eq!(first["finalizing"], false);
+    bench.forget_calls();
+
+    bench.server.remove("example.com/v1", "Thing", "default", "t").unwrap();
+    bench.settle().await;
+
+    assert_eq!(bench.config_map("t"), None);
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["finalizers"], json!(["example.com/other"]));
+    assert_eq!(found["metadata"]["labels"], json!({"left": "0"}), "the last answer decorates, too");
+    let calls = bench.calls();
+    let finalizing = calls.iter().filter(|call| call.kind == HookKind::Finalize);
+    assert!(finalizing.clone().count() >= 2, "{calls:#?}");
+    assert!(finalizing.clone().all(|call| call.request["finalizing"] == true));
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_no_longer_selected_is_finalized_and_stays() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => {
+            let mut answer = one_attachment(kind, request);
+            answer["labels"] = json!({"decorated": "yes"});
+            answer
+        }
+        HookKind::Finalize => json!({"labels": {"decorated": null}, "finalized": true}),
+    })
+    .await;
+    bench.server.apply(thing("t", json!({"annotations": {"on": "yes"}}))).unwrap();
+    bench.settle().await;
+    assert_eq!(bench.thing("t").unwrap()["metadata"]["labels"], json!({"decorated": "yes"}));
+
+    bench.server.merge(&thing("t", json!({"annotations": {"on": "no"}}))).unwrap();
+    bench.settle().await;
+
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["finalizers"], Value::Null);
+    assert!(found["metadata"]["labels"].get("decorated").is_none(), "{found}");
+    assert_eq!(bench.config_map("t"), None, "the finalize hook wants no attachments");
+    bench.forget_calls();
+    bench.server.merge(&thing("t", json!({"annotations": {"on": "never"}}))).unwrap();
+    bench.settle().await;
+    assert!(bench.calls().is_empty(), "it is of no concern");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn customize_hook_of_a_decorator_relates_objects() {
+    let mut spec = decorating();
+    spec["hooks"]["customize"] = hook();
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Customize => {
+            let name = &request["parent"]["metadata"]["name"];
+            let rule = json!({"apiVersion": "v1", "resource": "secrets", "names": [name]});
+            json!({"relatedResources": [rule]})
+        }
+        HookKind::Sync | HookKind::Finalize => {
+            let secret = &request["related"]["Secret.v1"]["t"]["data"]["key"];
+            json!({"annotations": {"seen": secret}})
+        }
+    })
+    .await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    let calls = bench.calls();
+    let fields: Vec<_> = calls[0].request.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(
+        (calls[0].kind, &fields[..]),
+        (HookKind::Customize, &["controller".to_owned(), "parent".to_owned()][..])
+    );
+    assert_eq!(calls.last().unwrap().request["related"], json!({"Secret.v1": {}}));
+
+    let secret = |data: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "t", "namespace": "default"}, "data": {"key": data},
+        })
+    };
+    for data in ["YQ==", "Yg=="] {
+        bench.server.apply(secret(data)).unwrap();
+        bench.settle().await;
+        assert_eq!(bench.thing("t").unwrap()["metadata"]["annotations"]["seen"], data);
+    }
+    let asked = bench.calls().iter().filter(|call| call.kind == HookKind::Customize).count();
+    assert!(asked <= 3, "asked again only as the annotations change: {asked}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resyncs_pass_where_changes_of_the_status_are_ignored() {
+    let mut spec = decorating();
+    spec["resources"][0]["ignoreStatusChanges"] = json!(true);
+    spec["resyncPeriodSeconds"] = json!(600);
+    let bench = Bench::running(spec, nothing).await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    bench.forget_calls();
+
+    let mut with_status = bench.thing("t").unwrap();
+    for phase in ["one", "two", "three"] {
+        with_status["status"] = json!({"phase": phase});
+        bench.server.apply(with_status.clone()).unwrap();
+        bench.settle().await;
+    }
+    assert!(bench.calls().is_empty(), "{:#?}", bench.calls());
+    assert_eq!(bench.thing("t").unwrap()["status"]["phase"], "three", "the status did change");
+
+    sleep(Duration::from_secs(1200)).await;
+    assert_eq!(bench.calls().len(), 2, "one in each period");
+    bench.server.merge(&thing("t", json!({"labels": {"a": "1"}}))).unwrap();
+    bench.settle().await;
+    assert_eq!(bench.calls().len(), 3, "a label counts");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_of_the_parents_write_skips_no_attachment() {
+    for (verb, subresource) in [(Verb::Patch, ""), (Verb::Update, "status")] {
+        let bench = Bench::running(decorating(), |kind, request| {
+            let mut answer = one_attachment(kind, request);
+            answer["labels"] = json!({"a": "1"});
+            answer["status"] = json!({"b": 2});
+            answer
+        })
+        .await;
+        let conflict = Action::Reply(Reply::status(409, "Conflict", "it was changed"));
+        let rule = Rule::new(conflict).verb(verb).resource("example.com", "things");
+        let id = bench.faults.add(rule.subresource(subresource));
+
+        bench.server.apply(thing("t", json!({}))).unwrap();
+        let attached = bench.server.wait_until(|_| bench.config_map("t").is_some());
+        tokio::time::timeout(Duration::from_secs(1), attached)
+            .await
+            .expect("the same pass attaches");
+        assert!(bench.faults.hits(id) >= 1);
+        bench.faults.remove(id);
+        bench.settle().await;
+
+        let found = bench.thing("t").unwrap();
+        assert_eq!(found["metadata"]["labels"], json!({"a": "1"}), "{verb:?}");
+        assert_eq!(found["status"], json!({"b": 2}), "{verb:?}");
+        let events = bench.server.list("v1", "Event").unwrap_or_default();
+        let warnings = events.iter().filter(|event| event["type"] == "Warning").count();
+        assert_eq!(warnings, 0, "a conflict is another client's success: {events:#?}");
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn decorated_object_that_is_as_desired_costs_no_request() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    spec["hooks"]["customize"] = hook();
+    spec["resyncPeriodSeconds"] = json!(60);
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Customize => {
+            json!({"relatedResources": [{"apiVersion": "v1", "resource": "secrets", "names": ["s"]}]})
+        }
+        HookKind::Sync | HookKind::Finalize => {
+            let mut answer = one_attachment(kind, request);
+            answer["labels"] = json!({"a": "1", "no": null});
+            answer["annotations"] = json!({"b": "2"});
+            answer["status"] = json!({"c": {"d": [1.0, null]}});
+            answer
+        }
+    })
+    .await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    bench.forget_calls();
+
+    bench.is_at_rest().await;
+
+    let resyncs = bench.calls().iter().filter(|call| call.kind == HookKind::Sync).count();
+    assert!(resyncs >= 59, "the hook is called: {resyncs}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn composite_and_decorator_of_one_name_do_not_disturb_each_other() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    let bench = Bench::running(spec, |kind, request| {
+        let composite = request["controller"]["kind"] == "CompositeController";
+        match (kind, composite) {
+            (HookKind::Finalize, _) => json!({"finalized": true}),
+            (_, true) => json!({"children": [config_map("child", "1")], "status": {"a": 1}}),
+            (_, false) => json!({"attachments": [config_map("attachment", "1")]}),
+        }
+    })
+    .await;
+    let composite = json!({
+        "generateSelector": true,
+        "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+        "childResources": [{"apiVersion": "v1", "resource": "configmaps"}],
+        "hooks": {"sync": hook(), "finalize": hook()},
+    });
+    bench.declare("CompositeController", "a", composite.clone());
+    bench.runs("CompositeController-a", 1).await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+
+    let finalizers = |expected: &[&str]| {
+        let found = bench.thing("t").unwrap()["metadata"]["finalizers"].clone();
+        let mut found: Vec<String> = serde_json::from_value(found).unwrap_or_default();
+        found.sort_unstable();
+        assert_eq!(found, expected);
+    };
+    finalizers(&["metacontroller.io/compositecontroller-a", FINALIZER]);
+    let [child, attachment] =
+        ["child", "attachment"].map(|name| bench.config_map(name).expect(name));
+    assert_eq!(child["metadata"]["annotations"].get(DECORATOR), None);
+    assert_eq!(attachment["metadata"]["annotations"][DECORATOR], "a");
+    for call in bench.calls() {
+        let (own, list) = match call.request["controller"]["kind"] == "CompositeController" {
+            true => ("child", "children"),
+            false => ("attachment", "attachments"),
+        };
+        let seen = call.request[list]["ConfigMap.v1"].as_object().unwrap();
+        assert!(seen.keys().all(|name| name == own), "{call:#?}");
+    }
+    bench.is_at_rest().await;
+
+    let kind = "metacontroller.k8s.io/v1alpha1";
+    bench.server.remove(kind, "CompositeController", "", "a").unwrap();
+    bench.settle().await;
+    finalizers(&[FINALIZER]);
+    assert!(bench.config_map("attachment").is_some());
+    bench.runs("DecoratorController-a", 1).await;
+    bench.declare("CompositeController", "a", composite);
+    bench.runs("CompositeController-a", 2).await;
+    bench.server.remove(kind, "DecoratorController", "", "a").unwrap();
+    bench.settle().await;
+    finalizers(&["metacontroller.io/compositecontroller-a"]);
+    bench.runs("CompositeController-a", 2).await;
+    bench.end().await;
+}

@@ -1,0 +1,108 @@
+//! Types of decorated objects that come and go.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use pilotlight::{manager::ControllerState, testing::CrdBuilder};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::support::{Answer, PATIENCE, Supervised, about, eventually};
+
+/// ConfigMap of an object, named after its kind and name, with its size or its label `size`.
+fn attachment(request: &Value) -> Value {
+    let object = &request["object"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let name = format!("{}-{}", text(&object["kind"]), text(&object["metadata"]["name"]));
+    let size = match &object["spec"]["size"] {
+        Value::Number(size) => size.to_string(),
+        _ => text(&object["metadata"]["labels"]["size"]),
+    };
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name.to_lowercase()}, "data": {"size": size},
+    })
+}
+
+#[tokio::test]
+async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
+    let supervised = Supervised::decorating("decorator-types").await;
+    let harness = &supervised.harness;
+    let (widgets, gadgets) = (harness.widgets(), CrdBuilder::new(&harness.scope.group, "Gadget"));
+    let runnable = format!("DecoratorController-{}", supervised.name("a"));
+    supervised.hook.answers(|request| Answer::Json(json!({"attachments": [attachment(request)]})));
+    supervised.install(&gadgets).await;
+    let resource = |crd: &CrdBuilder| {
+        let resource = crd.api_resource("v1");
+        json!({"apiVersion": resource.api_version, "resource": resource.plural})
+    };
+    let label = json!({"matchLabels": {"pilotlight.test/own": harness.scope.namespace}});
+    let secrets = json!({"apiVersion": "v1", "resource": "secrets", "labelSelector": label});
+    let spec = json!({
+        "resources": [resource(&widgets), resource(&gadgets), secrets],
+        "attachments": [{
+            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": "InPlace"},
+        }],
+        "hooks": {"sync": {"webhook": {"url": supervised.hook.url}}},
+    });
+    supervised.declare_decorator("a", spec).await;
+    harness.running(&runnable, 1).await;
+    let secrets = Api::<Secret>::namespaced(harness.scope.client(), &harness.scope.namespace);
+    let labelled = |size: &str| {
+        let own = ("pilotlight.test/own".to_owned(), harness.scope.namespace.clone());
+        Some([own, ("size".to_owned(), size.to_owned())].into())
+    };
+    let metadata =
+        ObjectMeta { name: Some("s".to_owned()), labels: labelled("0"), ..ObjectMeta::default() };
+    let secret = Secret { metadata, ..Secret::default() };
+    secrets.create(&PostParams::default(), &secret).await.unwrap();
+    harness.create(&gadgets, "g", 0).await;
+    supervised.child("gadget-g", 0).await;
+    supervised.child("secret-s", 0).await;
+    harness.warm_up().await;
+    let tasks = harness.alive_tasks() + 2;
+    let mut absence = harness.assert_absent(&widgets, tasks).await;
+
+    for round in 1..=2 {
+        absence.end(harness).await;
+        supervised.install(&widgets).await;
+        let name = format!("w{round}");
+        harness.create(&widgets, &name, round).await;
+        supervised.child(&format!("widget-{name}"), round).await;
+        supervised.resize(&gadgets, "g", 10 * round).await;
+        supervised.child("gadget-g", 10 * round).await;
+
+        harness.scope.delete_crd(&widgets).await.unwrap();
+        timeout(PATIENCE, harness.scope.wait_gone(&widgets)).await.unwrap().unwrap();
+        let is_about = about(&widgets);
+        eventually("nothing of the type is under way", || {
+            let open = harness.faults.open();
+            let informers = harness.cluster.informers.status();
+            let group = harness.scope.group.as_str();
+            let left = informers.iter().any(|it| {
+                (&*it.key.identity.group, &*it.key.identity.plural) == (group, "widgets")
+            });
+            match left || open.iter().any(|open| is_about(&open.info)) {
+                true => Err(format!("{open:?} {informers:?}")),
+                false => Ok(()),
+            }
+        })
+        .await;
+        absence = harness.assert_absent(&widgets, tasks).await;
+
+        supervised.resize(&gadgets, "g", 10 * round + 1).await;
+        supervised.child("gadget-g", 10 * round + 1).await;
+        let metadata = json!({"metadata": {"labels": {"size": (10 * round + 1).to_string()}}});
+        let change = Patch::Merge(metadata);
+        secrets.patch("s", &PatchParams::default(), &change).await.unwrap();
+        supervised.child("secret-s", 10 * round + 1).await;
+        let status = harness.status(&runnable);
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    }
+
+    absence.end(harness).await;
+    assert_eq!(harness.assert_orderly(&runnable), 0, "the epoch is still the first");
+    supervised.end().await;
+}
