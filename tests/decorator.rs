@@ -537,3 +537,78 @@ async fn composite_and_decorator_of_one_name_do_not_disturb_each_other() {
     bench.runs("CompositeController-a", 2).await;
     bench.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_deleted_without_a_finalize_hook_is_decorated_and_keeps_its_attachments() {
+    let bench = Bench::running(decorating(), one_attachment).await;
+    bench.server.apply(thing("t", json!({"finalizers": ["example.com/other"]}))).unwrap();
+    bench.settle().await;
+    assert!(bench.config_map("t").is_some());
+
+    bench.answers(|_, _| json!({"labels": {"last": "words"}, "attachments": []}));
+    bench.server.remove("example.com/v1", "Thing", "default", "t").unwrap();
+    bench.settle().await;
+
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["labels"], json!({"last": "words"}));
+    assert_eq!(found["metadata"]["finalizers"], json!(["example.com/other"]));
+    assert!(bench.config_map("t").is_some(), "it belongs to the garbage collector");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_scoped_object_has_attachments_in_any_namespace() {
+    let mut spec = decorating();
+    spec["resources"] = json!([{"apiVersion": "v1", "resource": "namespaces"}]);
+    let bench = Bench::running(spec, |_, request| {
+        let mut attachment = config_map("settings", "1");
+        attachment["metadata"]["namespace"] = request["object"]["metadata"]["name"].clone();
+        json!({"attachments": [attachment], "annotations": {"settings": "yes"}})
+    })
+    .await;
+
+    for name in ["one", "two"] {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        bench.server.apply(namespace).unwrap();
+    }
+    bench.settle().await;
+
+    for name in ["one", "two"] {
+        assert!(bench.server.get("v1", "ConfigMap", name, "settings").is_ok());
+        let namespace = bench.server.get("v1", "Namespace", "", name).unwrap();
+        assert_eq!(namespace["metadata"]["annotations"], json!({"settings": "yes"}));
+        let calls = bench.calls();
+        let last = calls.iter().rfind(|call| call.about() == ("Namespace", name)).unwrap();
+        let seen = last.request["attachments"]["ConfigMap.v1"].as_object().unwrap();
+        assert_eq!(seen.keys().collect::<Vec<_>>(), [&format!("{name}/settings")]);
+    }
+    bench.is_at_rest().await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_whose_labels_always_differ_is_limited_and_reported() {
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    let bench = Bench::running(decorating(), move |kind, request| {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut answer = one_attachment(kind, request);
+        answer["labels"] = json!({"number": number.to_string()});
+        answer
+    })
+    .await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    bench.writes();
+
+    sleep(Duration::from_secs(3600)).await;
+
+    let written = bench.writes().len();
+    assert!(written < 3000, "{written} writes in an hour");
+    assert!(bench.config_map("t").is_some(), "the attachments do not depend on it");
+    let events = bench.server.list("v1", "Event").unwrap();
+    let flapping: Vec<_> = events.iter().filter(|event| event["reason"] == "Flapping").collect();
+    assert_eq!(flapping.len(), 1, "{events:#?}");
+    assert_eq!(flapping[0]["involvedObject"]["name"], "t");
+    bench.end().await;
+}

@@ -25,7 +25,7 @@ use kube::{
     runtime::wait::await_condition,
 };
 use pilotlight::{
-    meta::api::{CompositeController, CompositeControllerStatus, WatchStatus},
+    meta::api::{CompositeController, CompositeControllerStatus, DecoratorController, WatchStatus},
     testing::{ControlPlane, ControlPlaneOptions, CrdBuilder},
 };
 use serde_json::{Value, json};
@@ -236,8 +236,36 @@ async fn manager_runs_with_the_rights_of_its_own_service_account() {
     let greeted = |parent: Option<&DynamicObject>| {
         parent.is_some_and(|parent| parent.data["status"]["greeted"] == "hello")
     };
+    let greeted_parents = parents.clone();
     let written = await_condition(parents, "hello", greeted);
     timeout(DEADLINE, written).await.expect("the parent's status is written").unwrap();
+
+    // A decorator takes one more right on the objects it decorates.
+    let decorators = Api::<DecoratorController>::all(client.clone());
+    decorators.create(&PostParams::default(), &decorator(&hook.url)).await.unwrap();
+    let roles = Api::<ClusterRole>::all(client.clone());
+    let role = json!({
+        "metadata": {
+            "name": "decorated-greetings",
+            "labels": {"pilotlight.dev/aggregate-to-manager": "true"},
+        },
+        "rules": [{
+            "apiGroups": ["demo.pilotlight.dev"], "resources": ["greetings"], "verbs": ["patch"],
+        }],
+    });
+    let role: ClusterRole = serde_json::from_value(role).unwrap();
+    roles.create(&PostParams::default(), &role).await.unwrap();
+    let has_label = |parent: Option<&DynamicObject>| {
+        parent.is_some_and(|parent| parent.labels().get("decorated").is_some())
+    };
+    let decorated = await_condition(greeted_parents, "hello", has_label);
+    timeout(DEADLINE, decorated).await.expect("the object is decorated").unwrap();
+    let reports = |decorator: Option<&DecoratorController>| {
+        let status = decorator.and_then(|decorator| decorator.status.as_ref());
+        status.is_some_and(|status| status.state.as_deref() == Some("Running"))
+    };
+    let reported = await_condition(decorators, "greetings", reports);
+    timeout(DEADLINE, reported).await.expect("its status is written").unwrap();
 
     // The base also grants the right to create Events.
     let events = Api::<Event>::namespaced(client, "default");
@@ -277,6 +305,20 @@ fn controller(url: &str) -> CompositeController {
     .unwrap()
 }
 
+/// Decorator of Greetings.
+fn decorator(url: &str) -> DecoratorController {
+    serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "DecoratorController",
+        "metadata": {"name": "greetings"},
+        "spec": {
+            "resources": [{"apiVersion": "demo.pilotlight.dev/v1", "resource": "greetings"}],
+            "hooks": {"sync": {"webhook": {"url": url}}},
+        },
+    }))
+    .unwrap()
+}
+
 /// Waits until the controller's status satisfies `wanted` and returns it.
 async fn status(
     controllers: &Api<CompositeController>,
@@ -292,7 +334,7 @@ async fn status(
     }
 }
 
-/// Hook whose response holds one ConfigMap of the parent's name.
+/// Hook that returns one ConfigMap of the parent's name, and a label for a decorated object.
 struct Hook {
     url: String,
     _serving: JoinSet<io::Result<()>>,
@@ -303,6 +345,9 @@ impl Hook {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/sync", listener.local_addr().unwrap());
         let sync = async |Json(request): Json<Value>| {
+            if request.get("object").is_some() {
+                return Json(json!({"labels": {"decorated": "yes"}}));
+            }
             let name = &request["parent"]["metadata"]["name"];
             Json(json!({
                 "status": {"greeted": name},

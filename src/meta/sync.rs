@@ -271,7 +271,12 @@ impl ParentReconciler {
             children: &observation.children,
             related: &related,
         };
-        let recheck = match self.call_hook(hook, object, &rules, objects, last, context).await? {
+        let response = self.call_hook(hook, object, &rules, objects, last, context).await?;
+        if !self.is_served(parent, context) {
+            // The type was removed during the call, and other types keep the epoch running.
+            return Err(SyncError::Cancelled);
+        }
+        let recheck = match response {
             Response::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
@@ -291,6 +296,13 @@ impl ParentReconciler {
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Returns whether the type of a parent is still the one that it was read from.
+    fn is_served(&self, parent: &Parent, context: &Context) -> bool {
+        let own = self.definition.parents.get(parent.key.primary);
+        let served = own.and_then(|own| context.served(&own.type_ref));
+        served.is_some_and(|served| served.identity == parent.served.identity)
     }
 
     /// Returns the claim of a parent on its children.

@@ -5,9 +5,12 @@ use kube::{
     Api,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
-use pilotlight::{manager::ControllerState, testing::CrdBuilder};
+use pilotlight::{
+    manager::ControllerState,
+    testing::{CrdBuilder, RequestInfo, Verb},
+};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 use crate::support::{Answer, PATIENCE, Supervised, about, eventually};
 
@@ -74,6 +77,18 @@ async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
         supervised.resize(&gadgets, "g", 10 * round).await;
         supervised.child("gadget-g", 10 * round).await;
 
+        let (let_go, waits) = watch::channel(false);
+        supervised.hook.answers(move |request| {
+            let answer = Answer::Json(json!({"attachments": [attachment(request)]}));
+            match request["object"]["metadata"]["name"] == "held" {
+                true => Answer::Hold(waits.clone(), Box::new(answer)),
+                false => answer,
+            }
+        });
+        let calls = supervised.hook.count("held");
+        harness.create(&widgets, "held", 1).await;
+        supervised.hook.asked_again("held", calls).await;
+
         harness.scope.delete_crd(&widgets).await.unwrap();
         timeout(PATIENCE, harness.scope.wait_gone(&widgets)).await.unwrap().unwrap();
         let is_about = about(&widgets);
@@ -98,6 +113,13 @@ async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
         let change = Patch::Merge(metadata);
         secrets.patch("s", &PatchParams::default(), &change).await.unwrap();
         supervised.child("secret-s", 10 * round + 1).await;
+        let_go.send_replace(true);
+        supervised.resize(&gadgets, "g", 10 * round + 2).await;
+        supervised.child("gadget-g", 10 * round + 2).await;
+        let created =
+            |info: &RequestInfo| info.verb == Verb::Create && info.resource == "configmaps";
+        let created: Vec<_> = harness.faults.seen().into_iter().filter(created).collect();
+        assert!(created.is_empty(), "attached to an object of a removed type: {created:#?}");
         let status = harness.status(&runnable);
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     }
