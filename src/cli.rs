@@ -22,6 +22,7 @@ mod memory;
 mod metacontroller;
 mod output;
 mod panics;
+mod process_metrics;
 mod release;
 mod report;
 mod run;

@@ -13,6 +13,7 @@ mod customize;
 mod declared;
 mod decoration;
 mod definition;
+mod digest;
 mod endpoint;
 mod equal_children;
 mod finalizer;

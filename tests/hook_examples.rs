@@ -3,5 +3,7 @@
 
 mod blue_green;
 mod configmap_propagation;
+mod crd_roles;
 mod indexed_job;
+mod service_per_pod;
 mod tenant;

@@ -159,7 +159,7 @@ impl Hook for TestHook {
                 HookMode::Slow => sleep(Duration::from_millis(500)).await,
                 HookMode::Invalid => return Ok(Bytes::from_static(b"{\"children\": 7}")),
                 HookMode::Failing => {
-                    return Err(HookError::Status { code: 500, body: String::new() });
+                    return Err(HookError::Status { code: 500, body: String::new(), proxy: None });
                 }
             }
             Ok(Bytes::from(wanted(parent, self.naming).to_string()))

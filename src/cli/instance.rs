@@ -23,6 +23,7 @@ use super::{
     budget::BudgetArgs,
     flag,
     lenience::LenienceArgs,
+    process_metrics,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -187,6 +188,7 @@ impl Instance {
         cluster.informers.metrics().register(&mut metrics);
         cluster.metrics.register(&mut metrics);
         hooks.register(&mut metrics);
+        process_metrics::register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),

@@ -5,21 +5,19 @@
 //! these two, since aggregated APIs may have no versions, and after a restore of etcd one version may
 //! name two contents.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use super::{
+    children::{Child, Desired},
+    digest::digest,
+};
 
-use super::children::{Child, Desired};
-
-/// Digest of a child and its desired state. Against chance, not against an attacker: a child contains
-/// values that the API server chooses.
+/// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ChildDigest(u64);
 
 impl ChildDigest {
     /// Digest of a child. `generate_selector` adds a label to it.
     pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (generate_selector, &child.json, &desired.json).hash(&mut hasher);
-        Self(hasher.finish())
+        Self(digest((generate_selector, &child.json, &desired.json)))
     }
 }
 

@@ -4,16 +4,14 @@
 //! text. The order of fields does not matter, numbers count by value, and a field that is `null`
 //! counts as absent. Of a field that is given twice both values count, where a tree has the last.
 
-use std::{
-    borrow::Cow,
-    fmt,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::{borrow::Cow, fmt, hash::Hash};
 
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+
+use super::digest::digest;
 
 /// Whole numbers below this size are written without an exponent, and compare as integers.
 const WHOLE: f64 = 1e21;
@@ -70,9 +68,7 @@ impl<'de> Deserialize<'de> for Fingerprint {
 }
 
 fn hash(value: impl Hash) -> Fingerprint {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    Fingerprint(hasher.finish())
+    Fingerprint(digest(value))
 }
 
 /// Reads a value; of an object the fields that are not ignored.
@@ -129,12 +125,11 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Fingerprint, A::Error> {
-        let mut hasher = DefaultHasher::new();
-        "list".hash(&mut hasher);
-        while let Some(Fingerprint(item)) = items.next_element()? {
-            item.hash(&mut hasher);
+        let mut list = hash("list");
+        while let Some(item) = items.next_element::<Fingerprint>()? {
+            list = hash((list.0, item.0));
         }
-        Ok(Fingerprint(hasher.finish()))
+        Ok(list)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Fingerprint, A::Error> {

@@ -4,12 +4,11 @@
 //! sync in between does not move them. Semantics: the resync of client-go's informers and the delayed
 //! add of Metacontroller, except that a newer answer replaces the time of an older one.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::digest::digest;
 
 /// Due times of one parent.
 #[derive(Debug, Default)]
@@ -48,10 +47,8 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Returns the next end of a period after `now`. The periods of `uid` begin at a time of its own.
 pub(crate) fn tick(period: Duration, uid: &str, begin: Instant, now: Instant) -> Option<Instant> {
-    let mut hasher = DefaultHasher::new();
-    uid.hash(&mut hasher);
     let period_nanos = period.min(LONGEST).as_nanos().max(1);
-    let phase = (u128::from(hasher.finish()) * period_nanos) >> 64;
+    let phase = (u128::from(digest(uid)) * period_nanos) >> 64;
     let elapsed = now.saturating_duration_since(begin).as_nanos();
     let passed = (elapsed + period_nanos - phase) % period_nanos;
     let left = u64::try_from(period_nanos - passed).unwrap_or(u64::MAX);

@@ -7,12 +7,9 @@
 //!
 //! The record has digests instead of the texts, so that its size does not depend on theirs.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    time::Duration,
-};
+use std::{hash::Hash, time::Duration};
 
-use super::children::Group;
+use super::{children::Group, digest::digest};
 use crate::kind::TypeRef;
 
 /// Hash of bytes, with their number. Against chance, not against an attacker: only the hook could
@@ -24,10 +21,9 @@ struct Digest {
 }
 
 impl Digest {
-    /// Digest of a text, and of all that was already hashed.
-    fn of(mut hasher: DefaultHasher, text: &[u8]) -> Self {
-        hasher.write(text);
-        Self { hash: hasher.finish(), bytes: text.len() }
+    /// Digest of a text, and of what belongs to it.
+    fn of(text: &[u8], beside: impl Hash) -> Self {
+        Self { hash: digest((beside, text)), bytes: text.len() }
     }
 }
 
@@ -38,13 +34,8 @@ pub(crate) struct ObservedDigest(Digest);
 impl ObservedDigest {
     /// Digest of the request to the hook, and of the types, of which the request has the names only.
     pub(crate) fn of(request: &[u8], groups: &[Group], missing: &[TypeRef]) -> Self {
-        let mut hasher = DefaultHasher::new();
-        groups.len().hash(&mut hasher);
-        for Group { served, .. } in groups {
-            (&served.identity, &served.kind).hash(&mut hasher);
-        }
-        missing.hash(&mut hasher);
-        Self(Digest::of(hasher, request))
+        let types = groups.iter().map(|group| (&group.served.identity, &group.served.kind));
+        Self(Digest::of(request, (types.collect::<Vec<_>>(), missing)))
     }
 }
 
@@ -60,7 +51,7 @@ pub(crate) struct SyncRecord {
 impl SyncRecord {
     /// Record of a sync whose answer is not decoded yet.
     pub(crate) fn new(observed: ObservedDigest, answer: &[u8]) -> Self {
-        let answer = Digest::of(DefaultHasher::new(), answer);
+        let answer = Digest::of(answer, ());
         Self { observed, answer, resync_after: None }
     }
 

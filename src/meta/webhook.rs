@@ -13,6 +13,7 @@ mod handshake;
 mod redirect;
 mod retry_after;
 pub(super) mod tls;
+mod trusted_leaf;
 
 use std::{fmt, sync::Arc, time::Duration};
 

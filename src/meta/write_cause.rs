@@ -5,10 +5,9 @@
 //! decides rather than the events: these may be merged, or arrive before the answers of the writes.
 //! Children that are being deleted do not count, since their versions change on the way.
 
-use std::{
-    collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::collections::HashMap;
+
+use super::digest::digest;
 
 /// Cause of the writes of one sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +28,7 @@ pub(crate) struct SeenVersion {
 impl SeenVersion {
     /// Object with this uid in this version.
     pub(crate) fn new(uid: &str, version: &str) -> Self {
-        let hash = |parts: &[&str]| {
-            let mut hasher = DefaultHasher::new();
-            parts.hash(&mut hasher);
-            hasher.finish()
-        };
-        Self { uid: hash(&[uid]), version: hash(&[uid, version]) }
+        Self { uid: digest(uid), version: digest((uid, version)) }
     }
 }
 

@@ -39,15 +39,34 @@ pub(crate) struct Example {
 }
 
 impl Example {
+    /// Starts an example whose hook is a file of `examples/NAME` for this interpreter.
+    pub(crate) async fn start(name: &str, interpreter: &str, hook: &str) -> Self {
+        let hook = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name).join(hook);
+        let mut command = Command::new(interpreter);
+        command.arg(hook);
+        Self::with(name, command).await
+    }
+
+    /// Starts an example whose hook is an example of this package.
+    pub(crate) async fn of_package(name: &str) -> Self {
+        // A no-op if it was built with the tests.
+        let mut build = Command::new(env!("CARGO"));
+        let built = build.args(["build", "--quiet", "--example", name]).status().await;
+        assert!(built.unwrap().success(), "the example {name} does not build");
+        let binary = Path::new(env!("CARGO_BIN_EXE_pilotlight"));
+        let directory = binary.parent().expect("a file is in a directory");
+        Self::with(name, Command::new(directory.join("examples").join(name))).await
+    }
+
     /// Starts the hook of `examples/NAME` and the manager, and applies `controller.yaml` and
     /// `hook.yaml`. The manager has the rights of `deploy/` and of `controller.yaml`, and no others.
-    pub(crate) async fn start(name: &str, interpreter: &str, hook: &str) -> Self {
+    async fn with(name: &str, hook: Command) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let directory = root.join("examples").join(name);
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
         let client = plane.client().unwrap();
-        let (process, port) = start_hook(&directory.join(hook), interpreter).await;
+        let (process, port) = start_hook(hook).await;
         let user = format!("example-{name}");
         let own = read(&root.join("deploy/rbac.yaml")).into_iter().find(|object| {
             object["kind"] == "ClusterRole" && object["metadata"]["name"] == "pilotlight"
@@ -129,15 +148,14 @@ impl Example {
 }
 
 /// Starts a hook and returns its port.
-async fn start_hook(hook: &Path, interpreter: &str) -> (Child, u16) {
-    let mut process = Command::new(interpreter)
-        .arg(hook)
+async fn start_hook(mut command: Command) -> (Child, u16) {
+    let mut process = command
         .env("PORT", "0")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()
-        .unwrap_or_else(|error| panic!("{} needs {interpreter}: {error}", hook.display()));
+        .unwrap_or_else(|error| panic!("the hook needs {:?}: {error}", command.as_std()));
     let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
     let line = timeout(PATIENCE, output.next_line()).await.unwrap().unwrap();
     let line = line.expect("the hook prints its port");

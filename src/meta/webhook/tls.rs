@@ -9,6 +9,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer},
 };
 
+use super::trusted_leaf::TrustedLeaf;
 use crate::meta::HookError;
 
 /// Certificate of a client, with its intermediates, and its private key.
@@ -41,8 +42,8 @@ pub(in crate::meta) fn configuration(
     identity: Option<ClientCertificate>,
 ) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
     let builder = match roots {
         None => builder.try_with_platform_verifier()?,
         Some(certificates) => {
@@ -50,7 +51,14 @@ pub(in crate::meta) fn configuration(
             for certificate in certificates {
                 roots.add(certificate.clone())?;
             }
-            builder.with_root_certificates(roots)
+            if roots.is_empty() {
+                builder.with_root_certificates(roots)
+            } else {
+                let verifier = TrustedLeaf::new(certificates, roots, provider);
+                let verifier =
+                    verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            }
         }
     };
     match identity {
