@@ -7,14 +7,15 @@ use std::{
 };
 
 use crate::controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites};
-use crate::manager::ControllerName;
+use crate::{kind::TypeRef, manager::ControllerName};
 use parking_lot::Mutex;
 
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct CarriedOver {
-    // Left by an epoch that was superseded.
-    delayed: Mutex<Vec<Delayed<Request>>>,
+    // Left by an epoch that was superseded, with its primary types: a request names its type by the
+    // position.
+    delayed: Mutex<(Arc<[TypeRef]>, Vec<Delayed<Request>>)>,
     /// Unconfirmed writes of all epochs.
     pub(in crate::controller) unconfirmed: Arc<UnconfirmedWrites>,
 }
@@ -33,12 +34,19 @@ struct Entry {
 }
 
 impl CarriedOver {
-    pub(in crate::controller) fn leave(&self, requests: Vec<Delayed<Request>>) {
-        *self.delayed.lock() = requests;
+    /// Leaves requests of these primary types.
+    pub(in crate::controller) fn leave(
+        &self,
+        primaries: &Arc<[TypeRef]>,
+        requests: Vec<Delayed<Request>>,
+    ) {
+        *self.delayed.lock() = (Arc::clone(primaries), requests);
     }
 
-    pub(in crate::controller) fn take(&self) -> Vec<Delayed<Request>> {
-        mem::take(&mut *self.delayed.lock())
+    /// Takes the requests; none if they were left for other primary types.
+    pub(in crate::controller) fn take(&self, primaries: &[TypeRef]) -> Vec<Delayed<Request>> {
+        let (of, requests) = mem::take(&mut *self.delayed.lock());
+        if *of == *primaries { requests } else { Vec::new() }
     }
 }
 
@@ -59,5 +67,28 @@ impl CarriedOverByName {
         let carried_over = Arc::new(CarriedOver { delayed: Mutex::default(), unconfirmed });
         entry.carried_over = Arc::downgrade(&carried_over);
         carried_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_are_taken_over_by_a_run_of_the_same_types_alone() {
+        let of = |plurals: &[&str]| -> Arc<[TypeRef]> {
+            plurals.iter().map(|plural| TypeRef::resource("example.com", "v1", *plural)).collect()
+        };
+        let key = Request::cluster("a");
+        let left = vec![Delayed { key, priority: 0, failures: 3, at: Instant::now() }];
+        let (before, reordered) = (of(&["things", "parts"]), of(&["parts", "things"]));
+        let carried_over = CarriedOver::default();
+
+        carried_over.leave(&before, left.clone());
+        assert_eq!(carried_over.take(&before), left);
+        carried_over.leave(&before, left);
+        assert_eq!(carried_over.take(&reordered), []);
     }
 }
