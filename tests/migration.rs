@@ -1,9 +1,9 @@
 //! The way from Metacontroller and back: the objects that it has left, and those that it would find.
 //!
-//! `tests/migration/metacontroller-4.17.2.json` has three controllers, the answers of their hook, and
+//! `tests/migration/metacontroller-4.17.2.json` has four controllers, the answers of their hook, and
 //! the parents and children that Metacontroller 4.17.2 made of them on kube-apiserver. It ran in place
 //! of Pilotlight in the steps of [`objects_are_those_that_metacontroller_makes`]; values that differ in
-//! each run were replaced by constants. When the file was made, Metacontroller wrote neither its own
+//! each run were replaced by constants. When the file was made, Metacontroller changed neither its own
 //! objects again, nor those that Pilotlight had made in these steps.
 
 use std::{collections::BTreeMap, path::Path};
@@ -21,14 +21,17 @@ use crate::support::{Answer, Supervised, constant, of_run, uid_of};
 
 const FILE: &str = "tests/migration/metacontroller-4.17.2.json";
 
-/// Parents and their kinds.
-const PARENTS: [(&str, &str); 3] = [("Widget", "gear"), ("Gadget", "cam"), ("Frame", "frame")];
+/// Parents and their kinds. A decorator has the last one.
+const PARENTS: [(&str, &str); 4] =
+    [("Widget", "gear"), ("Gadget", "cam"), ("Frame", "frame"), ("Sprocket", "sprocket")];
 
 /// Data file in the namespace of a run.
 #[derive(Deserialize)]
 struct Left {
-    /// Specs by the names of controllers.
+    /// Specs of CompositeControllers by their names.
     controllers: BTreeMap<String, Value>,
+    /// Specs of DecoratorControllers by their names.
+    decorators: BTreeMap<String, Value>,
     /// Answers by the names of parents.
     answers: BTreeMap<String, Value>,
     /// Parents, then children.
@@ -44,14 +47,14 @@ impl Left {
     async fn start(supervised: &Supervised<'_>) -> Self {
         let left: Self = serde_json::from_str(&of_run(supervised, &text())).unwrap();
         let group = &supervised.harness.scope.group;
-        for kind in ["Widget", "Gadget", "Cog"] {
+        for kind in ["Widget", "Gadget", "Cog", "Sprocket"] {
             supervised.install(&CrdBuilder::new(group, kind)).await;
         }
         supervised.install(&CrdBuilder::new(group, "Frame").cluster_scoped()).await;
         let answers = left.answers.clone();
         supervised.hook.answers(move |request| {
-            let parent = request["parent"]["metadata"]["name"].as_str().unwrap();
-            Answer::Json(answers[parent].clone())
+            let parent = request.get("parent").unwrap_or(&request["object"]);
+            Answer::Json(answers[parent["metadata"]["name"].as_str().unwrap()].clone())
         });
         left
     }
@@ -59,6 +62,9 @@ impl Left {
     async fn declare(&self, supervised: &Supervised<'_>) {
         for (name, spec) in &self.controllers {
             supervised.declare(name, spec.clone()).await;
+        }
+        for (name, spec) in &self.decorators {
+            supervised.declare_decorator(name, spec.clone()).await;
         }
     }
 }
@@ -93,6 +99,7 @@ async fn objects(supervised: &Supervised<'_>) -> Value {
         (own.as_str(), "Gadget"),
         (own.as_str(), "Frame"),
         (own.as_str(), "Cog"),
+        (own.as_str(), "Sprocket"),
         ("v1", "ConfigMap"),
         ("v1", "Secret"),
         ("v1", "Service"),
@@ -137,7 +144,7 @@ async fn restore(supervised: &Supervised<'_>, object: &Value) -> String {
 
 #[tokio::test]
 async fn objects_are_those_that_metacontroller_makes() {
-    let supervised = Supervised::start("migration-back").await;
+    let supervised = Supervised::decorating("migration-back").await;
     let left = Left::start(&supervised).await;
     left.declare(&supervised).await;
     let scope = &supervised.harness.scope;
@@ -145,7 +152,12 @@ async fn objects_are_those_that_metacontroller_makes() {
         let parent = json!({
             "apiVersion": format!("{}/v1", scope.group),
             "kind": kind,
-            "metadata": { "name": name, "namespace": (kind != "Frame").then_some(&scope.namespace) },
+            "metadata": {
+                "name": name,
+                "namespace": (kind != "Frame").then_some(&scope.namespace),
+                "labels": { "gone": "yes" },
+                "annotations": { "app": name },
+            },
             "spec": { "selector": { "matchLabels": { "app": name } } },
         });
         let object: DynamicObject = serde_json::from_value(parent.clone()).unwrap();
@@ -162,7 +174,7 @@ async fn objects_are_those_that_metacontroller_makes() {
 
 #[tokio::test]
 async fn objects_that_metacontroller_left_are_not_written() {
-    let supervised = Supervised::start("migration").await;
+    let supervised = Supervised::decorating("migration").await;
     let harness = &supervised.harness;
     let mut left = Left::start(&supervised).await;
     let mut uids = BTreeMap::<String, String>::new();
@@ -192,12 +204,12 @@ async fn objects_that_metacontroller_left_are_not_written() {
     assert_eq!(objects(&supervised).await, before);
     for (_, parent) in PARENTS {
         let calls = supervised.hook.calls().into_iter().filter(|call| call.parent() == parent);
-        let mut children = calls.map(|call| call.body["children"].clone());
-        let first = children.next().unwrap();
+        let field = if parent == "sprocket" { "attachments" } else { "children" };
+        let first = calls.map(|call| call.body[field].clone()).next().unwrap();
         let count = |groups: &Value| -> usize {
             groups.as_object().unwrap().values().map(|group| group.as_object().unwrap().len()).sum()
         };
-        assert_eq!(count(&first), left.answers[parent]["children"].as_array().unwrap().len());
+        assert_eq!(count(&first), left.answers[parent][field].as_array().unwrap().len());
     }
     supervised.end().await;
 }
