@@ -364,3 +364,28 @@ async fn finalized_object_is_freed_although_its_attachments_are_too_deep() {
     assert_eq!(read(), None);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn attachments_of_a_type_that_returned_with_another_kind_are_observed() {
+    let (harness, calls) = start().await;
+    harness.server.uninstall("things.example.com").unwrap();
+    sleep(Duration::from_secs(60)).await;
+    let items = CrdBuilder::new("example.com", "Item").plural("things").cluster_scoped();
+    harness.server.install(&items.build()).unwrap();
+    sleep(Duration::from_secs(60)).await;
+    harness.server.apply(object("example.com/v1", "Item", None)).unwrap();
+    pass().await;
+    assert!(secret(&harness, "of-item").is_some());
+
+    let edit = json!({
+        "apiVersion": "example.com/v1", "kind": "Item", "metadata": {"name": "p"}, "spec": {"n": 1},
+    });
+    harness.server.merge(&edit).unwrap();
+    pass().await;
+
+    let calls = std::mem::take(&mut *calls.lock().unwrap());
+    let (_, last) = calls.last().unwrap();
+    let keys: Vec<_> = last["attachments"]["Secret.v1"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["default/of-item"]);
+    harness.end().await;
+}
