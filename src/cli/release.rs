@@ -61,7 +61,8 @@ async fn release(
     match api.get(name).await {
         Ok(_) => bail!(
             "the {kind} {name} exists, and its finalize hook frees its parents; \
-             delete it, or remove hooks.finalize from it"
+             delete it, or remove hooks.finalize from it. Objects of types that it no longer \
+             declares are released after it is deleted"
         ),
         Err(error) if names_missing(&error) => {}
         Err(kube::Error::Api(status))

@@ -113,7 +113,7 @@ impl Run {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         spec.series.watch_work(queue.probe());
         spec.series.max_concurrent.set(i64::try_from(spec.workers).unwrap_or(i64::MAX));
-        for delayed in spec.carried_over.take() {
+        for delayed in spec.carried_over.take(&spec.primaries) {
             queue.restore(delayed);
         }
         // Requests with a write of unknown outcome are reconciled even without a change.

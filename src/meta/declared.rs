@@ -77,6 +77,27 @@ pub(crate) struct Judged {
 }
 
 impl Declared {
+    /// Records the parent types of a definition with a finalize hook.
+    pub(crate) fn note_finalizes(&mut self, definition: &Definition) {
+        if definition.finalize.is_none() {
+            return;
+        }
+        for parent in definition.parent_types() {
+            if !self.finalizes.iter().any(|known| has_same_objects(known, parent)) {
+                self.finalizes.push(parent.clone());
+            }
+        }
+    }
+
+    /// Returns the types of [`Declared::finalizes`] that the run does not have, at any version.
+    pub(crate) fn earlier_parents(&self) -> Vec<TypeRef> {
+        let Some(run) = &self.run else { return Vec::new() };
+        let is_current = |known: &TypeRef| {
+            run.definition.parent_types().any(|parent| has_same_objects(known, parent))
+        };
+        self.finalizes.iter().filter(|known| !is_current(known)).cloned().collect()
+    }
+
     /// Status that the object should have now, given that of its runnable.
     pub(crate) fn status(
         &self,
@@ -100,6 +121,11 @@ impl Declared {
         }
         .status()
     }
+}
+
+/// Returns whether two references name one resource, which has the same objects at all versions.
+fn has_same_objects(one: &TypeRef, other: &TypeRef) -> bool {
+    (&one.group, &one.name) == (&other.group, &other.name)
 }
 
 /// Severity, reason and text of the Event of a controller that waits for its types.

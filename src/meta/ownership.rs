@@ -94,10 +94,11 @@ impl Ownership {
         }
     }
 
-    /// Returns whether the annotations of a child of the parent claim it.
+    /// Returns whether the annotations of a child of the parent claim it. An attachment of a decorator
+    /// is never claimed by a selector.
     pub(crate) fn is_marked(&self, annotations: &StringMap) -> bool {
         match self {
-            Self::Selected { .. } => true,
+            Self::Selected { .. } => !annotations.contains_key(DECORATED_BY),
             Self::Annotated { controller } => {
                 annotations.get(DECORATED_BY).is_some_and(|name| *name == *controller)
             }
@@ -147,5 +148,15 @@ mod tests {
         assert!(of(&[(DECORATED_BY, "ours")]));
         assert!(!of(&[(DECORATED_BY, "ours-too")]));
         assert!(!of(&[]));
+    }
+
+    #[test]
+    fn attachment_of_a_decorator_is_not_claimed_by_a_selector() {
+        let selector = Selector::default();
+        let ownership = Ownership::Selected { selector, generated: true };
+        let of = |entries: &[(&str, &str)]| ownership.is_marked(&entries.iter().copied().collect());
+
+        assert!(of(&[]));
+        assert!(!of(&[(DECORATED_BY, "things")]));
     }
 }

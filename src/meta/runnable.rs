@@ -199,13 +199,15 @@ fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> b
     rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
 }
 
-/// Returns whether a change of a parent is more than one of its status.
+/// Returns whether a change of a parent is more than one of its status. Without generations, as of a
+/// ConfigMap, any change counts.
 fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
     match (&delta.old, &delta.new) {
         (Some(old), Some(new)) => {
             let (old, new) = (old.header(), new.header());
             old.uid != new.uid
                 || old.generation != new.generation
+                || new.generation == 0
                 || old.labels != new.labels
                 || old.annotations != new.annotations
                 || new.deletion_timestamp.is_some()

@@ -38,7 +38,9 @@ use super::{
     write_cause::SeenVersion,
 };
 use crate::{
-    controller::{Backoff, Context, ObjectGone, Outcome, ReconcileError, Reconciler, Request},
+    controller::{
+        Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
+    },
     discovery::TypeRegistry,
     informer::Object,
     kind::TypeRef,
@@ -77,7 +79,12 @@ impl Reconciler for ParentReconciler {
         else {
             return self.without_cache(type_ref, &request, &context);
         };
-        let found = store.get(&request).map(|object| {
+        let found = store.get(&request);
+        if found.as_ref().is_some_and(|object| !object.is_whole()) {
+            // The cache is that of children of the same type. The parents are not listed yet.
+            return self.without_cache(type_ref, &request, &context);
+        }
+        let found = found.map(|object| {
             let header = object.header();
             (self.finalizer.first_step(header, parent.selects(header)), object)
         });
@@ -126,7 +133,10 @@ impl ParentReconciler {
         }
         match self.definition.kind {
             ControllerKind::Composite => Ok(Outcome::Done),
-            ControllerKind::Decorator => Ok(Outcome::RequeueAfter(NOT_LISTED_AGAIN)),
+            // Not a success, which would end the failures of the request.
+            ControllerKind::Decorator => {
+                Err(ReconcileError::RetryAfter(Postponed.into(), NOT_LISTED_AGAIN))
+            }
         }
     }
 

@@ -6,17 +6,28 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use crate::controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites};
-use crate::manager::ControllerName;
 use parking_lot::Mutex;
+
+use crate::{
+    controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites},
+    kind::TypeRef,
+    manager::ControllerName,
+};
 
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct CarriedOver {
     // Left by an epoch that was superseded.
-    delayed: Mutex<Vec<Delayed<Request>>>,
+    left: Mutex<LeftRequests>,
     /// Unconfirmed writes of all epochs.
     pub(in crate::controller) unconfirmed: Arc<UnconfirmedWrites>,
+}
+
+/// Requests with the primary types that they name by position.
+#[derive(Debug, Default)]
+struct LeftRequests {
+    primaries: Arc<[TypeRef]>,
+    requests: Vec<Delayed<Request>>,
 }
 
 /// Carried-over requests by controller name.
@@ -33,12 +44,19 @@ struct Entry {
 }
 
 impl CarriedOver {
-    pub(in crate::controller) fn leave(&self, requests: Vec<Delayed<Request>>) {
-        *self.delayed.lock() = requests;
+    /// Leaves requests of these primary types.
+    pub(in crate::controller) fn leave(
+        &self,
+        primaries: &Arc<[TypeRef]>,
+        requests: Vec<Delayed<Request>>,
+    ) {
+        *self.left.lock() = LeftRequests { primaries: Arc::clone(primaries), requests };
     }
 
-    pub(in crate::controller) fn take(&self) -> Vec<Delayed<Request>> {
-        mem::take(&mut *self.delayed.lock())
+    /// Takes the requests; none if they were left for other primary types.
+    pub(in crate::controller) fn take(&self, primaries: &[TypeRef]) -> Vec<Delayed<Request>> {
+        let left = mem::take(&mut *self.left.lock());
+        if *left.primaries == *primaries { left.requests } else { Vec::new() }
     }
 }
 
@@ -56,8 +74,31 @@ impl CarriedOverByName {
             return carried_over;
         }
         let unconfirmed = Arc::clone(&entry.unconfirmed);
-        let carried_over = Arc::new(CarriedOver { delayed: Mutex::default(), unconfirmed });
+        let carried_over = Arc::new(CarriedOver { left: Mutex::default(), unconfirmed });
         entry.carried_over = Arc::downgrade(&carried_over);
         carried_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_are_taken_over_by_a_run_of_the_same_types_alone() {
+        let of = |plurals: &[&str]| -> Arc<[TypeRef]> {
+            plurals.iter().map(|plural| TypeRef::resource("example.com", "v1", *plural)).collect()
+        };
+        let key = Request::cluster("a");
+        let left = vec![Delayed { key, priority: 0, failures: 3, at: Instant::now() }];
+        let (before, reordered) = (of(&["things", "parts"]), of(&["parts", "things"]));
+        let carried_over = CarriedOver::default();
+
+        carried_over.leave(&before, left.clone());
+        assert_eq!(carried_over.take(&before), left);
+        carried_over.leave(&before, left);
+        assert_eq!(carried_over.take(&reordered), []);
     }
 }

@@ -52,7 +52,8 @@ impl Run {
             self.report_unfinished();
         }
         if reason == Some(StopReason::Superseded) {
-            self.spec.carried_over.leave(self.queue.close());
+            let primaries = &self.spec.primaries;
+            self.spec.carried_over.leave(primaries, self.queue.close());
         }
     }
 

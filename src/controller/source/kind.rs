@@ -4,7 +4,7 @@ mod run;
 
 use std::sync::Arc;
 
-use futures::FutureExt;
+use futures::{FutureExt, future::select_all};
 use tokio::{
     select,
     sync::{oneshot, watch},
@@ -159,6 +159,29 @@ impl KindSource {
         }
     }
 
+    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD was
+    /// replaced.
+    async fn outdated(&self, begun: Interests) {
+        let owners = match &self.delivery {
+            Delivery::OwnedBy(owners) | Delivery::Moving(owners) => owners.as_slice(),
+            Delivery::Everything | Delivery::Of(_) => &[],
+        };
+        let has = |interest: &Interest| {
+            begun.deliver.contains(interest) || begun.whole.contains(interest)
+        };
+        if owners.is_empty() || has(&Interest::Everything) {
+            return std::future::pending().await;
+        }
+        let mut statuses: Vec<_> = owners.iter().map(|owner| self.types.subscribe(owner)).collect();
+        let is_new = |served: Arc<ServedType>| !has(&Interest::OwnerKind(served.group_kind()));
+        while !owners.iter().filter_map(|owner| self.types.served(owner)).any(is_new) {
+            let changes = statuses.iter_mut().map(|status| status.changed().boxed());
+            if select_all(changes).await.0.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
         let Some(served) = self.types.served(self.type_ref()) else {
             // The type was lost after the source became ready.
@@ -179,6 +202,11 @@ impl KindSource {
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();
+        if ended.is_none() && !context.stop.is_cancelled() {
+            // Reconciles continue over this cache until the one with the current interests has synced.
+            drop(Self::hold(&context, subscription));
+            return SourceEnd::TypeGone;
+        }
         if let Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) = ended {
             // The objects may still exist: reconciles continue over the cache, until the run ends
             // or another start of this source has synced.

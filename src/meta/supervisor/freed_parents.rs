@@ -1,5 +1,7 @@
 //! Parents of a removed controller: its finalizer is removed from them, since no hook would.
 
+use std::sync::Arc;
+
 use http::Method;
 use kube::{Client, api::ListParams};
 use serde_json::value::RawValue;
@@ -23,47 +25,73 @@ use crate::{
 /// Number of parents in one page of a list; bounds the memory of a release.
 const PAGE: u32 = 100;
 
+/// State of a type whose objects are to be freed.
+enum Found {
+    Served(Arc<ServedType>),
+    Absent,
+    /// The type may have objects that cannot be read now.
+    Unknown,
+}
+
 impl DeclarationReconciler {
-    /// Frees the parents of a controller that is removed, without asking its hook.
+    /// Frees the parents of these types, without asking the hook. Types whose parents are free are
+    /// removed from `finalizes`.
     ///
     /// # Errors
     ///
-    /// If a list or a write fails; parents that are free by then need no request in the next attempt.
+    /// The first failure, after all types were tried; at once if the server throttles a request or the
+    /// epoch is over. Parents that are free by then need no request in the next attempt.
     pub(super) async fn free_parents(
         &self,
         name: &str,
         types: &[TypeRef],
+        finalizes: &mut Vec<TypeRef>,
         context: &Context,
     ) -> Result<(), ReconcileError> {
-        let finalizer = Finalizer::of(self.kind, name, false);
+        let mut first_error = None;
         for type_ref in types {
-            let mut found = self.cluster.types.get(type_ref);
-            if found.served.is_none() {
-                // The version is no longer served, and every version shows the same objects.
-                let any = TypeRef { version: None, ..type_ref.clone() };
-                found.served = self.cluster.types.served(&any);
-            }
-            let Some(served) = found.served else {
-                if found.state == TypeState::Absent {
-                    // The objects of an absent type are gone.
+            let result = match self.found(type_ref) {
+                Found::Served(served) => self.free(name, &served, context).await,
+                // The objects of an absent type are gone.
+                Found::Absent => Ok(0),
+                Found::Unknown => {
+                    let message =
+                        format!("freeing the parents of {name}: {type_ref} is not served");
+                    first_error.get_or_insert(ReconcileError::Retry(message.into()));
                     continue;
                 }
-                let message = format!("freeing the parents of {name}: {type_ref} is not served");
-                return Err(ReconcileError::Retry(message.into()));
             };
-            let freed = self.free(name, &finalizer, &served, context).await.map_err(|error| {
-                let doing = format!("freeing the parents of {name}");
-                let message = format!("{doing}: {}", explain(&error));
-                match asks_to_wait(&error) {
-                    Some(after) => resource::throttled(&message, after).into(),
-                    None => ReconcileError::Retry(message.into()),
+            match result {
+                Ok(freed) => {
+                    finalizes.retain(|it| it != type_ref);
+                    if freed > 0 {
+                        tracing::info!(name, %type_ref, freed, "finalizer removed from parents");
+                    }
                 }
-            })?;
-            if freed > 0 {
-                tracing::info!(name, %type_ref, freed, "parents of a removed controller were freed");
+                Err(error) => {
+                    let message = format!("freeing the parents of {name}: {}", explain(&error));
+                    if let Some(after) = asks_to_wait(&error) {
+                        return Err(resource::throttled(&message, after).into());
+                    }
+                    first_error.get_or_insert(ReconcileError::Retry(message.into()));
+                    if is_fenced(&error) {
+                        break;
+                    }
+                }
             }
         }
-        Ok(())
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Returns the type as it is served, at any version: all versions have the same objects.
+    fn found(&self, type_ref: &TypeRef) -> Found {
+        let known = self.cluster.types.get(type_ref);
+        let any = TypeRef { version: None, ..type_ref.clone() };
+        match known.served.or_else(|| self.cluster.types.served(&any)) {
+            Some(served) => Found::Served(served),
+            None if known.state == TypeState::Absent => Found::Absent,
+            None => Found::Unknown,
+        }
     }
 
     /// Frees the objects of earlier parent types, once no run of the controller uses these types.
@@ -73,10 +101,7 @@ impl DeclarationReconciler {
         declared: &mut Declared,
         context: &Context,
     ) -> Result<(), ReconcileError> {
-        let Some(run) = &declared.run else { return Ok(()) };
-        let parents: Vec<_> = run.definition.parent_types().cloned().collect();
-        let earlier: Vec<_> =
-            declared.finalizes.iter().filter(|it| !parents.contains(it)).cloned().collect();
+        let earlier = declared.earlier_parents();
         let status = self.manager.status_of(self.kind.runnable_name(name));
         let is_settled = status.is_some_and(|status| {
             status.pending.is_none()
@@ -85,12 +110,10 @@ impl DeclarationReconciler {
         if earlier.is_empty() || !is_settled {
             return Ok(());
         }
-        self.free_parents(name, &earlier, context).await?;
-        declared.finalizes.retain(|it| parents.contains(it));
-        Ok(())
+        self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
-    /// Removes a finalizer from all objects of a type. Returns the number of changed objects.
+    /// Removes the finalizer of a controller from all objects of a type. Returns the number of changed objects.
     ///
     /// # Errors
     ///
@@ -99,10 +122,10 @@ impl DeclarationReconciler {
     async fn free(
         &self,
         name: &str,
-        finalizer: &Finalizer,
         served: &ServedType,
         context: &Context,
     ) -> Result<usize, kube::Error> {
+        let finalizer = Finalizer::of(self.kind, name, false);
         let (client, mut token, mut freed) = (context.client(), None, 0);
         let mut first_error = None;
         loop {

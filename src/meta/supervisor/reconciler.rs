@@ -128,6 +128,10 @@ impl DeclarationReconciler {
         }
         if nothing_declared {
             (declared.run, declared.before) = (None, None);
+            // Parents may have the finalizer from a time before this process.
+            if let Ok(definition) = self.definition(object) {
+                declared.note_finalizes(&definition);
+            }
         }
         let generation = header.generation;
         let judged = Judged { acceptance, generation, parent: parent_of(object) };
@@ -233,12 +237,7 @@ impl DeclarationReconciler {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
-                if definition.finalize.is_some() {
-                    let known = &declared.finalizes;
-                    let new = definition.parent_types().filter(|it| !known.contains(it));
-                    let new: Vec<_> = new.cloned().collect();
-                    declared.finalizes.extend(new);
-                }
+                declared.note_finalizes(&definition);
                 declared.before = before;
                 declared.run = Some(Run { definition, health, runnable: kept });
                 None
@@ -394,7 +393,10 @@ impl DeclarationReconciler {
                 return Ok(Outcome::RequeueAfter(RECHECK));
             }
         }
-        self.free_parents(name, &declared.finalizes, context).await?;
+        let types = declared.finalizes.clone();
+        let freed = self.free_parents(name, &types, &mut declared.finalizes, context).await;
+        self.changes.update(name, |known| known.finalizes = declared.finalizes);
+        freed?;
         tracing::info!(name, "declared controller removed");
         let subject = subject(self.kind, name, &declared.uid);
         let text = format!("Stopped controller: {name}");

@@ -45,8 +45,6 @@ impl ParentReconciler {
         let parent = rules.parent;
         let CheckedResponse { desired, status, labels, annotations, record, finalized } = response;
         let manages = self.finalizer.manages_children(object.header());
-        let has_own =
-            manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
         let frees = finalized && self.finalizer.is_on(object.header());
         let decoration = Decoration {
             labels: &labels,
@@ -68,6 +66,9 @@ impl ParentReconciler {
             // A conflict or a refusal of the object is no reason to leave its attachments as they are.
             Ok(Decorated::AsDesired | Decorated::Differed) | Err(_) => {}
         }
+        // After the write of the object, which may free it.
+        let has_own =
+            manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
         let managed =
             if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
         if let Err(SyncError::Cancelled) = managed {
@@ -150,7 +151,7 @@ impl ParentReconciler {
                     }
                     self.wrote_status(parent, status, &stored);
                 }
-                Err(error) if is_gone(&error) => return Ok(Decorated::Gone),
+                Err(error) if is_gone(&error) => return missing_status(&resource, parent).await,
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
@@ -194,6 +195,20 @@ impl ParentReconciler {
         let writes = &self.parents.writes;
         writes.wrote(&parent.key, STATUS.to_owned(), stored);
         writes.settle_status(&parent.key, status.wanted, stored.status);
+    }
+}
+
+/// Returns why `/status` of an object was not found: the object is gone, or its type has lost the
+/// subresource.
+async fn missing_status(resource: &Resource<'_>, parent: &Parent) -> Result<Decorated, SyncError> {
+    match resource.get(&parent.key).await {
+        Ok(live) if live.is(&parent.uid) => {
+            let why = "the object exists, and its status was not found";
+            Err(SyncError::Behind(format!("writing the status: {why}")))
+        }
+        Ok(_) => Ok(Decorated::Gone),
+        Err(error) if is_gone(&error) => Ok(Decorated::Gone),
+        Err(error) => Err(SyncError::of_write("reading the object", &error)),
     }
 }
 

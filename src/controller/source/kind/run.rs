@@ -39,7 +39,8 @@ impl<'a> KindRun<'a> {
         &self.context
     }
 
-    /// Delivers changes until the source is to stop, or until the informer has ended.
+    /// Delivers changes until the source is to stop, its interests are outdated, or the informer has
+    /// ended.
     pub(super) async fn deliver_changes(
         &mut self,
         subscription: &mut Subscription,
@@ -57,6 +58,7 @@ impl<'a> KindRun<'a> {
         // Attached once the first list is complete: a reconcile must not mistake a part of the
         // objects for all of them. No change is delivered before that.
         let mut attached = Some(attached);
+        let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
         if let Progress::Ended(ended) = self.report_current(&mut progress, false) {
             return Some(ended);
         }
@@ -65,6 +67,7 @@ impl<'a> KindRun<'a> {
             select! {
                 biased;
                 () = stop.cancelled() => return None,
+                () = &mut outdated, if attached.is_none() => return None,
                 () = &mut complete, if attached.is_some() => {
                     self.replace(attached.take(), &store).await;
                 }

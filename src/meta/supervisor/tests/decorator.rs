@@ -1,10 +1,13 @@
 //! Decorators from end to end, on the simulated server.
 
 use super::{
-    finalize::{Calls, harness, pass},
+    finalize::{Calls, faulty_with, harness, pass},
     *,
 };
-use crate::testing::Verb;
+use crate::{
+    meta::MAX_OWNER_DEPTH,
+    testing::{Action, Reply, Rule, Verb},
+};
 
 const OURS: &str = "metacontroller.io/decoratorcontroller-a";
 const MARK: &str = "metacontroller.k8s.io/decorator-controller";
@@ -294,5 +297,95 @@ async fn missing_crd_holds_up_its_own_kind_alone() {
     declare(&harness, "b", decorating(&["sync"]));
 
     running(&harness, "b").await;
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_whose_status_has_just_lost_its_subresource_is_decorated_later() {
+    let (harness, faults) = faulty_with(decorate).await;
+    declare(&harness, "a", decorating(&["sync"]));
+    running(&harness, "a").await;
+    let named = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+        "message": "things \"p\" not found", "details": {"name": "p", "kind": "things"},
+    });
+    let missing = Reply { code: 404, ..Reply::json(&named) };
+    faults.add(Rule::new(Action::Reply(missing)).path_contains("/things/p/status"));
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    assert!(secret(&harness, "of-thing").is_some(), "the attachments do not wait");
+
+    faults.clear();
+    sleep(Duration::from_secs(60)).await;
+
+    let found = get(&harness, "example.com/v1", "Thing").unwrap();
+    assert_eq!(found["metadata"]["labels"]["new"], "1");
+    assert_eq!(found["status"], json!({"phase": "decorated"}));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalized_object_is_freed_although_its_attachments_are_too_deep() {
+    let (harness, _calls) = harness(|kind, _| {
+        let attachment = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "q"},
+        });
+        match kind {
+            HookKind::Sync => json!({}),
+            HookKind::Finalize => json!({"attachments": [attachment], "finalized": true}),
+            HookKind::Customize => panic!("it is not declared"),
+        }
+    })
+    .await;
+    let mut spec = decorating(&["sync", "finalize"]);
+    spec["attachments"] = json!([{"apiVersion": "example.com/v1", "resource": "things"}]);
+    let declared = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
+        "metadata": {"name": "a", "annotations": {MAX_OWNER_DEPTH: "1"}}, "spec": spec,
+    });
+    harness.server.apply(declared).unwrap();
+    running(&harness, "a").await;
+    harness.server.apply(thing()).unwrap();
+    let root = get(&harness, "example.com/v1", "Thing").unwrap();
+    let mut deep = thing();
+    deep["metadata"]["name"] = json!("deep");
+    deep["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "example.com/v1", "kind": "Thing", "name": "p", "controller": true,
+        "uid": root["metadata"]["uid"],
+    }]);
+    harness.server.apply(deep).unwrap();
+    pass().await;
+    let read = || harness.server.get("example.com/v1", "Thing", "", "deep").ok();
+    assert_eq!(read().unwrap()["metadata"]["finalizers"], json!([OURS]));
+
+    harness.server.remove("example.com/v1", "Thing", "", "deep").unwrap();
+    pass().await;
+
+    assert_eq!(read(), None);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attachments_of_a_type_that_returned_with_another_kind_are_observed() {
+    let (harness, calls) = start().await;
+    harness.server.uninstall("things.example.com").unwrap();
+    sleep(Duration::from_secs(60)).await;
+    let items = CrdBuilder::new("example.com", "Item").plural("things").cluster_scoped();
+    harness.server.install(&items.build()).unwrap();
+    sleep(Duration::from_secs(60)).await;
+    harness.server.apply(object("example.com/v1", "Item", None)).unwrap();
+    pass().await;
+    assert!(secret(&harness, "of-item").is_some());
+
+    let edit = json!({
+        "apiVersion": "example.com/v1", "kind": "Item", "metadata": {"name": "p"}, "spec": {"n": 1},
+    });
+    harness.server.merge(&edit).unwrap();
+    pass().await;
+
+    let calls = std::mem::take(&mut *calls.lock().unwrap());
+    let (_, last) = calls.last().unwrap();
+    let keys: Vec<_> = last["attachments"]["Secret.v1"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["default/of-item"]);
     harness.end().await;
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     meta::{Lenience, resource::send},
     testing::{
-        Action, Faults, Reply, Rule,
+        Action, Faults, Reply, Rule, Verb,
         simulated::{AccessRule, Delays},
     },
 };
@@ -72,10 +72,17 @@ async fn answering(
 
 /// Harness with faults between its client and the server.
 pub(super) async fn faulty() -> (Harness, Faults) {
+    faulty_with(teardown).await
+}
+
+/// Harness whose hooks give this answer, with faults between its client and the server.
+pub(super) async fn faulty_with(
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Faults) {
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
-    (answering(server, client, Lenience::default(), teardown).await.0, faults)
+    (answering(server, client, Lenience::default(), answer).await.0, faults)
 }
 
 /// Specification with both hooks; children are ConfigMaps.
@@ -513,5 +520,83 @@ async fn parents_whose_version_is_no_longer_served_are_freed_at_another_one() {
 
     let parent = harness.server.get("example.com/v2", "Thing", "", "p").unwrap();
     assert_eq!(parent["metadata"]["finalizers"], Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_keep_their_finalizer_if_only_the_declared_version_changes() {
+    let (harness, _) = harness(teardown).await;
+    let things = || CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things().version("v1").version("v2").build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let mut spec = finalizing();
+    spec["parentResource"]["apiVersion"] = json!("example.com/v2");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert!(events(&harness, "FinalizerRemoved").is_empty(), "the controller finalizes it still");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn type_whose_parents_cannot_be_freed_keeps_no_other_type_from_being_freed() {
+    let (harness, faults) = faulty().await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    pass().await;
+    let refused = Reply::status(403, "Forbidden", "things may not be listed");
+    faults.add(Rule::new(Action::Reply(refused)).verb(Verb::List).path_contains("/things"));
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    let mut other = thing(json!({"app": "x"}));
+    other["kind"] = json!("Other");
+    harness.server.apply(other).unwrap();
+    pass().await;
+    let of_other = || {
+        let other = harness.server.get("example.com/v1", "Other", "", "p").unwrap();
+        other["metadata"]["finalizers"].clone()
+    };
+    assert_eq!(of_other(), json!([OURS]));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert_eq!(of_other(), Value::Null);
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_a_controller_that_was_paused_at_the_start_are_freed() {
+    let (harness, _) = harness(teardown).await;
+    let mut held = thing(json!({"app": "x"}));
+    held["metadata"]["finalizers"] = json!([OURS]);
+    harness.server.apply(held).unwrap();
+    let paused = json!({
+        "apiVersion": CONTROLLER.0, "kind": CONTROLLER.1, "spec": finalizing(),
+        "metadata": {"name": "a", "annotations": {PAUSED: "true"}},
+    });
+    harness.server.apply(paused).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]), "nothing is freed while the object exists");
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
     harness.end().await;
 }
