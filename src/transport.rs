@@ -16,6 +16,8 @@ mod credentials;
 mod deadline;
 mod dialer;
 mod error;
+#[cfg(any(test, feature = "meta"))]
+mod hook_proxies;
 mod identity;
 mod lane;
 mod metered;
@@ -31,9 +33,11 @@ mod tunnel;
 pub(crate) mod user_agent;
 
 pub use error::Error;
+#[cfg(any(test, feature = "meta"))]
+pub use hook_proxies::Proxies;
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
-pub use no_proxy::{Proxies, proxy_from_environment};
+pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
 #[cfg(feature = "meta")]
 pub(crate) use proxy::{Proxy, ProxyStream, authorization as basic_authorization};

@@ -2,15 +2,12 @@
 //!
 //! Semantics: Go's `golang.org/x/net/http/httpproxy`, which client-go uses.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use http::{Uri, uri::Scheme};
 use kube::Config;
 
-use super::{
-    Error,
-    proxy::{Proxy, port},
-};
+use super::{Error, proxy::port};
 
 /// Sets the proxy of `config` from the environment, unless the kubeconfig has a `proxy-url`, which
 /// always wins. `variable` reads an environment variable:
@@ -53,75 +50,8 @@ pub fn proxy_from_environment(
     Ok(())
 }
 
-/// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct Proxies {
-    http: Option<Configured>,
-    https: Option<Configured>,
-    exceptions: Arc<str>,
-}
-
-/// Proxy, or the reason for which it cannot be used.
-#[derive(Clone, Debug)]
-enum Configured {
-    Usable(Arc<Proxy>),
-    Unusable(Arc<str>),
-}
-
-impl Proxies {
-    /// Returns the proxies that the environment names, as Go's `http.ProxyFromEnvironment`.
-    /// `variable` reads an environment variable.
-    ///
-    /// Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, each in lower case too. The entries of
-    /// `NO_PROXY` are those of [`proxy_from_environment`]. A variable that does not hold the URL of a
-    /// proxy of http or https is one of the [`problems`](Self::problems), and calls that need its
-    /// proxy fail.
-    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let proxy = |names: [&str; 2]| {
-            let (name, value) = lookup(&variable, names)?;
-            Some(match parse(name, &value).and_then(|url| Proxy::new(&url)) {
-                Ok(proxy) => Configured::Usable(Arc::new(proxy)),
-                Err(error) => Configured::Unusable(format!("{name}: {error}").into()),
-            })
-        };
-        Self {
-            http: proxy(["HTTP_PROXY", "http_proxy"]),
-            https: proxy(["HTTPS_PROXY", "https_proxy"]),
-            exceptions: exceptions(&variable).into(),
-        }
-    }
-
-    /// Returns the reasons for which variables cannot be used, each with the name of its variable and
-    /// without credentials.
-    pub fn problems(&self) -> impl Iterator<Item = &str> {
-        self.http.iter().chain(&self.https).filter_map(|proxy| match proxy {
-            Configured::Usable(_) => None,
-            Configured::Unusable(reason) => Some(&**reason),
-        })
-    }
-
-    /// Returns the proxy through which a URL is reached, if any.
-    ///
-    /// # Errors
-    ///
-    /// The reason, if that proxy cannot be used.
-    #[cfg(any(test, feature = "meta"))]
-    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<Proxy>>, &str> {
-        let proxy = match url.scheme_str() {
-            Some("http") => &self.http,
-            Some("https") => &self.https,
-            Some(_) | None => return Ok(None),
-        };
-        match proxy.as_ref().filter(|_| !is_direct(url, &self.exceptions)) {
-            None => Ok(None),
-            Some(Configured::Usable(proxy)) => Ok(Some(proxy)),
-            Some(Configured::Unusable(reason)) => Err(reason),
-        }
-    }
-}
-
 /// Returns the URL of a variable. The value is not part of the error, since it may hold a password.
-fn parse(name: &str, value: &str) -> Result<Uri, Error> {
+pub(super) fn parse(name: &str, value: &str) -> Result<Uri, Error> {
     let address = value.split_once("://").map_or(value, |(_, address)| address);
     // An unencoded delimiter in a password would end the host there.
     let rest = address.find(['/', '?', '#']).map_or("", |end| &address[end..]);
@@ -130,11 +60,11 @@ fn parse(name: &str, value: &str) -> Result<Uri, Error> {
 }
 
 /// Returns the value of `NO_PROXY`.
-fn exceptions(variable: &impl Fn(&str) -> Option<String>) -> String {
+pub(super) fn exceptions(variable: &impl Fn(&str) -> Option<String>) -> String {
     lookup(variable, ["NO_PROXY", "no_proxy"]).map(|(_, value)| value).unwrap_or_default()
 }
 
-fn lookup<'a>(
+pub(super) fn lookup<'a>(
     variable: &impl Fn(&str) -> Option<String>,
     names: [&'a str; 2],
 ) -> Option<(&'a str, String)> {
@@ -145,7 +75,7 @@ fn lookup<'a>(
 }
 
 /// Returns whether a server is reached without the proxy.
-fn is_direct(server: &Uri, exceptions: &str) -> bool {
+pub(super) fn is_direct(server: &Uri, exceptions: &str) -> bool {
     let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
     let host = without_dot(&host);
     let port = port(server);
@@ -225,7 +155,7 @@ fn contains(network: IpAddr, bits: u32, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Proxies, *};
 
     #[track_caller]
     fn check(exceptions: &str, server: &str, direct: bool) {

@@ -25,7 +25,7 @@ pub enum BuildError {
     #[error("{0}: {1} applies to a type, not to a custom source")]
     NotForSources(ControllerName, &'static str),
     /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
-    /// [`Context::store`](super::Context::store).
+    /// [`Context::store`](crate::controller::Context::store).
     #[error(
         "{0}: {2} keeps too little of {1} to decode its Rust type; name it by for_type, \
          owns_type or watches_type"

@@ -25,7 +25,7 @@ pub struct Add {
     pub failed: bool,
 }
 
-/// Key that a worker processes; ends with [`Queue::done`].
+/// Key that a worker processes; ends with [`Queue::done`](super::Queue::done).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<K> {
     /// Key.
@@ -36,7 +36,7 @@ pub struct Item<K> {
     pub failures: u32,
 }
 
-/// Key left in a closed queue, for [`Queue::restore`] of another one.
+/// Key left in a closed queue, for [`Queue::restore`](super::Queue::restore) of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delayed<K> {
     /// Key.
