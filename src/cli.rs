@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn a_bad_value_is_answered_with_the_name_of_its_flag() {
         for (argument, expected) in [
-            ("--workers=0", "--workers"),
+            ("--workers=many", "--workers"),
             ("--metrics-address=nonsense", "--metrics-address"),
             ("--graceful-shutdown-timeout=-1s", "--graceful-shutdown-timeout"),
             ("--discovery-interval=0", "--discovery-interval"),
