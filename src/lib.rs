@@ -158,10 +158,14 @@
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
+//! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
-//! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
+//! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | specification of a CompositeController is validated | `src/meta/definition.rs::parse` |
+//! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
+//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
+//! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
+//! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | error is redacted | `src/redaction.rs::error` |
 //! | panic of user code is caught | `src/guard.rs` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |

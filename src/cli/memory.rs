@@ -1,7 +1,7 @@
 //! Freed memory that glibc keeps for later: returned to the system when work has calmed down.
 //!
 //! glibc returns freed memory only from the end of its heap, so that a process would keep the memory
-//! of its start for ever. Other C libraries need no help, and get none.
+//! of its start for ever. For other C libraries nothing is called.
 
 use std::{fs, time::Duration};
 
@@ -38,12 +38,12 @@ pub(super) async fn return_freed() {
     }
 }
 
-/// CPU time of the process at the checks.
+/// State of the checks.
 #[derive(Default)]
 struct Pace {
-    /// At the last check.
+    /// CPU time at the last check.
     seen: Duration,
-    /// At the last return of memory in a calm interval.
+    /// CPU time at the last return of memory in a calm interval.
     returned: Duration,
     /// Time from which the process has been busy, or of the last return since; `None` if it is calm.
     busy: Option<Instant>,

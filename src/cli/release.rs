@@ -84,7 +84,7 @@ fn names_missing(error: &kube::Error) -> bool {
     status.code == 404 && status.reason == "NotFound" && names_it
 }
 
-/// Returns whether the CRD of a kind is proven to be missing, with which all controllers are gone.
+/// Returns whether the CRD of a kind is proven to be missing, so that it has no controllers.
 pub(super) async fn crd_is_missing(client: &Client, kind: ControllerKind) -> bool {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     api.get(&kind.crd_name()).await.is_err_and(|error| names_missing(&error))

@@ -262,8 +262,8 @@ impl Builder {
         self
     }
 
-    /// Limits the shared retry rate of all failed requests, regardless of their own waits; no limit
-    /// by default.
+    /// Limits the rate of retries of this controller's queue, beside the back-off of each request; no
+    /// limit by default.
     pub fn retry_limit(mut self, limit: Limit) -> Self {
         self.queue.limit = Some(limit);
         self

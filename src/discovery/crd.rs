@@ -23,7 +23,7 @@ pub(super) struct Crd {
     pub(super) group: Arc<str>,
     pub(super) plural: Arc<str>,
     pub(super) uid: Arc<str>,
-    /// Changes with the spec, whose schemas are not kept.
+    /// Generation of the CRD: it changes with the schemas, which are not kept.
     pub(super) generation: i64,
     pub(super) scope: Scope,
     /// Names that the spec asks for.

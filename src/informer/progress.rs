@@ -40,6 +40,6 @@ pub enum Ended {
 pub enum Linger {
     /// The set's setting (default 10 s): the next epoch may need the informer.
     Default,
-    /// No time: the type is gone.
+    /// Zero, because the type is gone.
     None,
 }

@@ -231,7 +231,7 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
-/// Returns the verdict of parts of which any is enough, whichever.
+/// Returns the verdict of parts: met if any part is met, without a basis.
 #[cfg(any(test, feature = "meta"))]
 pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
     let (mut unmet, mut unknown) = (Vec::new(), Vec::new());

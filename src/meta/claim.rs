@@ -2,11 +2,12 @@
 
 use serde::Deserialize;
 
-use super::{LabelSelector, Selector, ownership::DECORATED_BY, selection};
+use super::{
+    LabelSelector, Selector,
+    ownership::{DECORATED_BY, UID_LABEL},
+    selection,
+};
 use crate::{informer::Header, redaction};
-
-/// Label of generated selectors.
-pub(crate) const UID_LABEL: &str = "controller-uid";
 
 /// Decision about an object of a child type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -77,6 +77,13 @@ pub(crate) struct Judged {
 }
 
 impl Declared {
+    /// Returns the state of another object of the same name, which takes over the runnable, but not
+    /// the recorded status and Events.
+    pub(crate) fn taken_over_by(self, uid: Arc<str>) -> Self {
+        let Self { run, before, finalizes, .. } = self;
+        Self { uid, run, before, finalizes, ..Self::default() }
+    }
+
     /// Records the parent types of a definition with a finalize hook.
     pub(crate) fn note_finalizes(&mut self, definition: &Definition) {
         if definition.finalize.is_none() {

@@ -1,6 +1,6 @@
 //! Digests of values: short numbers that are compared instead of the values.
 //!
-//! Against chance, not against an attacker. The same in each process of one build.
+//! Detects accidental changes only; it is not cryptographic. Equal in each process of one build.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -19,7 +19,7 @@ const WHOLE: f64 = 1e21;
 /// Fingerprint of `null`, as which an absent field counts.
 const NULL: Fingerprint = Fingerprint(0);
 
-/// 64 bits of a hash that is the same in every process. Against chance, not against an attacker.
+/// 64 bits of a hash that is the same in every process. Not cryptographic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
 

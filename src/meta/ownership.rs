@@ -5,8 +5,11 @@
 
 use serde_json::{Map, Value};
 
-use super::{Selector, claim::UID_LABEL};
+use super::Selector;
 use crate::informer::StringMap;
+
+/// Label of generated selectors.
+pub(crate) const UID_LABEL: &str = "controller-uid";
 
 /// Annotation of attachments: the name of their DecoratorController. Several of them may attach
 /// objects to one parent.

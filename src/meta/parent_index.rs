@@ -113,7 +113,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{
-        super::{children::fixtures::served, claim::UID_LABEL},
+        super::{children::fixtures::served, ownership::UID_LABEL},
         *,
     };
     use crate::{

@@ -25,7 +25,7 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
 ///
 /// # Errors
 ///
-/// As of [`parse`], with the rules for annotations: any text is a value.
+/// The errors of [`parse`], except that the value of an annotation may be any text.
 pub(crate) fn parse_annotations(
     selector: &AnnotationSelector,
 ) -> Result<Selector, (String, String)> {

@@ -28,7 +28,7 @@ pub enum Error {
          proxy-url in the kubeconfig, HTTPS_PROXY or HTTP_PROXY"
     )]
     Proxy(Uri),
-    /// The URL of the proxy is none; correct `proxy-url`, and encode special characters of its user
+    /// The text is not the URL of a proxy; correct `proxy-url`, and encode special characters of its user
     /// and password.
     #[error(
         "the URL of the proxy is invalid: correct proxy-url in the kubeconfig, HTTPS_PROXY or \

@@ -34,7 +34,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// If the URL is none of a proxy, or its scheme is neither http nor https.
+    /// If the URL has no host, or its scheme is neither http nor https.
     pub(super) fn new(proxy: &Uri) -> Result<Self, Error> {
         if !is_address(proxy) {
             return Err(Error::ProxyUrl);

@@ -1,4 +1,4 @@
-//! Delays of failed items: the back-off of each item, and the shared rate limit.
+//! Delays of failed items: the back-off of each item, and the rate limit of a queue.
 
 use std::time::Duration;
 

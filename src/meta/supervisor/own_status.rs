@@ -102,7 +102,7 @@ impl DeclarationReconciler {
             // Another schema may have a place for the status.
             (declared.pruned, declared.written) = (None, None);
         }
-        // A schema without any field of the status keeps that of a later state neither.
+        // A schema that keeps no field of this status keeps none of a later one.
         let nothing_kept = cached == CompositeControllerStatus::default();
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();

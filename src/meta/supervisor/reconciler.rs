@@ -85,15 +85,7 @@ impl DeclarationReconciler {
         let mut declared = self.changes.take(name);
         let another = declared.uid != header.uid;
         if another {
-            // Another object of the same name takes over the runnable, but not the recorded status
-            // and Events.
-            declared = Declared {
-                uid: header.uid.clone(),
-                run: declared.run,
-                before: declared.before,
-                finalizes: declared.finalizes,
-                ..Declared::default()
-            };
+            declared = declared.taken_over_by(header.uid.clone());
         }
         declared.seen_under = crd_uid;
         declared.missing_since = None;

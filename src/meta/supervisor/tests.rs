@@ -58,7 +58,7 @@ struct Harness {
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
     // Resync periods of their controllers.
     periods: Arc<Mutex<Vec<Option<Duration>>>>,
-    // Of its controllers.
+    // Registry of the controllers' series.
     metrics: Registry,
     stop: CancellationToken,
     tasks: JoinSet<()>,

@@ -220,7 +220,7 @@ fn decorates(metadata: &Map<String, Value>) -> bool {
     metadata.keys().any(|field| field != FINALIZERS)
 }
 
-/// Returns the status of the writes, whichever of them has it.
+/// Returns the status that one of the writes has.
 fn status_of(writes: &DecorationWrites) -> Option<&StatusWrite> {
     match (&writes.status, &writes.object) {
         (Some(status), _) | (None, Some(ObjectWrite::Replace(status))) => Some(status),
