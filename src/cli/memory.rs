@@ -3,12 +3,14 @@
 //! glibc returns freed memory only from the end of its heap, so that a process would keep the memory
 //! of its start for ever. For other C libraries nothing is called.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval},
 };
+
+use super::process_metrics;
 
 /// Interval of the checks. A burst of work is over when a whole interval was calm.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -19,8 +21,6 @@ const CALM: Duration = Duration::from_millis(100);
 const WORK: Duration = Duration::from_millis(100);
 /// Longest time between two returns of a process that is never calm.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Unit of CPU times in `/proc`, a hundredth of a second on every architecture.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Returns freed memory to the system whenever work has calmed down. Never resolves.
 pub(super) async fn return_freed() {
@@ -29,8 +29,7 @@ pub(super) async fn return_freed() {
     let mut pace = Pace::default();
     loop {
         period.tick().await;
-        let stat = fs::read_to_string("/proc/self/stat");
-        let Some(used) = stat.ok().as_deref().and_then(cpu_time) else { continue };
+        let Some(used) = process_metrics::cpu_time() else { continue };
         if pace.is_due(used, Instant::now()) {
             // Takes milliseconds, in which no thread may allocate. An error means that it panicked.
             drop(spawn_blocking(trim).await);
@@ -68,15 +67,6 @@ impl Pace {
         }
         is_due
     }
-}
-
-/// Returns the CPU time in the text of `/proc/self/stat`: its fields 14 and 15. The second field is the
-/// name of the program, in parentheses, and may have any characters.
-fn cpu_time(stat: &str) -> Option<Duration> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<u32>);
-    let (user, system) = (ticks.next()?.ok()?, ticks.next()?.ok()?);
-    Some(TICK * user.saturating_add(system))
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -121,14 +111,5 @@ mod tests {
             .filter(|&check| pace.is_due(check * Duration::from_secs(4), begin + check * PERIOD));
 
         assert_eq!(due.collect::<Vec<_>>(), [13, 25]);
-    }
-
-    #[test]
-    fn cpu_time_is_read_whatever_the_name_of_the_program() {
-        let stat = "7 (a) 1 (b)) S 1 7 7 0 -1 4194560 1402 0 3 0 57 13 0 0 20 0 9 0 88 1 2";
-
-        assert_eq!(cpu_time(stat), Some(Duration::from_millis(700)));
-        assert_eq!(cpu_time(""), None);
-        assert_eq!(cpu_time("7 (a) S 1"), None);
     }
 }

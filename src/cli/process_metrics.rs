@@ -1,7 +1,7 @@
-//! Metrics of the process, by the names that clients of Prometheus give them. Read from `/proc` at each
-//! scrape; without it there are none.
+//! Metrics of the process, with the standard names of Prometheus clients (`process_*`). They are read from
+//! `/proc` at each scrape. A system without `/proc` has no such metrics.
 
-use std::{fmt, fs};
+use std::{fmt, fs, time::Duration};
 
 use prometheus_client::{
     collector::Collector,
@@ -10,12 +10,30 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// CPU times and times since the boot in `/proc` count hundredths of a second on every architecture.
-const TICKS_PER_SECOND: f64 = 100.0;
+/// Unit of times in `/proc` in milliseconds, a hundredth of a second on every architecture.
+const TICK_MILLIS: u64 = 10;
 
 /// Adds the metrics to a registry.
 pub(super) fn register(registry: &mut Registry) {
     registry.register_collector(Box::new(Process));
+}
+
+/// Returns the CPU time that the process has used; `None` without `/proc`.
+pub(super) fn cpu_time() -> Option<Duration> {
+    cpu_time_in(&fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// Returns the CPU time in the text of `/proc/self/stat`.
+fn cpu_time_in(stat: &str) -> Option<Duration> {
+    Some(ticks(stat, 11)? + ticks(stat, 12)?)
+}
+
+/// Returns a time in the text of `/proc/self/stat`: the field at this position after the name of the
+/// program, which is in parentheses and may contain any character.
+fn ticks(stat: &str, at: usize) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(at)?.parse().ok()?;
+    Some(Duration::from_millis(ticks.saturating_mul(TICK_MILLIS)))
 }
 
 #[derive(Debug)]
@@ -48,19 +66,15 @@ impl Sample {
     }
 
     fn parse(stat: &str, status: &str, limits: &str, system: &str) -> Self {
-        // The name of the program is in parentheses, and may contain any character.
-        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let field = |at: usize| fields.split_ascii_whitespace().nth(at)?.parse::<f64>().ok();
         let named = |text: &str, name: &str, at: usize| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             line.split_ascii_whitespace().nth(at)?.parse::<f64>().ok()
         };
         let kibibytes = |name: &str| named(status, name, 0).map(|size| size * 1024.0);
-        let cpu = field(11).zip(field(12)).map(|(user, system)| user + system);
-        let start = field(19).zip(named(system, "btime ", 0));
+        let start = ticks(stat, 19).zip(named(system, "btime ", 0));
         Self {
-            cpu_seconds: cpu.map(|ticks| ticks / TICKS_PER_SECOND),
-            start_seconds: start.map(|(ticks, boot)| boot + ticks / TICKS_PER_SECOND),
+            cpu_seconds: cpu_time_in(stat).map(|used| used.as_secs_f64()),
+            start_seconds: start.map(|(since, boot)| boot + since.as_secs_f64()),
             resident_bytes: kibibytes("VmRSS:"),
             virtual_bytes: kibibytes("VmSize:"),
             open_files: None,
