@@ -58,10 +58,10 @@ pub struct Header {
 /// A cached object. Cheap to clone.
 #[derive(Clone)]
 pub struct Object {
-    inner: Arc<Inner>,
+    inner: Arc<ObjectInner>,
 }
 
-struct Inner {
+struct ObjectInner {
     header: Header,
     // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
     json: Bytes,
@@ -126,7 +126,7 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        Self { inner: Arc::new(Inner { header, json, whole, accounted }) }
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -203,7 +203,7 @@ fn accounted(header: &Header, json: &Bytes) -> usize {
     let maps = header.labels.memory() + header.annotations.memory();
     let owners = header.owners.iter().map(owner).sum::<usize>();
     let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
-    let fixed = size_of::<Inner>() + ALLOCATION + PLACE;
+    let fixed = size_of::<ObjectInner>() + ALLOCATION + PLACE;
     fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
 }
 

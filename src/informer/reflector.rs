@@ -20,13 +20,15 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     InformerOptions, Object, ObjectError, ObjectKey, Progress,
-    classify::{Cause, Classified, Failure, Pace, Phase, Step, classify},
+    classify::{
+        Cause, Classified, NextRequest, RequestFailure, RequestPace, RequestPhase, classify,
+    },
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
     request_delays::RequestDelays,
     resume_version::ResumeVersion,
-    shared_informer::{Change, SharedInformer},
-    wire::{Slot, Wire},
+    shared_informer::{SharedInformer, StoreChange},
+    wire::{InformerRequests, ListSlot},
 };
 use crate::{duration::doubled, guard, kind::VersionOrder, redaction};
 
@@ -44,7 +46,7 @@ const BATCH: usize = 128;
 
 pub(super) struct Reflector {
     informer: Arc<SharedInformer>,
-    wire: Wire,
+    wire: InformerRequests,
     decoder: Decoder,
     options: Arc<InformerOptions>,
     lists: Arc<Semaphore>,
@@ -88,7 +90,7 @@ enum Suspicion {
 impl Reflector {
     pub(super) fn new(
         informer: Arc<SharedInformer>,
-        wire: Wire,
+        wire: InformerRequests,
         decoder: Decoder,
         options: Arc<InformerOptions>,
         lists: Arc<Semaphore>,
@@ -124,7 +126,7 @@ impl Reflector {
     pub(super) async fn run(mut self) -> Infallible {
         loop {
             let (phase, failure) = match &self.resume_version {
-                Some(_) => (Phase::Watch, self.watch().await),
+                Some(_) => (RequestPhase::Watch, self.watch().await),
                 None if self.streams() => self.stream().await,
                 None => match self.list().await {
                     Ok(()) => continue,
@@ -141,8 +143,8 @@ impl Reflector {
         self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
 
-    async fn recover(&mut self, phase: Phase, failure: Failure) {
-        if failure == Failure::Wanted {
+    async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
+        if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
             self.metrics.restarted(Cause::Wanted);
             self.before_fill = self.resume_version.take();
@@ -151,22 +153,22 @@ impl Reflector {
         let mut verdict = classify(phase, &failure);
         let identity = &self.informer.key.identity;
         let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
-        if phase == Phase::Watch && matches!(failure, Failure::TooLong { .. }) {
+        if phase == RequestPhase::Watch && matches!(failure, RequestFailure::TooLong { .. }) {
             verdict.step = self.long_line();
         }
-        if verdict.step == Step::Again
+        if verdict.step == NextRequest::Again
             && self.resume_version.as_ref().is_some_and(|it| !it.is_position())
         {
             // Without a position, only a list finds objects deleted while no watch was open.
-            verdict.step = Step::Relist;
+            verdict.step = NextRequest::Relist;
         }
         match verdict.step {
-            Step::Again => {}
-            Step::Relist => self.resume_version = None,
-            Step::ListWhole => self.listing.whole = true,
-            Step::ListSmaller => {
+            NextRequest::Again => {}
+            NextRequest::Relist => self.resume_version = None,
+            NextRequest::ListWhole => self.listing.whole = true,
+            NextRequest::ListSmaller => {
                 if self.listing.limit == 1 {
-                    verdict.pace = Pace::Slow;
+                    verdict.pace = RequestPace::Slow;
                 }
                 self.listing.limit = (self.listing.limit / 4).max(1);
                 self.listing.whole = false;
@@ -174,8 +176,8 @@ impl Reflector {
                     self.listing.most = self.listing.limit;
                 }
             }
-            Step::ListPages => self.listing.pages = true,
-            Step::NeverStream => self.listing.never_stream = true,
+            NextRequest::ListPages => self.listing.pages = true,
+            NextRequest::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(verdict.cause);
         if let Some(before) = self.before_fill.take() {
@@ -208,8 +210,8 @@ impl Reflector {
         // A type that is served again changes no permissions, and must not cause more requests.
         let served_again = async {
             match verdict.pace {
-                Pace::Forbidden | Pace::After(_) => std::future::pending().await,
-                Pace::Prompt | Pace::Quick | Pace::Slow => {
+                RequestPace::Forbidden | RequestPace::After(_) => std::future::pending().await,
+                RequestPace::Prompt | RequestPace::Quick | RequestPace::Slow => {
                     self.informer.served_again.notified().await
                 }
             }
@@ -229,13 +231,13 @@ impl Reflector {
         }
     }
 
-    fn report(&self, failure: &Failure, verdict: Classified) {
+    fn report(&self, failure: &RequestFailure, verdict: Classified) {
         if !self.delays.is_notable(verdict) {
             return;
         }
         let error = failure.to_string();
         let progress = match (verdict.pace, self.informer.is_complete()) {
-            (Pace::Forbidden, _) => {
+            (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
                 Progress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
@@ -266,8 +268,8 @@ impl Reflector {
     }
 
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
-    async fn slot(&self) -> Slot {
-        Slot::acquire(self.lists.clone()).await
+    async fn slot(&self) -> ListSlot {
+        ListSlot::acquire(self.lists.clone()).await
     }
 
     /// Decodes an object; as a metadata entry unless a subscriber needs it whole.
@@ -276,14 +278,14 @@ impl Reflector {
     }
 
     /// Stores an object that was decoded from `json`.
-    fn put(&mut self, object: &Object, json: &str) -> Change {
+    fn put(&mut self, object: &Object, json: &str) -> StoreChange {
         match self.informer.put(object) {
             // A subscriber has joined since.
-            Change::Incomplete => match self.decoder.decode(json, |_| true) {
+            StoreChange::Incomplete => match self.decoder.decode(json, |_| true) {
                 Ok(whole) => self.informer.put(&whole),
-                Err(_) => Change::None,
+                Err(_) => StoreChange::None,
             },
-            change @ (Change::Applied | Change::None) => change,
+            change @ (StoreChange::Applied | StoreChange::None) => change,
         }
     }
 
@@ -312,7 +314,7 @@ impl Reflector {
 
 /// Maximum lifetime of a watch.
 #[derive(Clone, Copy)]
-struct Deadline {
+struct WatchDeadline {
     /// Timeout in the request.
     seconds: u32,
     /// When the watch is given up on our side.
@@ -320,7 +322,7 @@ struct Deadline {
     after: Duration,
 }
 
-impl Deadline {
+impl WatchDeadline {
     fn random() -> Self {
         let seconds = fastrand::u32(WATCH_SECONDS);
         let after = Duration::from_secs(seconds.into()) + WATCH_SLACK;

@@ -8,7 +8,7 @@ use super::{
     Delta, Ended, InformerKey, Interest, Interests, Linger, Object, ObjectKey, Progress, Store,
     interest::SubscriberId,
     mailbox::{Extent, Mailbox},
-    set::Shared,
+    set::SharedSet,
     shared_informer::{Joined, SharedInformer},
 };
 
@@ -17,7 +17,7 @@ use super::{
 /// Dropping it releases with [`Linger::Default`], without waiting.
 pub struct Subscription {
     informer: Arc<SharedInformer>,
-    set: Arc<Shared>,
+    set: Arc<SharedSet>,
     id: SubscriberId,
     mailbox: Arc<Mailbox>,
     store: Store,
@@ -34,7 +34,7 @@ pub struct MovingInterests {
 
 impl Subscription {
     pub(super) fn new(
-        set: Arc<Shared>,
+        set: Arc<SharedSet>,
         informer: Arc<SharedInformer>,
         joined: Joined,
         interests: Interests,
