@@ -31,7 +31,7 @@ use crate::{
 /// Context of a reconcile. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    shared: Arc<Shared>,
+    shared: Arc<SharedContext>,
     // Set at its first use, and dropped with the reconcile.
     client: Arc<OnceLock<Arc<Client>>>,
     // `None` for a context from `Context::new`.
@@ -48,7 +48,7 @@ pub struct Context {
 }
 
 /// Parts that all reconciles of an epoch share.
-struct Shared {
+struct SharedContext {
     epoch: Epoch,
     // Client that bypasses the epoch's fence.
     unfenced: Client,
@@ -96,7 +96,8 @@ impl Context {
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
         let fenced = Mutex::default();
-        let shared = Shared { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        let shared =
+            SharedContext { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
         Self {
             shared: Arc::new(shared),
             client: Arc::default(),
@@ -353,7 +354,7 @@ impl Context {
     }
 }
 
-impl Shared {
+impl SharedContext {
     /// Returns the client behind the epoch's fence, built unless another reconcile uses it.
     fn fenced(&self) -> Arc<Client> {
         let mut fenced = self.fenced.lock();

@@ -36,12 +36,12 @@ pub struct Controller {
     group: RunnableGroup,
     /// Beside those of the required inputs.
     conditions: Vec<Held<Arc<dyn Condition>>>,
-    prepared: Arc<Mutex<Prepared>>,
+    prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
 /// Subscriptions that `prepare` has acquired for the next start.
 #[derive(Default)]
-struct Prepared {
+struct PreparedSubscriptions {
     // Keyed by the number of the input.
     subscriptions: HashMap<usize, Subscription>,
     // Number of calls of `unprepare`; the result of a preparation that began before is dropped.
@@ -90,12 +90,12 @@ impl Controller {
         Self { conditions, ..self }
     }
 
-    fn prepared(&self) -> MutexGuard<'_, Prepared> {
+    fn prepared(&self) -> MutexGuard<'_, PreparedSubscriptions> {
         lock(&self.prepared)
     }
 }
 
-fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
+fn lock(prepared: &Mutex<PreparedSubscriptions>) -> MutexGuard<'_, PreparedSubscriptions> {
     prepared.lock()
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Target {
 
 /// Body of a create request, decoded as far as its name.
 #[derive(Default, Deserialize)]
-struct Named {
+struct NamedBody {
     #[serde(default)]
     metadata: Name,
 }
@@ -43,7 +43,7 @@ impl Target {
         let mut target = Self::at(write.path())?;
         if target.name.is_none() && *write.method() == Method::POST {
             let sent = || {
-                let named = serde_json::from_slice::<Named>(&write.body()?).ok()?;
+                let named = serde_json::from_slice::<NamedBody>(&write.body()?).ok()?;
                 named.metadata.name
             };
             let name = answered.or_else(sent).filter(|name| !name.is_empty());
