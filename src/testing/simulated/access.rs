@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::{
-    call::{Call, Reply},
-    cluster::Cluster,
+    call::{Call, HttpReply},
+    cluster::SimulatedCluster,
     refusal::Refusal,
-    resource::Resource,
+    resource::SimulatedResource,
 };
 use crate::testing::{RequestInfo, Verb};
 
@@ -193,7 +193,7 @@ pub(super) fn verb(verb: Verb) -> &'static str {
     }
 }
 
-impl Cluster {
+impl SimulatedCluster {
     fn allows(&self, asked: &Asked) -> bool {
         self.rules.iter().find(|rule| rule.fits(asked)).is_none_or(|rule| rule.allow)
     }
@@ -207,7 +207,11 @@ impl Cluster {
     }
 
     /// Answers a review of the user's own access.
-    pub(super) fn review_access(&self, resource: &Resource, call: &Call) -> Result<Reply, Refusal> {
+    pub(super) fn review_access(
+        &self,
+        resource: &SimulatedResource,
+        call: &Call,
+    ) -> Result<HttpReply, Refusal> {
         if call.info.verb != Verb::Create || !call.info.name.is_empty() {
             return Err(Refusal::method_not_allowed());
         }
@@ -232,7 +236,7 @@ impl Cluster {
             path: text(path, "path"),
         };
         review["status"] = json!({ "allowed": self.allows(&asked) });
-        Ok(Reply::json(201, &review))
+        Ok(HttpReply::json(201, &review))
     }
 }
 

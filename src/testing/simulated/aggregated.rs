@@ -9,11 +9,11 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::Cluster,
-    history::{Key, ObjectChange},
+    cluster::SimulatedCluster,
+    history::{NamespacedName, ObjectChange},
     object,
     refusal::Refusal,
-    resource::{API_SERVICES, Resource, Storage, qualified},
+    resource::{API_SERVICES, SimulatedResource, Storage, qualified},
 };
 use crate::testing::{CrdBuilder, RequestInfo};
 
@@ -29,7 +29,7 @@ pub(super) struct Aggregated {
     pub(super) available: bool,
     /// True once it has been available since its registration.
     was_available: bool,
-    backing: BTreeMap<String, Arc<Resource>>,
+    backing: BTreeMap<String, Arc<SimulatedResource>>,
 }
 
 impl Aggregated {
@@ -42,18 +42,18 @@ impl Aggregated {
         group: &str,
         version: &str,
         plural: &str,
-    ) -> Option<Arc<Resource>> {
+    ) -> Option<Arc<SimulatedResource>> {
         let fits = self.registered && self.group == group && self.version == version;
         self.backing.get(plural).filter(|_| fits).cloned()
     }
 
     /// Served types while the service is available.
-    pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
+    pub(super) fn resources(&self) -> Vec<Arc<SimulatedResource>> {
         self.backing.values().filter(|_| self.registered).cloned().collect()
     }
 
     /// Types known to the aggregator. They include those of a service that is unavailable now.
-    pub(super) fn known(&self) -> Vec<Arc<Resource>> {
+    pub(super) fn known(&self) -> Vec<Arc<SimulatedResource>> {
         if self.was_available { self.resources() } else { Vec::new() }
     }
 
@@ -62,7 +62,7 @@ impl Aggregated {
     }
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// Returns the aggregated API that serves a request.
     pub(super) fn aggregated_of(&self, info: &RequestInfo) -> Option<&Aggregated> {
         self.aggregated.get(&format!("{}.{}", info.version, info.group)).filter(|it| it.registered)
@@ -79,7 +79,7 @@ impl Cluster {
             .map(|it| {
                 let crd = it.build();
                 let names = crd.spec.names;
-                let resource = Resource {
+                let resource = SimulatedResource {
                     group: group.to_owned(),
                     version: version.to_owned(),
                     singular: names.kind.to_lowercase(),
@@ -264,7 +264,7 @@ impl Cluster {
             wanted.extend(served.map(|(version, group)| (version.to_owned(), group.to_owned())));
         }
         let services = self.history.all(API_SERVICES);
-        let stale: Vec<Key> = services
+        let stale: Vec<NamespacedName> = services
             .filter(|(_, service)| service["metadata"]["labels"][AUTOMANAGED] == "true")
             .filter(|(_, service)| {
                 let text =

@@ -9,13 +9,13 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     delete::Deletion,
-    history::{Key, ObjectChange},
+    history::{NamespacedName, ObjectChange},
     job::Job,
     object,
     refusal::{FieldFault, Refusal},
-    resource::{CRDS, Resource, Scale, Storage, qualified},
+    resource::{CRDS, Scale, SimulatedResource, Storage, qualified},
     schema,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Custom {
     pub(super) terminating: bool,
     /// Start of the second in which it was established.
     established_at: Duration,
-    versions: BTreeMap<String, Arc<Resource>>,
+    versions: BTreeMap<String, Arc<SimulatedResource>>,
     /// Storage version, as `group/version`.
     pub(super) stored: String,
     /// Time at which its watch cache is filled; `None` before the first request.
@@ -41,18 +41,18 @@ pub(super) struct Custom {
 impl Custom {
     /// Returns the type at a version, if that is served. The real server does not wait for
     /// `Established`.
-    pub(super) fn served(&self, version: &str) -> Option<Arc<Resource>> {
+    pub(super) fn served(&self, version: &str) -> Option<Arc<SimulatedResource>> {
         let served = self.names_accepted || self.established;
         self.versions.get(version).filter(|_| served).cloned()
     }
 
-    pub(super) fn all_served(&self) -> Vec<Arc<Resource>> {
+    pub(super) fn all_served(&self) -> Vec<Arc<SimulatedResource>> {
         let served = self.names_accepted || self.established;
         self.versions.values().filter(|_| served).cloned().collect()
     }
 
     /// Versions in discovery, which waits for `Established`.
-    pub(super) fn discovered(&self) -> Vec<Arc<Resource>> {
+    pub(super) fn discovered(&self) -> Vec<Arc<SimulatedResource>> {
         self.versions.values().filter(|_| self.established).cloned().collect()
     }
 
@@ -84,7 +84,7 @@ impl Custom {
                     selector: pointer("labelSelectorPath"),
                 }
             });
-            Resource {
+            SimulatedResource {
                 group: group.clone(),
                 version: text(&version["name"]),
                 plural: plural.clone(),
@@ -237,7 +237,7 @@ pub(super) fn validate_crd(crd: &Value, before: Option<&Value>) -> Vec<FieldFaul
     faults
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// Returns 429 until the watch cache of a custom type is filled.
     pub(super) fn check_cache(&mut self, storage: &str, pages: bool) -> Result<(), Refusal> {
         let (now, ready_after) = (self.now, self.delays.storage_ready);
@@ -374,7 +374,7 @@ impl Cluster {
         self.commit(&CRDS.into(), crd);
         if established {
             let storage: Storage = name.into();
-            let instances: Vec<Key> =
+            let instances: Vec<NamespacedName> =
                 self.history.all(&storage).map(|(key, _)| key.clone()).collect();
             for key in instances {
                 self.delete_object(&storage, &key, Deletion::default());
@@ -408,6 +408,6 @@ impl Cluster {
     }
 }
 
-fn crd_key(name: &str) -> Key {
+fn crd_key(name: &str) -> NamespacedName {
     (String::new(), name.to_owned())
 }
