@@ -56,7 +56,7 @@ pub use epoch::Epoch;
 pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
-pub(crate) use fence::{Fence, Write, WriteEnd, WriteObserver, ask, retry_after};
+pub(crate) use fence::{Fence, WriteEnd, WriteObserver, WriteRequest, ask, retry_after};
 pub use handle::{AddError, ManagerHandle};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     guard::Held,
-    informer::{Ended, Progress, Subscription},
+    informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
         Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
@@ -229,22 +229,23 @@ async fn prepare(
     let synced = async {
         loop {
             match &*progress.borrow_and_update() {
-                Progress::Synced | Progress::Stale(_) => return Ok(()),
-                Progress::Ended(ended) => {
+                InformerProgress::Synced | InformerProgress::Stale(_) => return Ok(()),
+                InformerProgress::Ended(ended) => {
                     return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
                 }
                 // Not waited for: it lasts until access is granted, and the caller retries.
-                Progress::Forbidden(why) => {
+                InformerProgress::Forbidden(why) => {
                     let (type_ref, why) = (type_ref.clone(), why.clone());
                     return Err(PrepareError::Forbidden { type_ref, why });
                 }
-                Progress::Syncing(None) => {}
-                Progress::ConversionFailed(_)
+                InformerProgress::Syncing(None) => {}
+                InformerProgress::ConversionFailed(_)
                     if subscription.complete().now_or_never().is_some() =>
                 {
                     return Ok(());
                 }
-                Progress::Syncing(Some(error)) | Progress::ConversionFailed(error) => {
+                InformerProgress::Syncing(Some(error))
+                | InformerProgress::ConversionFailed(error) => {
                     last.clone_from(error);
                 }
             }

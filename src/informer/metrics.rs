@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{Progress, Store, classify::Cause};
+use super::{InformerProgress, Store, classify::Cause};
 use crate::{
     kind::TypeIdentity,
     owner_gauge::{Counted, OwnerGauge},
@@ -196,7 +196,7 @@ impl InformerMetrics {
         for state in InformerStateLabel::ALL {
             drop(self.informers.get_or_create(&InformerStateLabels { state }));
         }
-        metrics.state(&Progress::Syncing(None));
+        metrics.state(&InformerProgress::Syncing(None));
         metrics
     }
 
@@ -246,14 +246,14 @@ impl TypeMetrics {
         self.set_cached(values.map(|value| value as u64));
     }
 
-    pub(super) fn state(&self, progress: &Progress) {
+    pub(super) fn state(&self, progress: &InformerProgress) {
         let state = match progress {
-            Progress::Syncing(_) => Some(InformerStateLabel::Syncing),
-            Progress::Synced => Some(InformerStateLabel::Synced),
-            Progress::Stale(_) => Some(InformerStateLabel::Stale),
-            Progress::Forbidden(_) => Some(InformerStateLabel::Forbidden),
-            Progress::ConversionFailed(_) => Some(InformerStateLabel::ConversionFailed),
-            Progress::Ended(_) => None,
+            InformerProgress::Syncing(_) => Some(InformerStateLabel::Syncing),
+            InformerProgress::Synced => Some(InformerStateLabel::Synced),
+            InformerProgress::Stale(_) => Some(InformerStateLabel::Stale),
+            InformerProgress::Forbidden(_) => Some(InformerStateLabel::Forbidden),
+            InformerProgress::ConversionFailed(_) => Some(InformerStateLabel::ConversionFailed),
+            InformerProgress::Ended(_) => None,
         };
         self.set_state(state);
     }
@@ -356,7 +356,7 @@ mod tests {
         second.cached(&store);
         second.cached(&store);
         second.restarted(Cause::Expired);
-        second.state(&Progress::Synced);
+        second.state(&InformerProgress::Synced);
         let watching = second.watching();
         let text = encoded(&metrics);
         let labels = r#"group="example.com",resource="widgets""#;

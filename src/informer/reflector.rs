@@ -19,7 +19,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    InformerOptions, Object, ObjectError, ObjectKey, Progress,
+    InformerOptions, InformerProgress, Object, ObjectError, ObjectKey,
     classify::{
         Cause, Classified, NextRequest, RequestFailure, RequestPace, RequestPhase, classify,
     },
@@ -240,28 +240,34 @@ impl Reflector {
             (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
-                Progress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
+                InformerProgress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
             }
-            (_, _) if verdict.cause == Cause::Conversion => Progress::ConversionFailed(error),
-            (_, true) => Progress::Stale(error),
-            (_, false) => Progress::Syncing(Some(error)),
+            (_, _) if verdict.cause == Cause::Conversion => {
+                InformerProgress::ConversionFailed(error)
+            }
+            (_, true) => InformerProgress::Stale(error),
+            (_, false) => InformerProgress::Syncing(Some(error)),
         };
         self.publish(progress);
     }
 
-    fn publish(&self, progress: Progress) {
+    fn publish(&self, progress: InformerProgress) {
         let known = self.informer.progress().borrow().clone();
         if known == progress {
             return;
         }
         match &progress {
-            Progress::Synced if known == Progress::Syncing(None) => debug!("watch is open"),
-            Progress::Synced => info!("watch has recovered"),
-            Progress::Syncing(None) | Progress::Ended(_) => {}
-            Progress::Syncing(Some(error)) => warn!(error, "first list fails"),
-            Progress::Stale(error) => warn!(error, "watch fails"),
-            Progress::Forbidden(error) => warn!(error, "not permitted"),
-            Progress::ConversionFailed(error) => warn!(error, "objects cannot be converted"),
+            InformerProgress::Synced if known == InformerProgress::Syncing(None) => {
+                debug!("watch is open")
+            }
+            InformerProgress::Synced => info!("watch has recovered"),
+            InformerProgress::Syncing(None) | InformerProgress::Ended(_) => {}
+            InformerProgress::Syncing(Some(error)) => warn!(error, "first list fails"),
+            InformerProgress::Stale(error) => warn!(error, "watch fails"),
+            InformerProgress::Forbidden(error) => warn!(error, "not permitted"),
+            InformerProgress::ConversionFailed(error) => {
+                warn!(error, "objects cannot be converted")
+            }
         }
         self.metrics.state(&progress);
         self.informer.publish(progress);
@@ -354,7 +360,7 @@ mod tests {
         }
 
         let progress = progress(&subscription);
-        assert!(!matches!(progress, Progress::Ended(_)), "{progress:?}");
+        assert!(!matches!(progress, InformerProgress::Ended(_)), "{progress:?}");
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
     }
 
@@ -384,14 +390,20 @@ mod tests {
         assert!(at[14] - at[13] >= Duration::from_secs(20), "{at:?}");
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
         assert_eq!(hints.load(Ordering::Relaxed), 15);
-        assert!(matches!(progress(&subscription), Progress::Stale(error) if error.contains("404")));
+        assert!(
+            matches!(progress(&subscription), InformerProgress::Stale(error) if error.contains("404"))
+        );
 
         // A hint that the type is served cuts the delay short.
         harness.set.type_served(&harness.key.identity);
         let before = Instant::now();
         let _watch = harness.script.watch(10).await.open();
         assert!(before.elapsed() < Duration::from_millis(1));
-        subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
+        subscription
+            .progress()
+            .wait_for(|progress| *progress == InformerProgress::Synced)
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -403,7 +415,7 @@ mod tests {
         for _ in 0..3 {
             harness.script.list().await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
-        assert_eq!(progress(&subscription), Progress::Syncing(None));
+        assert_eq!(progress(&subscription), InformerProgress::Syncing(None));
         harness.script.list().await.page(10, "", &[]);
 
         subscription.drained().await;
@@ -420,7 +432,9 @@ mod tests {
             harness.script.list().await.refuse(403, "Forbidden", message);
         }
         settle().await;
-        let Progress::Forbidden(reason) = progress(&subscription) else { panic!("not forbidden") };
+        let InformerProgress::Forbidden(reason) = progress(&subscription) else {
+            panic!("not forbidden")
+        };
         assert!(reason.contains(message), "{reason}");
         assert!(reason.contains("grant list and watch on widgets.example.com"), "{reason}");
 
@@ -430,7 +444,11 @@ mod tests {
         assert!(refused.elapsed() >= Duration::from_secs(29));
         list.page(10, "", &[]);
         let _watch = harness.script.watch(10).await.open();
-        subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
+        subscription
+            .progress()
+            .wait_for(|progress| *progress == InformerProgress::Synced)
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -442,7 +460,7 @@ mod tests {
         harness.script.watch(10).await.refuse(403, "Forbidden", "cannot watch");
         settle().await;
 
-        assert!(matches!(progress(&subscription), Progress::Forbidden(_)));
+        assert!(matches!(progress(&subscription), InformerProgress::Forbidden(_)));
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
         harness.script.watch(10).await.open();
     }
@@ -461,7 +479,7 @@ mod tests {
         harness.script.watch(10).await.open();
 
         assert!(started.elapsed() < Duration::from_millis(40));
-        assert_eq!(progress(&subscription), Progress::Synced);
+        assert_eq!(progress(&subscription), InformerProgress::Synced);
     }
 
     #[tokio::test(start_paused = true)]
@@ -473,7 +491,7 @@ mod tests {
             harness.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
         let mut seen = subscription.progress();
-        assert!(matches!(&*seen.borrow_and_update(), Progress::Stale(_)));
+        assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Stale(_)));
 
         // The hint that the type is served comes before the server serves it.
         let asked = harness.script.watch(10).await;
@@ -490,7 +508,7 @@ mod tests {
         seen.changed().await.unwrap();
 
         // A watch that was open for a moment is not a recovery.
-        assert!(matches!(&*seen.borrow_and_update(), Progress::Synced));
+        assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Synced));
         assert!(served.elapsed() < Duration::from_millis(100), "{:?}", served.elapsed());
         assert!(!seen.has_changed().unwrap());
     }

@@ -21,8 +21,8 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, InformerOptions, Interests, Linger, ObjectError, Progress,
-    Subscription,
+    Ended, InformerKey, InformerMetrics, InformerOptions, InformerProgress, Interests, Linger,
+    ObjectError, Subscription,
     decode::Decoder,
     interest::SubscriberId,
     mailbox::Mailbox,
@@ -43,7 +43,7 @@ pub struct InformerStatus {
     /// Key of the informer.
     pub key: InformerKey,
     /// Progress of its list and watch.
-    pub progress: Progress,
+    pub progress: InformerProgress,
     /// Number of cached objects, metadata entries included.
     pub objects: usize,
     /// Number of objects that are kept as metadata entries only.

@@ -14,8 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ended, Header, InformerKey, Interest, Interests, Linger, Object, ObjectError, ObjectKey,
-    Progress, Store,
+    Ended, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectError,
+    ObjectKey, Store,
     interest::{InterestIndex, SubscriberId},
     mailbox::Mailbox,
     objects::Generation,
@@ -35,7 +35,7 @@ pub(super) struct SharedInformer {
     pub(super) kind: Arc<str>,
     pub(super) store: Store,
     state: Mutex<InformerContents>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<InformerProgress>,
     /// Since when there are no subscribers; `None` while there are.
     idle: watch::Sender<Option<Instant>>,
     /// Cancelled on close: the task must drop its request and end.
@@ -111,7 +111,7 @@ impl SharedInformer {
             kind,
             store: Store::new(),
             state: Mutex::default(),
-            progress: watch::Sender::new(Progress::Syncing(None)),
+            progress: watch::Sender::new(InformerProgress::Syncing(None)),
             idle: watch::Sender::new(None),
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
@@ -439,10 +439,10 @@ impl SharedInformer {
         self.lock().complete.is_some()
     }
 
-    pub(super) fn publish(&self, progress: Progress) {
+    pub(super) fn publish(&self, progress: InformerProgress) {
         // Not under the lock: a reader that borrows the old value may call this informer.
         self.progress.send_if_modified(|known| {
-            if matches!(known, Progress::Ended(_)) || *known == progress {
+            if matches!(known, InformerProgress::Ended(_)) || *known == progress {
                 return false;
             }
             *known = progress;
@@ -450,7 +450,7 @@ impl SharedInformer {
         });
     }
 
-    pub(super) fn progress(&self) -> watch::Receiver<Progress> {
+    pub(super) fn progress(&self) -> watch::Receiver<InformerProgress> {
         self.progress.subscribe()
     }
 
@@ -479,7 +479,7 @@ impl SharedInformer {
             subscriber.mailbox.end(reason.clone());
         }
         drop(state);
-        self.progress.send_replace(Progress::Ended(reason));
+        self.progress.send_replace(InformerProgress::Ended(reason));
         self.stop.cancel();
         true
     }

@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 
 use super::{
-    Delta, Ended, InformerKey, Interest, Interests, Linger, Object, ObjectKey, Progress, Store,
+    Delta, Ended, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectKey,
+    Store,
     interest::SubscriberId,
     mailbox::{Extent, Mailbox},
     set::SharedSet,
@@ -132,7 +133,7 @@ impl Subscription {
     }
 
     /// Subscribes to the progress of the informer.
-    pub fn progress(&self) -> watch::Receiver<Progress> {
+    pub fn progress(&self) -> watch::Receiver<InformerProgress> {
         self.informer.progress()
     }
 

@@ -7,7 +7,7 @@ use tracing::{debug, trace, warn};
 
 use super::{BATCH, Reflector, Suspicion, WatchDeadline};
 use crate::informer::{
-    ObjectError, Progress,
+    InformerProgress, ObjectError,
     classify::{NextRequest, RequestFailure},
     decode,
     metrics::EventKind,
@@ -57,11 +57,13 @@ impl Reflector {
         // A watch that failed has recovered once it passes its first line.
         let failed = matches!(
             *self.informer.progress().borrow(),
-            Progress::Stale(_) | Progress::Forbidden(_) | Progress::ConversionFailed(_)
+            InformerProgress::Stale(_)
+                | InformerProgress::Forbidden(_)
+                | InformerProgress::ConversionFailed(_)
         );
         let mut announced = proven || !failed;
         if announced {
-            self.publish(Progress::Synced);
+            self.publish(InformerProgress::Synced);
         }
         let mut count = 0;
         let (informer, delay) = (self.informer.clone(), self.fill_delay());
@@ -99,7 +101,7 @@ impl Reflector {
             }
             if !announced {
                 announced = true;
-                self.publish(Progress::Synced);
+                self.publish(InformerProgress::Synced);
             }
         };
         if opened.elapsed() >= HEALTHY {

@@ -426,7 +426,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
                     Some(reason.clone()),
                     "once, with its reason"
                 );
-                assert_eq!(*informer.progress().borrow(), Progress::Ended(reason.clone()));
+                assert_eq!(*informer.progress().borrow(), InformerProgress::Ended(reason.clone()));
                 let mut first = first;
                 assert_eq!(first.next().now_or_never().unwrap().unwrap_err(), reason);
                 let mut second = joined.lock().take().unwrap();

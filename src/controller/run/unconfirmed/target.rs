@@ -9,7 +9,7 @@ use crate::{
     controller::{Request, run::input_status::Attached},
     informer::ObjectKey,
     kind::{Scope, ServedType},
-    manager::Write,
+    manager::WriteRequest,
 };
 
 /// Object or collection that a write addressed.
@@ -39,7 +39,7 @@ struct Name {
 impl Target {
     /// Returns the target of a write; `None` if its path names no object and no collection. A
     /// created object has the name in the answer or, without an answer, in the request.
-    pub(super) fn of(write: &Write, answered: Option<String>) -> Option<Self> {
+    pub(super) fn of(write: &WriteRequest, answered: Option<String>) -> Option<Self> {
         let mut target = Self::at(write.path())?;
         if target.name.is_none() && *write.method() == Method::POST {
             let sent = || {
