@@ -14,7 +14,7 @@ use pilotlight::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::types;
+use super::served_types;
 
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub(super) async fn search(
     free: bool,
 ) -> anyhow::Result<Search> {
     let mut search = Search::default();
-    for report in types::ask(client.clone()).await? {
+    for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
             search.errors.push(format!("{}: {}", report.name, explain(&error)));
