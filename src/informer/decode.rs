@@ -361,6 +361,20 @@ fn owner_reference(
     }
 }
 
+impl Object {
+    /// Decodes the JSON of a response. Everything but `managedFields` is kept.
+    ///
+    /// The bytes are copied; a missing apiVersion or kind is added.
+    ///
+    /// # Errors
+    ///
+    /// If a part that the header needs is missing or has the wrong type.
+    pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
+        let text = text(json.as_ref());
+        Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
+    }
+}
+
 /// Spans of an object's members. The last of repeated members counts, as for the server.
 #[derive(Default)]
 struct ObjectMembers<'a> {

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
-use super::{Projection, StringMap, decode::Decoder};
-use crate::kind::{GroupKind, ServedType};
+use super::StringMap;
+use crate::kind::GroupKind;
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,18 +100,6 @@ impl ObjectKey {
 }
 
 impl Object {
-    /// Decodes the JSON of a response. Everything but `managedFields` is kept.
-    ///
-    /// The bytes are copied; a missing apiVersion or kind is added.
-    ///
-    /// # Errors
-    ///
-    /// If a part that the header needs is missing or has the wrong type.
-    pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
-        let text = super::decode::text(json.as_ref());
-        Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
-    }
-
     pub(super) fn new(header: Header, json: Bytes) -> Self {
         Self::of(header, json, true)
     }
