@@ -123,6 +123,19 @@ pub fn decoding(error: impl Display) -> String {
     ))
 }
 
+/// Returns the message of a failed request to the API server, without credentials.
+///
+/// The message of a refusal is the one that the server sends; kube's own repeats the whole answer. A
+/// fenced client has already cut answers about a Secret.
+pub fn request_error(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return text(&status.message);
+    }
+    self::error(error)
+}
+
 /// Returns the message of an error with its causes, without credentials: the output of a credential
 /// plugin, the lines of a kubeconfig, user, password and query of a URL.
 pub fn error(error: &(dyn Error + 'static)) -> String {

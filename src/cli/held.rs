@@ -10,6 +10,7 @@ use kube::{
 use pilotlight::{
     discovery::{TypePhase, TypeReport},
     meta::ControllerKind,
+    redaction,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -54,7 +55,7 @@ pub(super) async fn search(
     for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
-            search.errors.push(format!("{}: {}", report.name, explain(&error)));
+            search.errors.push(format!("{}: {}", report.name, redaction::request_error(&error)));
         }
     }
     search.parents.sort();
@@ -86,7 +87,7 @@ impl Search {
                     if let Err(error) = released {
                         let named = parent.namespace.iter().chain([&parent.name]);
                         let named: Vec<_> = named.map(String::as_str).collect();
-                        let why = explain(&error);
+                        let why = redaction::request_error(&error);
                         self.errors.push(format!("{} {}: {why}", report.name, named.join("/")));
                         continue;
                     }
@@ -175,11 +176,4 @@ fn resource(report: &TypeReport) -> Option<ApiResource> {
         kind: kind.clone(),
         plural: plural.to_owned(),
     })
-}
-
-fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!("{} ({})", status.message, status.code);
-    }
-    pilotlight::redaction::error(error)
 }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
-    discovery::{TypeRegistry, TypeState},
+    discovery::TypeRegistry,
     informer::{Delta, Interest, Object, Selection, Store},
     kind::{ServedType, TypeRef},
 };
@@ -321,7 +321,7 @@ impl Related {
     ) -> Result<Cache, RelatedError> {
         let handle = self.lock().types.get(input).map(|related| related.handle.clone());
         let handle = handle.ok_or(RelatedError::Cancelled)?;
-        if is_missing(&types.get(type_ref).state) {
+        if types.get(type_ref).state.is_missing() {
             let state = self.lock();
             let served = state.types.get(input).and_then(|related| related.served.clone());
             return Ok(Cache::Missing(served));
@@ -384,15 +384,6 @@ fn input_of(type_ref: &TypeRef) -> String {
 
 fn namespace_type() -> TypeRef {
     TypeRef::resource("", "v1", "namespaces")
-}
-
-/// Returns whether a type is proven not to be served, now or as of the last proof.
-pub(crate) fn is_missing(state: &TypeState) -> bool {
-    match state {
-        TypeState::Absent | TypeState::Installing(_) | TypeState::NotWatchable => true,
-        TypeState::Served | TypeState::Terminating | TypeState::Unknown(None) => false,
-        TypeState::Unknown(Some(last)) => is_missing(last),
-    }
 }
 
 #[cfg(test)]

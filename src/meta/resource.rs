@@ -353,17 +353,6 @@ pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     redaction::chain(error).any(|error| error.is::<FenceClosed>())
 }
 
-/// Returns a short message: kube's own repeats the server's answer. The fence has already redacted
-/// answers about a Secret.
-pub(crate) fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !status.message.is_empty()
-    {
-        return redaction::text(&status.message);
-    }
-    redaction::error(error)
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;

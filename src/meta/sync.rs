@@ -32,7 +32,7 @@ use super::{
     ownership::Ownership,
     protocol::ObservedObjects,
     recorder::EventRecorder,
-    related::{RelatedGroup, is_missing},
+    related::RelatedGroup,
     resync,
     sync_error::SyncError,
     write_cause::SeenVersion,
@@ -41,7 +41,7 @@ use crate::{
     controller::{
         Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
     },
-    discovery::TypeRegistry,
+    discovery::{TypeChange, TypeRegistry},
     informer::Object,
     kind::TypeRef,
     redaction,
@@ -127,7 +127,7 @@ impl ParentReconciler {
         request: &Request,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        if is_missing(&self.types.get(type_ref).state) {
+        if self.types.get(type_ref).state.is_missing() {
             self.forget(request, context);
             return Err(ReconcileError::Terminal(ObjectGone.into()));
         }
@@ -193,7 +193,7 @@ impl ParentReconciler {
         let last = self.parents.writes.take_record(&parent.key);
         let related = self.related(parent, object, context).await?;
         let observation = self.observe(parent, &ownership, context).await?;
-        let is_unread = |missing: &&TypeRef| !is_missing(&self.types.get(missing).state);
+        let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
             && let Some(unread) = observation.missing.iter().find(is_unread)
         {
@@ -247,7 +247,8 @@ impl ParentReconciler {
     fn is_served(&self, parent: &Parent, context: &Context) -> bool {
         let own = self.definition.parents.get(parent.key.primary);
         let served = own.and_then(|own| context.served(&own.type_ref));
-        served.is_some_and(|served| served.identity == parent.served.identity)
+        let held = &parent.served.identity;
+        served.is_some_and(|now| TypeChange::between(held, &now.identity) == TypeChange::Unchanged)
     }
 
     /// Returns the claim of a parent on its children.

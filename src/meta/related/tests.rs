@@ -110,15 +110,6 @@ fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
     assert_eq!(compared(10), compared(10_000));
 }
 
-#[test]
-fn type_is_missing_only_by_proof() {
-    let unknown = |last| TypeState::Unknown(Some(Box::new(last)));
-
-    assert!(is_missing(&TypeState::Absent) && is_missing(&unknown(TypeState::Absent)));
-    assert!(!is_missing(&TypeState::Unknown(None)) && !is_missing(&unknown(TypeState::Served)));
-    assert!(!is_missing(&TypeState::Terminating));
-}
-
 #[tokio::test(start_paused = true)]
 async fn answer_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let (related, key, uid) = (Related::default(), parent("a"), Arc::from("u"));

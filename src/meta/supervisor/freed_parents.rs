@@ -18,8 +18,9 @@ use crate::{
         declared::Declared,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
-        resource::{self, Resource, asks_to_wait, explain, is_fenced, is_gone},
+        resource::{self, Resource, asks_to_wait, is_fenced, is_gone},
     },
+    redaction,
 };
 
 /// Number of parents in one page of a list; bounds the memory of a release.
@@ -69,7 +70,10 @@ impl DeclarationReconciler {
                     }
                 }
                 Err(error) => {
-                    let message = format!("freeing the parents of {name}: {}", explain(&error));
+                    let message = format!(
+                        "freeing the parents of {name}: {}",
+                        redaction::request_error(&error)
+                    );
                     if let Some(after) = asks_to_wait(&error) {
                         return Err(resource::throttled(&message, after).into());
                     }
