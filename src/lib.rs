@@ -153,7 +153,7 @@
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
-//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |

@@ -200,7 +200,7 @@ impl Instance {
             workers: flag::used_workers(manager.workers),
             max_hook_calls: manager.max_hook_calls,
             metrics: hooks,
-            answers: manager.budget.budget()?,
+            responses: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
             events: upstream.events,

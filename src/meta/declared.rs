@@ -260,7 +260,8 @@ mod tests {
     use crate::{
         controller::{Cluster, ClusterOptions},
         meta::{
-            AnswerBudget, ControllerKind, EventLimit, counted_hook::Hooks, recorder::EventRecorder,
+            ControllerKind, EventLimit, ResponseBudget, counted_hook::Hooks,
+            recorder::EventRecorder,
         },
     };
 
@@ -292,7 +293,7 @@ mod tests {
         });
         let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
         let recorder = EventRecorder::new(cluster.unfenced_client().clone(), EventLimit::default());
-        let hooks = Hooks::new(Vec::new(), AnswerBudget::default().controller("a"));
+        let hooks = Hooks::new(Vec::new(), ResponseBudget::default().controller("a"));
         let changed = move || drop(probe.changes.names());
         let runnable = DeclaredRunnable::new(
             "a".into(),

@@ -58,7 +58,7 @@ pub struct Definition {
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub max_owner_depth: usize,
-    /// Maximum number of children in one answer; [`MAX_CHILDREN`] when parsed.
+    /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
     pub max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
     pub recreates_at_once: bool,

@@ -44,7 +44,7 @@ pub enum HookError {
     /// without `If-None-Match`.
     #[error(
         "hook answered with status {code} to a request without If-None-Match: there is no cached \
-         answer to confirm"
+         response to confirm"
     )]
     NothingToConfirm {
         /// HTTP status.
@@ -59,7 +59,7 @@ pub enum HookError {
     /// Other responses held the budget until the timeout; raise the budget, or send smaller
     /// responses.
     #[error(
-        "hook answer of up to {bytes} bytes was not read: within {waited:?} other answers did not \
+        "hook response of up to {bytes} bytes was not read: within {waited:?} other responses did not \
          release --hook-answer-budget, or the controller's share of it"
     )]
     NoBudget {

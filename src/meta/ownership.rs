@@ -50,7 +50,7 @@ impl Ownership {
         }
     }
 
-    /// Returns the name of the list of children in an answer.
+    /// Returns the name of the list of children in a response.
     pub(crate) fn list(&self) -> &'static str {
         match self {
             Self::Selected { .. } => "children",

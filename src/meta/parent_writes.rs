@@ -152,7 +152,7 @@ impl ParentWrites {
         }
     }
 
-    /// Records the time that an answer asks for until the next sync.
+    /// Records the time that a response asks for until the next sync.
     pub(crate) fn resync_after(&self, key: &Request, after: Duration) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.resync.asked(after, Instant::now());
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn record_is_taken_once_and_belongs_to_one_parent() {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
-        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[]), b"answer");
+        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[]), b"response");
         writes.keep_record(&key, record);
         assert_eq!(writes.take_record(&key), None, "it is not tracked");
 

@@ -26,8 +26,8 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience,
-    MAX_CHILDREN, Selector, credentials::HookCredentials, declared::Changes,
+    ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience, MAX_CHILDREN,
+    ResponseBudget, Selector, credentials::HookCredentials, declared::Changes,
     manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
@@ -63,8 +63,8 @@ pub struct MetaOptions {
     /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,
     /// Budget of the hook responses that are held at once, in bytes; defaults as in
-    /// [`AnswerLimits`](super::AnswerLimits).
-    pub answers: AnswerBudget,
+    /// [`ResponseLimits`](super::ResponseLimits).
+    pub responses: ResponseBudget,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which is
     /// the default. Calls beyond it wait in the order in which they were made.
     pub max_hook_calls: usize,
@@ -74,7 +74,7 @@ pub struct MetaOptions {
     /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
     /// second counts as one second.
     pub resync_period: Option<Duration>,
-    /// Maximum number of children in one answer; [`MAX_CHILDREN`](super::MAX_CHILDREN) by default.
+    /// Maximum number of children in one response; [`MAX_CHILDREN`](super::MAX_CHILDREN) by default.
     pub max_children: usize,
     /// Rate limit of the Events of one object.
     pub events: EventLimit,
@@ -104,7 +104,7 @@ impl Default for MetaOptions {
             runnable: RunnableOptions::default(),
             metrics: HookMetrics::default(),
             hooks: None,
-            answers: AnswerBudget::default(),
+            responses: ResponseBudget::default(),
             max_hook_calls: 0,
             target: Selector::default(),
             resync_period: None,
@@ -269,6 +269,6 @@ fn bounded(mut options: MetaOptions) -> Result<MetaOptions, BuildError> {
     if options.workers == 0 {
         return Err(BuildError::NoWorkers(SUPERVISOR.into()));
     }
-    options.answers = options.answers.most_calls(options.max_hook_calls);
+    options.responses = options.responses.most_calls(options.max_hook_calls);
     Ok(options)
 }

@@ -267,7 +267,7 @@ impl ParentReconciler {
         }
     }
 
-    /// Records the time that an answer asks for, before anything that may fail.
+    /// Records the time that a response asks for, before anything that may fail.
     fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
         if let Some(after) = after {
             self.parents.writes.resync_after(&parent.key, after);

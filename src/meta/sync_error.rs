@@ -50,7 +50,7 @@ impl SyncError {
         }
     }
 
-    pub(crate) fn answer(kind: HookKind, message: String) -> Self {
+    pub(crate) fn response(kind: HookKind, message: String) -> Self {
         Self::Hook(Failure { reason: "HookAnswerInvalid", message: named(kind, message) })
     }
 }

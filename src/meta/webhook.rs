@@ -33,7 +33,7 @@ use self::{
     retry_after::retry_after,
 };
 use super::{
-    AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
+    ControllerBudget, EtagRule, Hook, HookError, HookSeries, ResponseBudget,
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
@@ -83,7 +83,7 @@ impl Webhook {
             redirects: false,
             proxies: Proxies::default(),
             user_agent: user_agent::library(),
-            budget: AnswerBudget::default().controller(""),
+            budget: ResponseBudget::default().controller(""),
             series: None,
             etags: None,
             endpoint: None,
@@ -132,7 +132,7 @@ impl Webhook {
         self
     }
 
-    /// Holds answers within this share of a process's budget, instead of a budget of its own.
+    /// Holds responses within this share of a process's budget, instead of a budget of its own.
     #[must_use]
     pub fn budget(mut self, budget: ControllerBudget) -> Self {
         if let Some(etags) = &mut self.etags {
@@ -195,13 +195,13 @@ impl Webhook {
     async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
         let observation = self.series.as_deref().map(HookSeries::begin);
         let deadline = Instant::now().checked_add(self.timeout);
-        let (status, answer) = timeout(self.timeout, self.exchange(about, request, deadline))
+        let (status, response) = timeout(self.timeout, self.exchange(about, request, deadline))
             .await
             .unwrap_or_else(|_| (None, Err(self.late())));
         if let Some(observation) = observation {
             observation.end(status);
         }
-        answer
+        response
     }
 
     async fn exchange(

@@ -117,12 +117,12 @@ async fn answer_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let rules: Arc<[RelatedRule]> = Arc::from([]);
     related.keep_answer(&key, &uid, one, &rules);
 
-    assert!(related.answer(&key, "u", one).is_some());
-    assert!(related.answer(&key, "u", other).is_none(), "declared differently");
-    assert!(related.answer(&key, "v", one).is_none(), "another parent of that name");
-    assert!(related.answer(&parent("b"), "u", one).is_none());
-    tokio::time::advance(ANSWER_LIFETIME - Duration::from_secs(1)).await;
-    assert!(related.answer(&key, "u", one).is_some());
+    assert!(related.response(&key, "u", one).is_some());
+    assert!(related.response(&key, "u", other).is_none(), "declared differently");
+    assert!(related.response(&key, "v", one).is_none(), "another parent of that name");
+    assert!(related.response(&parent("b"), "u", one).is_none());
+    tokio::time::advance(RESPONSE_LIFETIME - Duration::from_secs(1)).await;
+    assert!(related.response(&key, "u", one).is_some());
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(related.answer(&key, "u", one).is_none());
+    assert!(related.response(&key, "u", one).is_none());
 }

@@ -25,7 +25,7 @@ pub(super) struct Cleanup {
     epoch: Epoch,
 }
 
-/// Failed release of a hook, which may still hold connections or cached answers.
+/// Failed release of a hook, which may still hold connections or cached responses.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReleaseError {
     /// Resolve `Hook::release` sooner, or raise the grace.

@@ -262,7 +262,7 @@ impl DeclarationReconciler {
 
     fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejected> {
         let name = self.kind.runnable_name(&definition.name);
-        let budget = self.options.answers.controller(name.as_str());
+        let budget = self.options.responses.controller(name.as_str());
         let declared = HookKind::ALL.into_iter().filter_map(|kind| {
             let rule = definition.hook(kind)?;
             Some(self.hook(definition, kind, rule, &budget))

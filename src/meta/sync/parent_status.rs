@@ -49,7 +49,7 @@ impl ParentReconciler {
         if self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known) {
             return Ok(false);
         }
-        // If each answer has another status, each write of it triggers the next sync. The limit ends
+        // If each response has another status, each write of it triggers the next sync. The limit ends
         // that loop.
         if !self.parents.writes.may_write(&parent.key, STATUS, false) {
             return Ok(false);
