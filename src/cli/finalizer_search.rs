@@ -20,7 +20,7 @@ use super::served_types;
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct HeldParent {
+pub(super) struct ParentWithFinalizer {
     /// Kind of the controller.
     pub(super) controller_kind: String,
     /// Name of the controller, from the name of the finalizer.
@@ -37,9 +37,9 @@ pub(super) struct HeldParent {
 
 /// Result of a search over all types.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct FinalizerSearch {
     /// Found parents, sorted.
-    pub(super) parents: Vec<HeldParent>,
+    pub(super) parents: Vec<ParentWithFinalizer>,
     /// Types that could not be listed, or objects that could not be written, with the reasons.
     pub(super) errors: Vec<String>,
 }
@@ -50,8 +50,8 @@ pub(super) async fn search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str) -> bool,
     free: bool,
-) -> anyhow::Result<Search> {
-    let mut search = Search::default();
+) -> anyhow::Result<FinalizerSearch> {
+    let mut search = FinalizerSearch::default();
     for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
@@ -62,7 +62,7 @@ pub(super) async fn search(
     Ok(search)
 }
 
-impl Search {
+impl FinalizerSearch {
     async fn read(
         &mut self,
         client: &Client,
@@ -107,7 +107,7 @@ async fn release(
     client: &Client,
     resource: &ApiResource,
     object: &PartialObjectMeta<DynamicObject>,
-    parent: &HeldParent,
+    parent: &ParentWithFinalizer,
     finalizer: &str,
 ) -> Result<(), kube::Error> {
     let api = match &parent.namespace {
@@ -144,8 +144,8 @@ fn parent(
     controller: &str,
     report: &TypeReport,
     object: &PartialObjectMeta<DynamicObject>,
-) -> HeldParent {
-    HeldParent {
+) -> ParentWithFinalizer {
+    ParentWithFinalizer {
         controller_kind: kind.to_string(),
         controller: controller.to_owned(),
         r#type: report.name.clone(),

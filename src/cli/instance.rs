@@ -90,7 +90,11 @@ impl ManagerArgs {
     /// Logs the values that are not used as given.
     fn explain(&self) {
         if self.workers < 1 {
-            warn!(given = self.workers, used = 1, "--workers of less than 1");
+            warn!(
+                given = self.workers,
+                used = 1,
+                "--workers is less than 1, so one worker is used"
+            );
         }
         let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
         if given != used {

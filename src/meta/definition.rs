@@ -263,8 +263,10 @@ fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let depth = said.as_str().and_then(|text| text.parse().ok());
     depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
         let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
-        problems
-            .invalid(field, format!("{said} is not a string with a number from 1 to {DEEPEST}"));
+        problems.invalid(
+            field,
+            format!("the value {said} is not a number from 1 to {DEEPEST} in quotes"),
+        );
         OWNER_DEPTH
     })
 }
