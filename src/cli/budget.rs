@@ -10,9 +10,9 @@ use super::flag;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(super) struct BudgetArgs {
-    /// Maximum bytes of hook responses that the process holds at once, such as 128Mi. Responses kept by
-    /// their ETag may take half as much again. A response of up to 64Ki is not counted; a longer one
-    /// waits until there is room, up to the timeout of its hook.
+    /// Maximum bytes of hook responses that the process holds at once, such as 128Mi. Responses
+    /// kept by their ETag may take half as much again. A response of up to 64Ki is not counted; a
+    /// longer one waits until there is room, up to the timeout of its hook.
     #[arg(long, value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
     hook_answer_budget: usize,
     /// Maximum bytes of hook responses that one controller holds at once; at most a quarter of

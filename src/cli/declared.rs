@@ -86,8 +86,8 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Listed> {
     }
 }
 
-/// Lists the declared controllers of one kind by pages, which the API server answers at once even if
-/// it has just started to serve the type.
+/// Lists the declared controllers of one kind by pages, which the API server answers at once even
+/// if it has just started to serve the type.
 async fn list_of(kind: ControllerKind, client: Client) -> Result<Vec<DeclaredObject>, kube::Error> {
     let api = Api::<DynamicObject>::all_with(client, &resource(kind));
     let mut page = ListParams::default().limit(500);

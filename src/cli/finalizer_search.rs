@@ -44,8 +44,8 @@ pub(super) struct FinalizerSearch {
     pub(super) errors: Vec<String>,
 }
 
-/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With `free`, the
-/// finalizer is removed from each.
+/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With
+/// `free`, the finalizer is removed from each.
 pub(super) async fn search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str) -> bool,

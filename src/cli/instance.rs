@@ -102,8 +102,8 @@ impl ManagerArgs {
         }
     }
 
-    /// Returns the proxies of hooks that the environment names, and logs the variables that cannot be
-    /// used. `variable` reads a variable.
+    /// Returns the proxies of hooks that the environment names, and logs the variables that cannot
+    /// be used. `variable` reads a variable.
     fn hook_proxies(&self, variable: impl Fn(&str) -> Option<String>) -> Proxies {
         if !self.hook_proxy {
             return Proxies::default();

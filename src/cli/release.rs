@@ -77,8 +77,8 @@ async fn release(
         .await
 }
 
-/// Returns whether the server names the object that it did not find. Any other 404 proves nothing: a
-/// server sends it while it starts, or while it does not serve the type.
+/// Returns whether the server names the object that it did not find. Any other 404 proves nothing:
+/// a server sends it while it starts, or while it does not serve the type.
 fn names_missing(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());

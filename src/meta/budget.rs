@@ -1,16 +1,16 @@
-//! Budgets of hook calls, their responses and their requests: bound the concurrent calls of a process,
-//! and the decoded bytes that a process, a controller and a response hold.
+//! Budgets of hook calls, their responses and their requests: bound the concurrent calls of a
+//! process, and the decoded bytes that a process, a controller and a response hold.
 //!
 //! A response of up to 64 KiB is read without a reservation; each sync holds at most one. Before
-//! more is read, a longer response reserves its maximum length: responses that reserve piece by piece
-//! could wait for each other for ever. The unused part is released after the response was read, and
-//! the rest when the sync drops the response.
+//! more is read, a longer response reserves its maximum length: responses that reserve piece by
+//! piece could wait for each other for ever. The unused part is released after the response was
+//! read, and the rest when the sync drops the response.
 //!
-//! Responses that are kept by their ETag have a second budget of half the size, so that a kept response
-//! never delays one that is being read. Requests have a third budget of the same size: a request of more
-//! than 64 KiB reserves its length before it is built, until it has been sent. No request is refused: a
-//! request that is longer than the share of its controller reserves the whole share. A write of more
-//! than 64 KiB takes its room from the budget of requests too.
+//! Responses that are kept by their ETag have a second budget of half the size, so that a kept
+//! response never delays one that is being read. Requests have a third budget of the same size: a
+//! request of more than 64 KiB reserves its length before it is built, until it has been sent. No
+//! request is refused: a request that is longer than the share of its controller reserves the whole
+//! share. A write of more than 64 KiB takes its room from the budget of requests too.
 
 use std::{
     collections::BTreeMap,
@@ -23,11 +23,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Longest response that is read without a reservation, in bytes.
 pub(crate) const UNRESERVED_BYTES: usize = 64 * 1024;
-/// Default limit of one response in bytes, unless the budget is smaller: no useful response is longer.
+/// Default limit of one response in bytes, unless the budget is smaller: no useful response is
+/// longer.
 const RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-/// Default budget of a process in bytes. With half as much for kept responses, it is three eighths of
-/// the shipped memory limit. A controller's share holds two responses of the default limit, so that
-/// a response whose sync takes long does not block the next one.
+/// Default budget of a process in bytes. With half as much for kept responses, it is three eighths
+/// of the shipped memory limit. A controller's share holds two responses of the default limit, so
+/// that a response whose sync takes long does not block the next one.
 const PROCESS_BYTES: usize = 128 * 1024 * 1024;
 /// Divisor of each budget; the result is the additional budget of responses that are kept by their
 /// ETag.
@@ -40,8 +41,8 @@ const SHARES: usize = 4;
 /// Limits of hook responses, in decoded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLimits {
-    /// All responses of a process; 128 MiB by default. Responses kept by their ETag may take half as much
-    /// again, and so may requests.
+    /// All responses of a process; 128 MiB by default. Responses kept by their ETag may take half
+    /// as much again, and so may requests.
     pub process: usize,
     /// Responses of one controller; a quarter of `process` by default and at most.
     pub controller: usize,
@@ -126,8 +127,8 @@ impl ResponseBudget {
         self.limits
     }
 
-    /// Share of the controller of this name. Epochs of one name share it, because they overlap when a
-    /// controller is edited.
+    /// Share of the controller of this name. Epochs of one name share it, because they overlap when
+    /// a controller is edited.
     pub fn controller(&self, name: &str) -> ControllerBudget {
         let mut shares = self.shares.lock();
         shares.retain(|_, share| share.is_held());

@@ -22,8 +22,8 @@ use crate::{
 
 /// Maximum number of rules in one response, and of names in one rule: no useful response has more.
 const MAX_RULES: usize = 1000;
-/// Maximum number of namespaces and names that the rules of one parent select in objects of one type:
-/// each is an entry of an index.
+/// Maximum number of namespaces and names that the rules of one parent select in objects of one
+/// type: each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;

@@ -114,7 +114,8 @@ impl Declared {
         now: Timestamp,
     ) -> CompositeControllerStatus {
         let waits = run.is_some_and(|run| run.pending.is_some());
-        // Hook health is that of the run whose hooks are called: the previous one while an edit waits.
+        // Hook health is that of the run whose hooks are called: the previous one while an edit
+        // waits.
         let shown = self.before.as_ref().filter(|_| waits).or(self.run.as_ref());
         let health = shown.map(|run| run.health.borrow().clone());
         View {

@@ -1,11 +1,11 @@
 //! Decoration of a parent: the writes that give it the labels, annotations and status of a
 //! decorator's response. Functions without I/O.
 //!
-//! A status is replaced as a whole, so that it is written by PUT; a merge would keep fields that the
-//! response no longer has. Labels, annotations and finalizers are written by one merge patch of the
-//! keys that change: keys of other clients stay, also those of which the cache does not know yet.
-//! Metacontroller replaces the object instead. Both writes name the resourceVersion that was seen, so
-//! that a parent that has changed since is not decorated by an old decision.
+//! A status is replaced as a whole, so that it is written by PUT; a merge would keep fields that
+//! the response no longer has. Labels, annotations and finalizers are written by one merge patch of
+//! the keys that change: keys of other clients stay, also those of which the cache does not know
+//! yet. Metacontroller replaces the object instead. Both writes name the resourceVersion that was
+//! seen, so that a parent that has changed since is not decorated by an old decision.
 //!
 //! A type without `/status` gets both in one PUT of the object.
 

@@ -74,10 +74,10 @@ impl Hook for Held<Arc<dyn Hook>> {
     }
 }
 
-/// Calls a hook for a parent on behalf of an epoch, once the bound of the process admits it. The wait
-/// counts as no call, and not towards the timeout of the hook. The call passes the epoch's fence until the
-/// response is complete, and is abandoned when the epoch ends. A call without a response is counted
-/// here, any other one by the caller, which judges the response.
+/// Calls a hook for a parent on behalf of an epoch, once the bound of the process admits it. The
+/// wait counts as no call, and not towards the timeout of the hook. The call passes the epoch's
+/// fence until the response is complete, and is abandoned when the epoch ends. A call without a
+/// response is counted here, any other one by the caller, which judges the response.
 ///
 /// # Errors
 ///

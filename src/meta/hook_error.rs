@@ -36,8 +36,8 @@ pub enum HookError {
         /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
         /// empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
         body: String,
-        /// Address of the proxy that received the request and may have sent the status itself, without
-        /// credentials. `None` for a hook over https.
+        /// Address of the proxy that received the request and may have sent the status itself,
+        /// without credentials. `None` for a hook over https.
         proxy: Option<String>,
     },
     /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request

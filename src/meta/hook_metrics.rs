@@ -303,8 +303,8 @@ impl HookMetrics {
         );
     }
 
-    /// Returns the series of one hook of a controller; removed when the last user of these labels is
-    /// dropped.
+    /// Returns the series of one hook of a controller; removed when the last user of these labels
+    /// is dropped.
     pub fn series(
         &self,
         kind: HookKind,

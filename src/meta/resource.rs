@@ -252,8 +252,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<T, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
-    // it wants one.
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
+    // where it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }

@@ -1,8 +1,8 @@
 //! Resyncs of one parent: the period of all parents, and the time that a response asked for.
 //!
 //! Periods begin at another time for each parent, so that the parents are spread over the period. A
-//! sync in between does not move them. Semantics: the resync of client-go's informers and the delayed
-//! add of Metacontroller, except that a newer response replaces the time of an older one.
+//! sync in between does not move them. Semantics: the resync of client-go's informers and the
+//! delayed add of Metacontroller, except that a newer response replaces the time of an older one.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim, hook and
-//! check. What follows the response differs: see `composite` and `decorator`.
+//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim,
+//! hook and check. What follows the response differs: see `composite` and `decorator`.
 
 mod adopt;
 mod composite;
@@ -306,8 +306,8 @@ impl ParentReconciler {
     }
 }
 
-/// Versions of a parent, its children and its related objects. A resourceVersion that is missing never
-/// changes.
+/// Versions of a parent, its children and its related objects. A resourceVersion that is missing
+/// never changes.
 fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
     let of =
         |object: &Object| SeenVersion::new(&object.header().uid, &object.header().resource_version);

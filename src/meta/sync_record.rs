@@ -1,9 +1,10 @@
 //! Record of a sync that found its parent as desired, so that an equal sync can end early.
 //!
-//! A sync decides by the request to the hook, the types, the declaration and the response. The request
-//! contains the parent and its children as cached, with uid and resourceVersion. The declaration is
-//! the same for all syncs of one runnable. If the others are equal too, the sync would find nothing
-//! to do again, so that it need not decode the response, nor merge and compare any child.
+//! A sync decides by the request to the hook, the types, the declaration and the response. The
+//! request contains the parent and its children as cached, with uid and resourceVersion. The
+//! declaration is the same for all syncs of one runnable. If the others are equal too, the sync
+//! would find nothing to do again, so that it need not decode the response, nor merge and compare
+//! any child.
 //!
 //! The record has digests instead of the texts, so that its size does not depend on theirs.
 
@@ -32,7 +33,8 @@ impl Digest {
 pub(crate) struct ObservedDigest(Digest);
 
 impl ObservedDigest {
-    /// Digest of the request to the hook, and of the types, of which the request has the names only.
+    /// Digest of the request to the hook, and of the types, of which the request has the names
+    /// only.
     pub(crate) fn of(request: &[u8], groups: &[Group], missing: &[TypeRef]) -> Self {
         let types = groups.iter().map(|group| (&group.served.identity, &group.served.kind));
         Self(Digest::of(request, (types.collect::<Vec<_>>(), missing)))

@@ -115,17 +115,18 @@ impl Webhook {
         self
     }
 
-    /// Reaches the hook through these proxies; none by default. A hook over http is called by requests to
-    /// the proxy, whose header `Authorization` the proxy can read. A hook over https is called through
-    /// a tunnel.
+    /// Reaches the hook through these proxies; none by default. A hook over http is called by
+    /// requests to the proxy, whose header `Authorization` the proxy can read. A hook over https is
+    /// called through a tunnel.
     #[must_use]
     pub fn proxies(mut self, proxies: Proxies) -> Self {
         self.proxies = proxies;
         self
     }
 
-    /// Sends this `User-Agent`, such as [`Transport::user_agent`](crate::transport::Transport::user_agent),
-    /// which names the embedder's product; the library alone by default.
+    /// Sends this `User-Agent`, such as
+    /// [`Transport::user_agent`](crate::transport::Transport::user_agent), which names the
+    /// embedder's product; the library alone by default.
     #[must_use]
     pub fn user_agent(mut self, user_agent: HeaderValue) -> Self {
         self.user_agent = user_agent;
@@ -220,7 +221,8 @@ impl Webhook {
         let mut request = Some(request);
         loop {
             let body = request.take().unwrap_or_default();
-            // Held for a redirect alone, since the bytes count in the budget until they are dropped.
+            // Held for a redirect alone, since the bytes count in the budget until they are
+            // dropped.
             let again = self.redirects.then(|| body.clone());
             let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
             let client =

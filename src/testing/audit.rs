@@ -130,8 +130,8 @@ impl AuditLog {
         };
         file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        // The server may have been writing a line when the position was set; its event had happened by
-        // then.
+        // The server may have been writing a line when the position was set; its event had happened
+        // by then.
         let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
         let (_, after) = text.split_at(begin);
         self.parse(after)

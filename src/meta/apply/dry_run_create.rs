@@ -19,8 +19,8 @@ use crate::{
     redaction,
 };
 
-/// Time for which the old child stays while the new one is refused as anything but invalid. A policy
-/// may refuse the new child because the old one exists, and would do so for ever.
+/// Time for which the old child stays while the new one is refused as anything but invalid. A
+/// policy may refuse the new child because the old one exists, and would do so for ever.
 const REFUSED_FOR: Duration = Duration::from_secs(300);
 
 /// Asks the server; an error if the old child is to stay. `refused_for` records a refusal of the
@@ -69,7 +69,8 @@ enum DryRunCreate {
     Acceptable,
     /// The epoch is over.
     Cancelled,
-    /// The child would be refused, perhaps because of the old one. The old child stays for some time.
+    /// The child would be refused, perhaps because of the old one. The old child stays for some
+    /// time.
     Contested,
     /// The child is invalid, a right is missing, or the outcome is unknown. The old child stays.
     Refused,

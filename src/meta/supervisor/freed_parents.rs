@@ -40,8 +40,8 @@ impl DeclarationReconciler {
     ///
     /// # Errors
     ///
-    /// The first failure, after all types were tried; at once if the server throttles a request or the
-    /// epoch is over. Parents that are free by then need no request in the next attempt.
+    /// The first failure, after all types were tried; at once if the server throttles a request or
+    /// the epoch is over. Parents that are free by then need no request in the next attempt.
     pub(super) async fn free_parents(
         &self,
         name: &str,
@@ -117,7 +117,8 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
-    /// Removes the finalizer of a controller from all objects of a type. Returns the number of changed objects.
+    /// Removes the finalizer of a controller from all objects of a type. Returns the number of
+    /// changed objects.
     ///
     /// # Errors
     ///

@@ -18,7 +18,8 @@ use crate::{
     },
 };
 
-/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for it.
+/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for
+/// it.
 const BODIES: &str = "hook_bodies";
 
 /// Response of the hook.

@@ -31,8 +31,8 @@ const STATUS_ATTEMPTS: u32 = 4;
 const STATUS_RETRY: Duration = Duration::from_millis(20);
 
 impl ParentReconciler {
-    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has the
-    /// hook's status already.
+    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has
+    /// the hook's status already.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
@@ -49,8 +49,8 @@ impl ParentReconciler {
         if self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known) {
             return Ok(false);
         }
-        // If each response has another status, each write of it triggers the next sync. The limit ends
-        // that loop.
+        // If each response has another status, each write of it triggers the next sync. The limit
+        // ends that loop.
         if !self.parents.writes.may_write(&parent.key, STATUS, false) {
             return Ok(false);
         }

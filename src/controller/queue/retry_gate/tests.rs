@@ -101,8 +101,8 @@ impl Simulation {
     }
 }
 
-/// Simulates an failure of the dependency of ten minutes. In its second half the tries per minute are bounded; after
-/// it every request succeeds in time.
+/// Simulates a failure of the dependency of ten minutes. In its second half the tries per minute
+/// are bounded; after it every request succeeds in time.
 #[track_caller]
 fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within: u64) {
     let mut simulation = Simulation::new(requests);
