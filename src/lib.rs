@@ -48,6 +48,8 @@
 //! | room | owns | feature |
 //! |---|---|---|
 //! | [`kind`] | names of types, and the identity of a served type | |
+//! | [`duration`] | durations in Go's notation | |
+//! | [`redaction`] | errors that leave the process, without secrets | |
 //! | [`discovery`] | room 1: the types that the cluster serves | |
 //! | [`manager`] | room 2: conditions, epochs and fences of runnables | |
 //! | [`informer`] | room 3: shared, stoppable caches | |

@@ -1,4 +1,4 @@
-//! `pilotlight status`.
+//! Subcommand `status`: prints the state of the declared controllers.
 
 use std::io::Write;
 

@@ -323,7 +323,7 @@ impl Reflector {
 struct WatchDeadline {
     /// Timeout in the request.
     seconds: u32,
-    /// When the watch is given up on our side.
+    /// Time at which the client ends the watch.
     at: Instant,
     after: Duration,
 }

@@ -141,7 +141,8 @@ impl InformerSet {
     }
 
     /// Waits until the informer of this key has ended; returns the reason. Returns
-    /// [`Ended::Released`] at once if there is no informer. The proposal's informer stop signal.
+    /// [`Ended::Released`] at once if there is no informer. Semantics: the stop signal of
+    /// an informer in controller-runtime's proposal of conditional controllers.
     ///
     /// Concerns the informer that exists when this is called, not when the future is first polled.
     pub fn ended(&self, key: &InformerKey) -> impl Future<Output = Ended> + Send + use<> {
@@ -163,7 +164,7 @@ impl InformerSet {
         self.shared.close(gone, &Ended::TypeGone);
     }
 
-    /// Cuts back-offs short after a type was seen to be served. Not where the server sent
+    /// Cuts back-offs short after a type was seen to be served. Delays remain where the server sent
     /// Retry-After or forbids the request.
     pub fn type_served(&self, identity: &TypeIdentity) {
         for informer in self.shared.lock().live.values() {
