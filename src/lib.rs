@@ -170,7 +170,7 @@
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
-//! | error is redacted | `src/redaction.rs::error` |
+//! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!

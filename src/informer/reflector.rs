@@ -143,6 +143,7 @@ impl Reflector {
         self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
 
+    /// Reports a failed request, prepares the next one, and waits for its delay.
     async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
         if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
