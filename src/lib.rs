@@ -143,7 +143,7 @@
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
-//! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
+//! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
 //! | object is kept whole, or reduced to its metadata | `src/informer/retention.rs::keeps`, `src/informer/shared_informer.rs::reduce` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
