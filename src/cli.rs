@@ -11,6 +11,7 @@ mod declared;
 mod demo;
 #[cfg(feature = "dev")]
 mod dev;
+mod election;
 mod flag;
 mod health;
 mod held;
