@@ -12,9 +12,9 @@ mod demo;
 #[cfg(feature = "dev")]
 mod dev;
 mod election;
+mod finalizer_search;
 mod flag;
 mod health;
-mod held;
 mod http;
 mod instance;
 mod lenience;
@@ -27,6 +27,7 @@ mod process_metrics;
 mod release;
 mod report;
 mod run;
+mod served_types;
 mod status;
 mod table;
 mod types;

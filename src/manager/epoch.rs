@@ -15,7 +15,7 @@ use super::{
     ControllerName, Fence, Report, StopReason,
     election::term::{Elected, Leadership, Term},
     end::RunEnd,
-    tasks::Tasks,
+    tasks::SpawnedTasks,
 };
 use crate::duration::after;
 
@@ -25,10 +25,10 @@ use crate::duration::after;
 /// before the epoch is announced as done.
 #[derive(Clone)]
 pub struct Epoch {
-    inner: Arc<Inner>,
+    inner: Arc<EpochInner>,
 }
 
-struct Inner {
+struct EpochInner {
     controller: ControllerName,
     number: u64,
     grace: Duration,
@@ -37,7 +37,7 @@ struct Inner {
     returned: watch::Sender<Option<RunEnd>>,
     report: watch::Sender<Report>,
     fence: Fence,
-    tasks: Tasks,
+    tasks: SpawnedTasks,
     // Tasks that the run itself ends; counted and awaited, but never aborted from here.
     tracker: TaskTracker,
 }
@@ -66,7 +66,7 @@ impl Epoch {
         leadership: Leadership,
     ) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EpochInner {
                 controller,
                 number,
                 grace,
@@ -75,7 +75,7 @@ impl Epoch {
                 returned: watch::Sender::new(None),
                 report: watch::Sender::default(),
                 fence: Fence::elected(leadership),
-                tasks: Tasks::new(panics),
+                tasks: SpawnedTasks::new(panics),
                 tracker: TaskTracker::new(),
             }),
         }
@@ -161,7 +161,7 @@ impl Epoch {
     }
 
     /// Tasks spawned by [`Epoch::spawn`].
-    pub(super) fn tasks(&self) -> &Tasks {
+    pub(super) fn tasks(&self) -> &SpawnedTasks {
         &self.inner.tasks
     }
 
@@ -318,7 +318,7 @@ impl Epoch {
     }
 }
 
-impl Inner {
+impl EpochInner {
     fn stop(&self, reason: StopReason) {
         let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
         let deadline = after(now, if lost { Duration::ZERO } else { self.grace });
@@ -345,7 +345,7 @@ impl Inner {
     }
 }
 
-impl Elected for Inner {
+impl Elected for EpochInner {
     fn lease_lost(&self) {
         self.stop(StopReason::LeaseLost);
     }

@@ -21,13 +21,13 @@ use tokio_util::task::TaskTracker;
 use tower::service_fn;
 use tracing::debug;
 
-use self::exchange::{Exchange, Slot};
+use self::exchange::{Exchange, ExchangeSlot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
-    write::{Write, WriteEnd},
+    write::{WriteEnd, WriteRequest},
 };
 use self::{time_limit::TimeLimit, write::AnswerBody};
 use super::{
@@ -37,7 +37,7 @@ use super::{
 
 /// Observer of writes. Called before each write, in the task that sends it; the returned function
 /// is called at the end of the write, unless the server has refused it.
-pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> OnEnd + Send + Sync>;
+pub(crate) type WriteObserver = Arc<dyn Fn(WriteRequest) -> OnEnd + Send + Sync>;
 
 type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 
@@ -59,7 +59,7 @@ struct FenceState {
     under_way: usize,
     unknown: usize,
     /// Requests and response bodies that the fence owns, by number.
-    exchanges: HashMap<u64, Arc<Slot>>,
+    exchanges: HashMap<u64, Arc<ExchangeSlot>>,
     next: u64,
 }
 
@@ -187,7 +187,7 @@ impl Fence {
     }
 
     /// Takes ownership of an exchange and returns its number; `None` if the fence is closed.
-    fn remember(&self, slot: &Arc<Slot>) -> Option<u64> {
+    fn remember(&self, slot: &Arc<ExchangeSlot>) -> Option<u64> {
         let mut id = None;
         self.state.send_if_modified(|state| {
             if !state.closed {
@@ -282,7 +282,7 @@ impl Fence {
             let _owned = &token;
             let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
             async move {
-                let write = Write::of(&request);
+                let write = WriteRequest::of(&request);
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut limit = TimeLimit::default();
                 let mut passage = match &write {

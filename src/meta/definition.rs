@@ -1,8 +1,8 @@
 //! Definition of a declared controller: its object parsed once, validated, and executable.
 //!
 //! All problems are collected, each with its field. An object that asks for an unsupported feature
-//! is rejected as a whole and never executed in part. The fields of each kind are read in a module of
-//! their own.
+//! is rejected as a whole and never executed in part. The fields of each kind are read in a module
+//! of their own.
 
 mod composite;
 mod decorator;
@@ -58,7 +58,7 @@ pub struct Definition {
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub max_owner_depth: usize,
-    /// Maximum number of children in one answer; [`MAX_CHILDREN`] when parsed.
+    /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
     pub max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
     pub recreates_at_once: bool,
@@ -238,11 +238,11 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
 fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
     fn same<S: DeserializeOwned + PartialEq>(one: &Bytes, other: &Bytes) -> bool {
         #[derive(Deserialize)]
-        struct Declared<S> {
+        struct SpecOnly<S> {
             spec: S,
         }
         let spec =
-            |object: &Bytes| serde_json::from_slice(object).map(|Declared::<S> { spec }| spec);
+            |object: &Bytes| serde_json::from_slice(object).map(|SpecOnly::<S> { spec }| spec);
         match (spec(one), spec(other)) {
             (Ok(one), Ok(other)) => one == other,
             _ => one == other,
@@ -263,8 +263,10 @@ fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let depth = said.as_str().and_then(|text| text.parse().ok());
     depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
         let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
-        problems
-            .invalid(field, format!("{said} is not a string with a number from 1 to {DEEPEST}"));
+        problems.invalid(
+            field,
+            format!("the value {said} is not a number from 1 to {DEEPEST} in quotes"),
+        );
         OWNER_DEPTH
     })
 }

@@ -93,12 +93,12 @@ pub(crate) struct LiveOwner {
 impl<'de> Deserialize<'de> for Live {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Head {
+        struct LiveHead {
             #[serde(default)]
             metadata: LiveMetadata,
         }
         let json = Box::<RawValue>::deserialize(decoder)?;
-        let Head { metadata } = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
+        let LiveHead { metadata } = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
         Ok(Self { json, metadata })
     }
 }
@@ -122,21 +122,21 @@ impl Live {
     /// Returns the name of the other field manager that wrote the object last.
     pub(crate) fn other_writer(&self) -> Option<String> {
         #[derive(Deserialize)]
-        struct Object {
-            metadata: Metadata,
+        struct ManagedObject {
+            metadata: ManagedMetadata,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Metadata {
-            managed_fields: Vec<Entry>,
+        struct ManagedMetadata {
+            managed_fields: Vec<ManagedFieldsEntry>,
         }
         #[derive(Deserialize)]
-        struct Entry {
+        struct ManagedFieldsEntry {
             manager: String,
             // All times are in UTC and of one format, so that they compare as text.
             time: Option<String>,
         }
-        let object: Object = serde_json::from_str(self.json.get()).ok()?;
+        let object: ManagedObject = serde_json::from_str(self.json.get()).ok()?;
         let entries = object.metadata.managed_fields.into_iter();
         let others = entries.filter(|entry| entry.manager != FIELD_MANAGER);
         others.max_by_key(|entry| entry.time.clone()).map(|entry| entry.manager)
@@ -252,8 +252,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<T, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
-    // it wants one.
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
+    // where it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }
@@ -351,17 +351,6 @@ pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
 /// Returns whether the epoch ended before the request was sent.
 pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     redaction::chain(error).any(|error| error.is::<FenceClosed>())
-}
-
-/// Returns a short message: kube's own repeats the server's answer. The fence has already redacted
-/// answers about a Secret.
-pub(crate) fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !status.message.is_empty()
-    {
-        return redaction::text(&status.message);
-    }
-    redaction::error(error)
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use super::{
             ElectionChange, ElectionRun,
             term::{Leadership, Term},
         },
-        entry::Spec,
-        lifecycle::Input,
+        entry::RunnableSpec,
+        lifecycle::LifecycleInput,
     },
     Id, Owner,
 };
@@ -98,12 +98,12 @@ impl Owner {
     }
 
     /// Returns whether a runnable may start now.
-    pub(super) fn allows(&self, spec: &Spec) -> bool {
+    pub(super) fn allows(&self, spec: &RunnableSpec) -> bool {
         self.is_open(spec.group) && (spec.warms_up || !self.stands_by(spec))
     }
 
     /// Returns whether a runnable waits for leadership.
-    pub(super) fn stands_by(&self, spec: &Spec) -> bool {
+    pub(super) fn stands_by(&self, spec: &RunnableSpec) -> bool {
         spec.needs_leadership() && !self.leading.leads()
     }
 
@@ -114,7 +114,7 @@ impl Owner {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.standby = standby;
         }
-        self.step(id, Input::Allowed(allowed));
+        self.step(id, LifecycleInput::Allowed(allowed));
     }
 
     pub(super) fn on_election(&mut self, change: ElectionChange) {
@@ -144,7 +144,7 @@ impl Owner {
         for id in ids {
             if ends {
                 // The term has stopped the epoch already.
-                self.step(id, Input::LeaseLost);
+                self.step(id, LifecycleInput::LeaseLost);
             }
             if let Some(term) = &next
                 && let Some(epoch) = self.entries.get(&id).and_then(|entry| entry.epoch.as_ref())

@@ -4,7 +4,10 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
-    super::{ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry, lifecycle::Input},
+    super::{
+        ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry,
+        lifecycle::LifecycleInput,
+    },
     Id, Owner,
 };
 
@@ -84,7 +87,7 @@ impl Owner {
                         self.phase = ManagerPhase::Closing { step, asked: true };
                         for id in self.ids_of(groups) {
                             self.drop_pending(id);
-                            self.step(id, Input::Remove);
+                            self.step(id, LifecycleInput::Remove);
                         }
                     }
                     if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
