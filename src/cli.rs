@@ -11,6 +11,7 @@ mod declared;
 mod demo;
 #[cfg(feature = "dev")]
 mod dev;
+mod election;
 mod finalizer_search;
 mod flag;
 mod health;

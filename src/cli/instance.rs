@@ -9,7 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    manager::{Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
     meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
@@ -21,6 +21,7 @@ use super::{
     address::BindAddress,
     admin::{Admin, Listeners, Shown},
     budget::BudgetArgs,
+    election::ElectionArgs,
     flag,
     lenience::LenienceArgs,
     process_metrics,
@@ -136,11 +137,13 @@ pub(super) struct ServerArgs {
 
 /// Options that flags of Metacontroller set.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Upstream {
+pub(super) struct Upstream<'a> {
     /// Resync period of controllers without `resyncPeriodSeconds`.
     pub(super) resync_period: Option<Duration>,
     /// Rate limit of the Events of one object.
     pub(super) events: EventLimit,
+    /// Leader election; none by default.
+    pub(super) election: Option<&'a ElectionArgs>,
 }
 
 /// Manager that has not run yet, with handles on its parts.
@@ -163,7 +166,7 @@ impl Instance {
         config: Config,
         manager: &ManagerArgs,
         servers: &ServerArgs,
-        upstream: Upstream,
+        upstream: Upstream<'_>,
     ) -> anyhow::Result<Self> {
         let listeners =
             Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
@@ -172,6 +175,9 @@ impl Instance {
 
         manager.explain();
         let requests = TransportMetrics::default();
+        let elections = ElectionMetrics::default();
+        let election = upstream.election.map(|it| it.election(&config, &elections, &requests));
+        let election = election.transpose()?.flatten();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
@@ -193,6 +199,9 @@ impl Instance {
         cluster.informers.metrics().register(&mut metrics);
         cluster.metrics.register(&mut metrics);
         hooks.register(&mut metrics);
+        if election.is_some() {
+            elections.register(&mut metrics);
+        }
         process_metrics::register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
@@ -200,6 +209,10 @@ impl Instance {
             metrics: lifecycle,
             ..ManagerOptions::default()
         });
+        let elected = election.as_ref().map(Election::status);
+        if let Some(election) = election {
+            owner = owner.elect(election);
+        }
         let handle = owner.handle();
         let options = MetaOptions {
             workers: flag::used_workers(manager.workers),
@@ -224,7 +237,7 @@ impl Instance {
         for supervisor in supervisors {
             owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
         }
-        let shown = Shown::new(handle.clone(), cluster.clone(), declared, metrics);
+        let shown = Shown::new(handle.clone(), cluster.clone(), declared, elected, metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;

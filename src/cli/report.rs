@@ -7,7 +7,7 @@ use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{CacheShare, InformerProgress, InformerStatus},
-    manager::{ControllerState, RunnableStatus, Snapshot},
+    manager::{ControllerState, ElectionStatus, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
         api::{ControllerStatus, StatusCondition},
@@ -30,6 +30,9 @@ pub(super) struct StatusReport {
     pub(super) ready: bool,
     pub(super) version: Option<String>,
     pub(super) discovery: Option<DiscoveryRow>,
+    /// Present if the instance takes part in an election.
+    #[serde(default)]
+    pub(super) election: Option<ElectionRow>,
     pub(super) controllers: Vec<ControllerRow>,
     pub(super) informers: Option<Vec<InformerRow>>,
     /// Objects with the finalizer of a controller that does not exist, if they were searched for.
@@ -57,6 +60,30 @@ pub(super) struct DiscoveryRow {
     pub(super) current: bool,
     /// Errors of the sources, and the reason of the mode `Static`.
     pub(super) errors: Vec<String>,
+}
+
+/// State of the leader election.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ElectionRow {
+    /// Namespace and name of the lease.
+    pub(super) lease: String,
+    /// Identity of the instance.
+    pub(super) identity: String,
+    /// Identity in the lease.
+    pub(super) holder: Option<String>,
+    /// True if the instance leads.
+    pub(super) leads: bool,
+    pub(super) transitions: i64,
+    pub(super) error: Option<String>,
+}
+
+impl From<ElectionStatus> for ElectionRow {
+    fn from(status: ElectionStatus) -> Self {
+        let ElectionStatus { lease, identity, holder, leads, transitions, error } = status;
+        let (lease, identity) = (lease.to_string(), identity.to_string());
+        Self { lease, identity, holder, leads, transitions, error }
+    }
 }
 
 /// Row of one runnable.
@@ -161,6 +188,7 @@ impl StatusReport {
         cluster: &Cluster,
         controllers: &Snapshot,
         declared: &[DeclaredController],
+        election: Option<ElectionStatus>,
     ) -> Self {
         let mut rows: BTreeMap<_, _> =
             declared.iter().map(|it| (&it.name, ControllerRow::from(it))).collect();
@@ -179,6 +207,7 @@ impl StatusReport {
             ready: controllers.iter().all(ControllerRow::is_ready),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             discovery: Some(DiscoveryRow::new(&cluster.types)),
+            election: election.map(ElectionRow::from),
             controllers,
             informers: Some(cluster.informers.status().iter().map(InformerRow::from).collect()),
             held: None,
@@ -193,6 +222,7 @@ impl StatusReport {
             ready: controllers.iter().all(ControllerRow::is_ready),
             version: None,
             discovery: None,
+            election: None,
             controllers,
             informers: None,
             held: None,

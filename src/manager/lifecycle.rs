@@ -36,6 +36,8 @@ pub(super) enum LifecycleInput {
     Verdict(Verdict),
     /// True if the group is open (and this replica leads, where that matters).
     Allowed(bool),
+    /// This replica has lost the lease, and the runnable needs it.
+    LeaseLost,
     /// The epoch has started up.
     Running,
     /// The run has ended by itself; its tasks and requests may not have ended yet.
@@ -210,6 +212,11 @@ impl Lifecycle {
             LifecycleInput::Supersede => {
                 if matches!(self.state, State::Live { .. }) {
                     return self.stop(StopReason::Superseded, now);
+                }
+            }
+            LifecycleInput::LeaseLost => {
+                if matches!(self.state, State::Live { .. }) {
+                    return self.stop(StopReason::LeaseLost, now);
                 }
             }
             LifecycleInput::Returned(end) => return self.returned(end, now, jitter),

@@ -8,6 +8,7 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use super::{
     super::{
         ControllerState, Done, DoneReason, Epoch, StopReason, TransitionKind,
+        election::term::Leadership,
         lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
@@ -89,7 +90,15 @@ impl Owner {
         entry.epoch_number = count;
         entry.begun_at = Some(now);
         let panics = self.metrics.panics(&entry.name);
-        let epoch = Epoch::counted(entry.name.clone(), count, entry.spec.options.grace, panics);
+        let (leadership, term) = match entry.spec.needs_leadership() {
+            true => self.leading.of_new_epoch(),
+            false => (Leadership::NotNeeded, None),
+        };
+        let grace = entry.spec.options.grace;
+        let epoch = Epoch::counted(entry.name.clone(), count, grace, panics, leadership);
+        if let Some(term) = term {
+            epoch.lead(term);
+        }
         self.metrics.epoch(&entry.name, count);
         info!(controller = %entry.name, epoch = count, "starting");
         let span = info_span!("runnable", controller = %entry.name, epoch = count);
