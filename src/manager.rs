@@ -105,8 +105,8 @@ impl Manager {
         Self { options, handle, commands, snapshot, waiting: Vec::new(), election: None }
     }
 
-    /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while this
-    /// replica leads.
+    /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while
+    /// this replica leads.
     ///
     /// The campaign begins when every group is open. While this replica does not lead, controllers
     /// fill their caches and queues, and write nothing. At the renew deadline, or when another

@@ -195,7 +195,7 @@ async fn take_over(stage: &Stage, fault: Fault) -> Duration {
         Fault::Displaced => {
             let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
                 Api::namespaced(stage.scope.client(), &stage.scope.namespace);
-            // Its own identity is not in the lease any more: both wait for the expiry.
+            // The identity of the leader is not in the lease any more: both wait for the expiry.
             let taken = json!({ "spec": { "holderIdentity": "alien", "leaseTransitions": 900 } });
             leases.patch("test", &PatchParams::default(), &Patch::Merge(&taken)).await.unwrap();
             begin = Timestamp::now();
@@ -225,7 +225,8 @@ async fn take_over(stage: &Stage, fault: Fault) -> Duration {
 /// Time at which a user has written the lease last.
 fn released(stage: &Stage, user: &str) -> Timestamp {
     let all = stage.plane.audit().unwrap().all().unwrap();
-    let writes = all.iter().filter(|it| it.user == user && it.verb == "update" && it.name == "test");
+    let writes =
+        all.iter().filter(|it| it.user == user && it.verb == "update" && it.name == "test");
     writes.map(|it| it.received.0).max().unwrap()
 }
 
@@ -233,9 +234,7 @@ fn released(stage: &Stage, user: &str) -> Timestamp {
 async fn no_old_leader_writes_after_the_first_write_of_the_new_one() {
     let mut stage = Stage::set("election").await;
 
-    for fault in
-        [Fault::Stopped, Fault::Killed, Fault::Frozen, Fault::CutOff, Fault::Displaced]
-    {
+    for fault in [Fault::Stopped, Fault::Killed, Fault::Frozen, Fault::CutOff, Fault::Displaced] {
         let took = take_over(&stage, fault).await;
 
         println!("{fault:?}: the other replica wrote after {took:?}");

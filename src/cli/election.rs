@@ -19,8 +19,8 @@ const LEASES: &str = "leases";
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Leader election")]
 pub(super) struct ElectionArgs {
-    /// Elect a leader among the replicas that share the lease. The others keep their caches warm, and
-    /// call no hook and write nothing. Default: off, as in Metacontroller.
+    /// Elect a leader among the replicas that share the lease. The others keep their caches warm,
+    /// and call no hook and write nothing. Default: off, as in Metacontroller.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_value = "false", default_missing_value = "true", value_parser = flag::go_bool,
@@ -33,19 +33,21 @@ pub(super) struct ElectionArgs {
     /// Namespace of the lease. Default: that of the pod, or of the context of the kubeconfig.
     #[arg(long, value_name = "NAME")]
     leader_election_namespace: Option<String>,
-    /// Name of the lease. Metacontroller has the same default: one of the two runs at a time, if both
-    /// use the same namespace.
+    /// Name of the lease. Metacontroller has the same default: one of the two runs at a time, if
+    /// both use the same namespace.
     #[arg(long, value_name = "NAME", default_value = "metacontroller")]
     leader_election_id: String,
-    /// Time after which another replica takes over from one that has died. A duration such as 15s. A
-    /// write of the leader may take four fifths of what this is longer than the renew deadline:
+    /// Time after which another replica takes over from one that has died. A duration such as 15s.
+    /// A write of the leader may take four fifths of what this is longer than the renew deadline:
     /// raise it where admission webhooks are slow.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
     leader_election_lease_duration: Duration,
-    /// Time without a renewal after which the leader stops to write; shorter than the lease duration.
+    /// Time without a renewal after which the leader stops to write; shorter than the lease
+    /// duration.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     leader_election_renew_deadline: Duration,
-    /// Time between renewals, and between attempts; 1.2 times this is shorter than the renew deadline.
+    /// Time between renewals, and between attempts; 1.2 times this is shorter than the renew
+    /// deadline.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     leader_election_retry_period: Duration,
 }
@@ -131,7 +133,10 @@ mod tests {
         check(&[], None);
         check(&["--leader-election=false", "--leader-election-id=a"], None);
         check(&["--leader-election"], Some("of-pod/metacontroller"));
-        check(&["--leader-election=true", "--leader-election-namespace="], Some("of-pod/metacontroller"));
+        check(
+            &["--leader-election=true", "--leader-election-namespace="],
+            Some("of-pod/metacontroller"),
+        );
         check(
             &["--leader-election", "--leader-election-namespace=ns", "--leader-election-id=a"],
             Some("ns/a"),

@@ -9,7 +9,10 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    manager::{Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    manager::{
+        Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions,
+        RunnableOptions,
+    },
     meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
@@ -146,6 +149,24 @@ pub(super) struct Upstream<'a> {
     pub(super) election: Option<&'a ElectionArgs>,
 }
 
+/// Returns a registry with the metrics of the process and of these parts.
+fn registry(
+    cluster: &Cluster,
+    requests: &TransportMetrics,
+    lifecycle: &ManagerMetrics,
+    hooks: &HookMetrics,
+) -> Registry {
+    let mut metrics = Registry::default();
+    requests.register(&mut metrics);
+    lifecycle.register(&mut metrics);
+    cluster.types.register_metrics(&mut metrics);
+    cluster.informers.metrics().register(&mut metrics);
+    cluster.metrics.register(&mut metrics);
+    hooks.register(&mut metrics);
+    process_metrics::register(&mut metrics);
+    metrics
+}
+
 /// Manager that has not run yet, with handles on its parts.
 #[derive(Debug)]
 pub(super) struct Instance {
@@ -192,17 +213,10 @@ impl Instance {
 
         let lifecycle = ManagerMetrics::default();
         let hooks = HookMetrics::default();
-        let mut metrics = Registry::default();
-        requests.register(&mut metrics);
-        lifecycle.register(&mut metrics);
-        cluster.types.register_metrics(&mut metrics);
-        cluster.informers.metrics().register(&mut metrics);
-        cluster.metrics.register(&mut metrics);
-        hooks.register(&mut metrics);
+        let mut metrics = registry(&cluster, &requests, &lifecycle, &hooks);
         if election.is_some() {
             elections.register(&mut metrics);
         }
-        process_metrics::register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),

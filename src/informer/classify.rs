@@ -194,51 +194,8 @@ pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classif
         RequestFailure::Status { code, reason, message, retry_after } => {
             let after = retry_after
                 .map_or(RequestPace::Slow, |after| RequestPace::After(after.min(RETRY_AFTER_MAX)));
-            match (code, phase) {
-                (410, RequestPhase::Watch) => {
-                    verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
-                }
-                (410, RequestPhase::Stream) => {
-                    verdict(NextRequest::ListPages, RequestPace::Prompt, Cause::Expired)
-                }
-                (410, RequestPhase::List { continued: true }) => {
-                    verdict(NextRequest::ListWhole, RequestPace::Prompt, Cause::Expired)
-                }
-                (410, RequestPhase::List { continued: false }) => {
-                    verdict(NextRequest::Again, RequestPace::Slow, Cause::Expired)
-                }
-                (404, _) => verdict(again, RequestPace::Quick, Cause::NotFound),
-                (403, _) => verdict(again, RequestPace::Forbidden, Cause::Forbidden),
-                (401, _) => verdict(again, RequestPace::Slow, Cause::Unauthorized),
-                // Lists report a failed conversion with 500. The watch cache reports it with 429
-                // while it cannot be filled, which does not end within milliseconds.
-                (429 | 500.., _) if message.contains(CONVERSION) => {
-                    verdict(again, RequestPace::Slow, Cause::Conversion)
-                }
-                // Watch cache of a type that is just being served. It is ready after
-                // about 10 ms, although Retry-After says 1 s.
-                (429, _) if message.contains("(re)initializing") => {
-                    verdict(again, RequestPace::Quick, Cause::Initializing)
-                }
-                (429, _) => verdict(again, after, Cause::Throttled),
-                // The watch's position is ahead of the server's: a restored backup, or a lagging
-                // replica. Only a list can show which.
-                (_, RequestPhase::Watch) if message.contains("Too large resource version") => {
-                    verdict(NextRequest::Relist, after, Cause::Expired)
-                }
-                (_, RequestPhase::Watch) if reason == "Expired" || reason == "Gone" => {
-                    verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
-                }
-                (400 | 405 | 406 | 415 | 422 | 501, RequestPhase::Stream) => {
-                    verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
-                }
-                // A watch request differs from a list request only by its position.
-                (400 | 422, RequestPhase::Watch) => {
-                    verdict(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
-                }
-                (500.., _) => verdict(again, after, Cause::Server),
-                (_, _) => verdict(again, after, Cause::Refused),
-            }
+            let server = ServerError { code: *code, reason, message };
+            classify_status(server, phase, again, after)
         }
         RequestFailure::Transport(_) => verdict(again, RequestPace::Slow, Cause::Transport),
         RequestFailure::BrokenOff(_) => verdict(smaller, RequestPace::Slow, Cause::Transport),
@@ -265,6 +222,69 @@ pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classif
             verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Suspect)
         }
         RequestFailure::Wanted => verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Wanted),
+    }
+}
+
+/// Status of a response that is no success.
+struct ServerError<'a> {
+    code: u16,
+    reason: &'a str,
+    message: &'a str,
+}
+
+/// Classifies a status: `again` repeats the request, and `after` is the server's Retry-After.
+fn classify_status(
+    server: ServerError<'_>,
+    phase: RequestPhase,
+    again: NextRequest,
+    after: RequestPace,
+) -> Classified {
+    let verdict = |step, pace, cause| Classified { step, pace, cause };
+    let ServerError { code, reason, message } = server;
+    match (code, phase) {
+        (410, RequestPhase::Watch) => {
+            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
+        }
+        (410, RequestPhase::Stream) => {
+            verdict(NextRequest::ListPages, RequestPace::Prompt, Cause::Expired)
+        }
+        (410, RequestPhase::List { continued: true }) => {
+            verdict(NextRequest::ListWhole, RequestPace::Prompt, Cause::Expired)
+        }
+        (410, RequestPhase::List { continued: false }) => {
+            verdict(NextRequest::Again, RequestPace::Slow, Cause::Expired)
+        }
+        (404, _) => verdict(again, RequestPace::Quick, Cause::NotFound),
+        (403, _) => verdict(again, RequestPace::Forbidden, Cause::Forbidden),
+        (401, _) => verdict(again, RequestPace::Slow, Cause::Unauthorized),
+        // Lists report a failed conversion with 500. The watch cache reports it with 429
+        // while it cannot be filled, which does not end within milliseconds.
+        (429 | 500.., _) if message.contains(CONVERSION) => {
+            verdict(again, RequestPace::Slow, Cause::Conversion)
+        }
+        // Watch cache of a type that is just being served. It is ready after
+        // about 10 ms, although Retry-After says 1 s.
+        (429, _) if message.contains("(re)initializing") => {
+            verdict(again, RequestPace::Quick, Cause::Initializing)
+        }
+        (429, _) => verdict(again, after, Cause::Throttled),
+        // The watch's position is ahead of the server's: a restored backup, or a lagging
+        // replica. Only a list can show which.
+        (_, RequestPhase::Watch) if message.contains("Too large resource version") => {
+            verdict(NextRequest::Relist, after, Cause::Expired)
+        }
+        (_, RequestPhase::Watch) if reason == "Expired" || reason == "Gone" => {
+            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
+        }
+        (400 | 405 | 406 | 415 | 422 | 501, RequestPhase::Stream) => {
+            verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
+        }
+        // A watch request differs from a list request only by its position.
+        (400 | 422, RequestPhase::Watch) => {
+            verdict(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
+        }
+        (500.., _) => verdict(again, after, Cause::Server),
+        (_, _) => verdict(again, after, Cause::Refused),
     }
 }
 

@@ -134,8 +134,9 @@ impl Epoch {
         self.inner.fence.subscribe_leadership().borrow().allows_writes()
     }
 
-    /// Waits until the replica leads; resolves at once if the runnable needs no leadership. An epoch
-    /// whose runnable [warms up](super::Runnable::warms_up) begins its work then. Cancel safe.
+    /// Waits until the replica leads; resolves at once if the runnable needs no leadership. An
+    /// epoch whose runnable [warms up](super::Runnable::warms_up) begins its work then. Cancel
+    /// safe.
     ///
     /// The end of leadership stops the epoch, with [`StopReason::LeaseLost`].
     pub async fn leading(&self) {

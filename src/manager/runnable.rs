@@ -62,8 +62,9 @@ pub trait Runnable: Send + Sync + 'static {
 
     /// Returns whether an epoch starts before this replica leads, if the runnable needs leadership.
     ///
-    /// Such a run prepares, without a write, until [`Epoch::leading`] resolves; the fence of the
-    /// epoch refuses writes until then. Otherwise the runnable starts when this replica leads.
+    /// A run before leadership prepares, without a write, until [`Epoch::leading`] resolves; the
+    /// fence of the epoch refuses writes until then. Otherwise the runnable starts when this
+    /// replica leads.
     fn warms_up(&self) -> bool {
         false
     }

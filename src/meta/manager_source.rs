@@ -54,7 +54,7 @@ impl ConditionalSource for ManagerSource {
                     () = context.stopping() => return SourceEnd::Stopped,
                     () = &mut leading, if awaits_lead => {
                         awaits_lead = false;
-                        // Nothing was written while another replica led.
+                        // No status was written while another replica led.
                         changes.enqueue_all();
                     }
                     name = changes.next() => context.enqueue(ObjectKey::cluster(name)),

@@ -1,5 +1,5 @@
-//! Campaign: acquires the lease, renews it, and acquires it again after a loss, until it is asked to
-//! free it.
+//! Campaign: acquires the lease, renews it, and acquires it again after a loss, until it is asked
+//! to free it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,8 +51,8 @@ struct Running {
 }
 
 impl Campaign {
-    /// Runs until `release` is cancelled, then frees the lease. The caller has ended the work of the
-    /// term before that.
+    /// Runs until `release` is cancelled, then frees the lease. The caller has ended the work of
+    /// the term before that.
     pub(super) async fn run(self, release: CancellationToken) {
         let candidate = Candidate::new(Arc::clone(&self.identity), self.times);
         let events = None;

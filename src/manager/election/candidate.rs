@@ -1,9 +1,9 @@
 //! Candidate of an election: decides what to do with the lease. Functions without I/O.
 //!
-//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`). Differences:
-//! the renew deadline counts from the last renewal, not from the next attempt; a lease that was
-//! deleted is respected until it would have expired; a holder is recognised by its identity and the
-//! number of its term.
+//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`).
+//! Differences: the renew deadline counts from the last renewal, not from the next attempt; a lease
+//! that was deleted is respected until it would have expired; a holder is recognised by its
+//! identity and the number of its term.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
     times::{ElectionTimes, JITTER},
 };
 
-/// What this replica knows about the lease, and whether it leads.
+/// State of this replica in the election: its knowledge of the lease, and whether it leads.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     identity: Arc<str>,
@@ -54,7 +54,7 @@ pub(super) enum Step {
     Read,
     /// Acquire or renew.
     Write(LeaseWrite),
-    /// Nothing to do before this time, unless the lease changes.
+    /// Wait for this time, unless the lease changes.
     Wait(Duration),
     /// This replica no longer leads.
     Lost(Loss),
@@ -75,7 +75,7 @@ pub(super) enum WriteResult {
     Stored(SeenLease),
     /// The lease is another than the one that was seen.
     Conflict,
-    /// It failed, or its outcome is unknown.
+    /// The write failed, or its outcome is unknown.
     Failed,
 }
 
@@ -237,7 +237,7 @@ impl Candidate {
                     self.write_after = next.max(now.saturating_add(self.times.retry_period / 4));
                 }
                 None => {
-                    // It may have been stored.
+                    // The write may have been stored.
                     self.own = Some(write.record.transitions);
                     self.write_after = now.saturating_add(self.pause(jitter));
                 }
@@ -250,8 +250,8 @@ impl Candidate {
         self.held = None;
     }
 
-    /// Takes in a state of the lease. After a gap, another version with the same record may have had
-    /// other records before it.
+    /// Takes in a state of the lease. After a gap, another version with the same record may have
+    /// had other records before it.
     fn see(&mut self, lease: SeenLease, gap: bool, now: Duration) {
         let record = &lease.record;
         if let Some(held) = self.held

@@ -17,7 +17,7 @@ struct LeaseLabel {
     name: String,
 }
 
-type Histograms = Family<LeaseLabel, Histogram, fn() -> Histogram>;
+type LeaseHistograms = Family<LeaseLabel, Histogram, fn() -> Histogram>;
 
 /// Metrics of elections; register them once.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct ElectionMetrics {
     leads: Family<LeaseLabel, Gauge>,
     transitions: Family<LeaseLabel, Counter>,
     failures: Family<LeaseLabel, Counter>,
-    renewals: Histograms,
+    renewals: LeaseHistograms,
 }
 
 /// Metrics of one election.

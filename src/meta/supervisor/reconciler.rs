@@ -138,7 +138,8 @@ impl DeclarationReconciler {
             again = Some(STOP_PATIENCE);
         }
         if !context.epoch().leads() {
-            // Status, Events and finalizers are the leader's. This replica writes them when it leads.
+            // Status, Events and finalizers are the leader's. This replica writes them when it
+            // leads.
             drop(self.changes.take_events(name));
             self.changes.put(name, declared);
             return Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter));
