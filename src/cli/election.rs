@@ -131,7 +131,10 @@ mod tests {
         check(&[], None);
         check(&["--leader-election=false", "--leader-election-id=a"], None);
         check(&["--leader-election"], Some("of-pod/metacontroller"));
-        check(&["--leader-election=true", "--leader-election-namespace="], Some("of-pod/metacontroller"));
+        check(
+            &["--leader-election=true", "--leader-election-namespace="],
+            Some("of-pod/metacontroller"),
+        );
         check(
             &["--leader-election", "--leader-election-namespace=ns", "--leader-election-id=a"],
             Some("ns/a"),

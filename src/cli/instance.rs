@@ -9,7 +9,10 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    manager::{Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    manager::{
+        Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions,
+        RunnableOptions,
+    },
     meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };

@@ -222,8 +222,7 @@ mod tests {
 
         let explained: Vec<_> = flags.meanings().into_iter().map(|(flag, _)| flag).collect();
         assert_eq!(explained.len(), 11, "{explained:?}");
-        let nothing =
-            ["--pprof-address=0", "--apply-strategy=dynamic-apply"];
+        let nothing = ["--pprof-address=0", "--apply-strategy=dynamic-apply"];
         for arguments in [&nothing as &[_], &["--pprof-address="], &[]] {
             assert!(parse(arguments).unwrap().meanings().is_empty(), "{arguments:?}");
         }

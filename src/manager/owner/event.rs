@@ -5,7 +5,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::time::DelayQueue;
 
 use super::super::{
-    Readiness, Report, election::ElectionChange, end::RunEnd, handle::ManagerCommand, metrics::OwnedLabels,
+    Readiness, Report, election::ElectionChange, end::RunEnd, handle::ManagerCommand,
+    metrics::OwnedLabels,
 };
 use crate::owner_gauge::Counted;
 
