@@ -9,6 +9,7 @@ mod optional;
 mod panics;
 mod pruned;
 mod slots;
+mod standby;
 
 use std::{
     sync::{Mutex, Weak},
