@@ -324,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn only_flags_of_the_connection_stand_under_its_heading() {
+        for command in ["status", "types", "release", "run"] {
+            let command = Cli::command().find_subcommand(command).unwrap().clone();
+            let under: Vec<_> = command
+                .get_arguments()
+                .filter(|it| it.get_help_heading() == Some("API server"))
+                .map(|it| it.get_id().as_str().to_owned())
+                .collect();
+            assert_eq!(under, ["kubeconfig", "context"], "{}", command.get_name());
+        }
+    }
+
+    #[test]
     fn every_flag_is_documented() {
         fn check(command: &clap::Command) {
             for argument in command.get_arguments() {

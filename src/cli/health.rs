@@ -23,7 +23,8 @@ pub(super) struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Passed,
-    /// Marked, but the manager stays ready, since one controller must not hold up the rest.
+    /// The check is marked as failed, but the manager stays ready: one controller must not make all
+    /// others unready.
     Degraded,
     /// The manager is not ready.
     Failed,

@@ -36,13 +36,14 @@ pub(super) struct ManagerArgs {
     /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
-    /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
-    /// at most 50 parents of a controller are synced at once, or this number if it is higher. Less
-    /// than 1 counts as 1. The annotation pilotlight.dev/workers of a controller takes precedence.
+    /// Maximum number of concurrent hook calls of one controller. A sync that has begun to write is
+    /// not counted; at most 50 parents of a controller, or this number if it is higher, are synced
+    /// at once. Less than 1 counts as 1. The annotation pilotlight.dev/workers of a controller
+    /// takes precedence.
     #[arg(long, value_name = "NUMBER", default_value = "5", allow_negative_numbers = true)]
     workers: i64,
-    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Calls
-    /// beyond it wait in their order, which counts as no failure of a hook.
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Further
+    /// calls wait in order; a wait is no failure of the hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     max_hook_calls: usize,
     /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
@@ -76,8 +77,8 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_proxy: bool,
-    /// Interval for polling the served types where CRDs may not be watched; no effect where they
-    /// may. A duration such as 30s; less than 100ms counts as 100ms.
+    /// Interval for polling the served types if watching CRDs is forbidden; no effect otherwise. A
+    /// duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers

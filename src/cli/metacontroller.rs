@@ -49,11 +49,11 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     client_go_burst: Option<i64>,
-    /// Events of one object in a second, after the burst; zero or less for no more than the burst.
+    /// Events of one object per second, after the burst; with zero or less, none follow the burst.
     /// Default: 1/300.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_qps: Option<f64>,
-    /// Events of one object without a pause. Default: 25.
+    /// Events of one object that are written at once. Default: 25.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_burst: Option<i64>,
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.

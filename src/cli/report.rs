@@ -183,7 +183,7 @@ pub(super) struct TypeRow {
 }
 
 impl StatusReport {
-    /// The report of what a manager runs, and of what is declared to it.
+    /// Returns the report of the runnables of a manager and of the declared controllers.
     pub(super) fn new(
         cluster: &Cluster,
         controllers: &Snapshot,
@@ -337,8 +337,8 @@ impl ControllerRow {
         Self::of_declared(kind.runnable_name(name).to_string(), parent, *generation, status.clone())
     }
 
-    /// The row of a runnable, with the verdict on its declaration where it is declared: as the API
-    /// server has it.
+    /// Returns the row of a runnable; that of a declared controller has the verdict in the status
+    /// of its object.
     fn declared_as(self, declared: Option<Self>) -> Self {
         let Some(declared) = declared else { return self };
         Self {

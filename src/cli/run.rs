@@ -1,4 +1,4 @@
-//! `pilotlight run`.
+//! Subcommand `run`: runs the declared controllers of a cluster.
 
 use anyhow::Context;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! `pilotlight status`.
+//! Subcommand `status`: prints the state of the declared controllers.
 
 use std::io::Write;
 
@@ -59,7 +59,7 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// Name also the objects with the finalizer of a declared controller that does not exist, which
+    /// List also the objects with the finalizer of a declared controller that does not exist, which
     /// `pilotlight release` frees. Lists the metadata of all objects of the cluster.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,

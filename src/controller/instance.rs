@@ -34,7 +34,7 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
-    /// Beside those of the required inputs.
+    /// Conditions besides those of the required inputs.
     conditions: Vec<Held<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }

@@ -298,6 +298,7 @@ impl EpochRun {
         }
     }
 
+    /// Starts the reconcile of a request in a slot; a throttled request returns to the queue.
     fn spawn(&mut self, item: Item<Request>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.

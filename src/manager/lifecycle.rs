@@ -226,6 +226,7 @@ impl Lifecycle {
         self.settle(now)
     }
 
+    /// Decides whether to start or to stop, from the state, the verdict and what the owner allows.
     fn settle(&mut self, now: Instant) -> Vec<LifecycleAction> {
         match &self.state {
             State::Waiting | State::BackingOff | State::Stopped if self.removed => {

@@ -278,6 +278,7 @@ impl Owner {
         Ok(())
     }
 
+    /// Passes a new verdict to the specification in place, or to the one that waits to replace it.
     fn on_verdict(&mut self, id: Id, serial: u64, mut readiness: Readiness) {
         let Some(entry) = self.entries.get(&id) else { return };
         let verdict = readiness.verdict();

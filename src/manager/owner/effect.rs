@@ -79,6 +79,7 @@ impl Owner {
         self.gone.push(entry.name);
     }
 
+    /// Creates the next epoch, and spawns its run.
     pub(super) fn start(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let last = match entry.epoch_number {
@@ -131,6 +132,7 @@ impl Owner {
         info!(controller = %entry.name, epoch = entry.epoch_number, "running");
     }
 
+    /// Asks the epoch to stop, and begins its grace.
     pub(super) fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(epoch) = &entry.epoch {
@@ -162,6 +164,7 @@ impl Owner {
         entry.overdue = Some(self.timers.insert((id, overdue, counted), run::LATE));
     }
 
+    /// Announces that the epoch is done, with the reason and the requests of unknown outcome.
     pub(super) fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
