@@ -155,6 +155,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn message_of_the_server_is_shown_without_credentials() {
+        let message = "calling https://user:hunter2@hook.test/convert?token=x: refused";
+        let status = kube::core::Status::failure(message, "InternalError").with_code(500);
+
+        let shown = unreadable(&kube::Error::Api(status.boxed())).to_string();
+
+        assert_eq!(shown, "calling https://hook.test/convert refused");
+    }
+
+    #[test]
     fn a_schema_that_prunes_the_status_is_recognised() {
         let own = serde_json::to_value(CompositeController::crd()).unwrap();
         let with_status = |status| {
