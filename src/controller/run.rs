@@ -112,7 +112,7 @@ impl Run {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         spec.series.watch_work(queue.probe());
-        spec.series.max_concurrent.set(i64::try_from(spec.workers).unwrap_or(i64::MAX));
+        spec.series.max_concurrent.set(i64::try_from(spec.workers.workers()).unwrap_or(i64::MAX));
         for delayed in spec.carried_over.take(&spec.primaries) {
             queue.restore(delayed);
         }
@@ -133,8 +133,12 @@ impl Run {
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
         let context = Context::of(inside, client, writes, own, own_statuses, own_queue, named);
+        #[cfg(any(test, feature = "meta"))]
+        {
+            *spec.running.lock() = context.downgrade();
+        }
         let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
-        let slots = WorkerSlots::new(spec.workers, spec.most_running);
+        let slots = WorkerSlots::new(Arc::clone(&spec.workers));
         let mut run = Self {
             spec,
             epoch,

@@ -4,10 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
+#[cfg(any(test, feature = "meta"))]
+use parking_lot::Mutex;
 
+#[cfg(any(test, feature = "meta"))]
+use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
     metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
+    run::slots::WorkerBound,
 };
 use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 
@@ -26,14 +31,15 @@ pub(super) struct Spec {
     /// Primary type, if the controller has one.
     pub(super) primaries: Arc<[TypeRef]>,
     pub(super) reconcile: Reconcile,
-    pub(super) workers: usize,
-    /// Maximum number of reconciles, those that gave their worker slot back included.
-    pub(super) most_running: usize,
+    pub(super) workers: Arc<WorkerBound>,
     pub(super) reconcile_timeout: Option<Duration>,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
+    /// Context of the run, while one lasts.
+    #[cfg(any(test, feature = "meta"))]
+    pub(super) running: Mutex<WeakContext>,
 }
 
 /// Erases the type of a reconciler.

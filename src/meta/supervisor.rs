@@ -9,6 +9,7 @@ mod declared_controllers;
 mod freed_parents;
 mod own_status;
 mod reconciler;
+mod swap;
 #[cfg(test)]
 #[cfg(feature = "testing")]
 mod tests;

@@ -20,6 +20,7 @@ use std::{
 
 use futures::FutureExt;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use self::hook_call::Response;
 use super::{
@@ -38,9 +39,7 @@ use super::{
     write_cause::SeenVersion,
 };
 use crate::{
-    controller::{
-        Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
-    },
+    controller::{Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Request},
     discovery::TypeRegistry,
     informer::Object,
     kind::TypeRef,
@@ -63,10 +62,33 @@ pub(crate) struct ParentReconciler {
     /// Namespace that is watched, if only one is.
     pub(crate) restricted: Option<Arc<str>>,
     pub(crate) types: TypeRegistry,
+    /// Syncs that run.
+    pub(crate) running: TaskTracker,
 }
 
-impl Reconciler for ParentReconciler {
-    async fn reconcile(
+impl ParentReconciler {
+    /// Returns the reconciler of another definition of the same controller, which shares the state of
+    /// the parents.
+    pub(crate) fn with(&self, definition: Arc<Definition>, hooks: Hooks) -> Self {
+        let (kind, has_finalize) = (definition.kind, definition.finalize.is_some());
+        let parents = Arc::clone(&self.parents);
+        Self {
+            finalizer: Finalizer::of(kind, &definition.name, has_finalize),
+            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            budget: hooks.budget.clone(),
+            definition,
+            hooks,
+            recorder: self.recorder.clone(),
+            parents,
+            backoff: self.backoff,
+            restricted: self.restricted.clone(),
+            types: self.types.clone(),
+            running: TaskTracker::new(),
+        }
+    }
+
+    /// Syncs a parent, or takes the step that precedes it.
+    pub(crate) async fn reconcile(
         &self,
         request: Request,
         context: Context,
@@ -116,9 +138,7 @@ impl Reconciler for ParentReconciler {
         }
         synced.or_else(|error| self.failed(error, &parent, &context))
     }
-}
 
-impl ParentReconciler {
     /// Handles a request whose type has no cache. The objects of a type that is proven missing are
     /// gone. A type that is served is not listed yet, or the epoch is about to stop.
     fn without_cache(
@@ -273,11 +293,15 @@ impl ParentReconciler {
         }
     }
 
+    /// Returns the next end of the period of resyncs of a parent.
+    pub(crate) fn next_tick(&self, uid: &str) -> Option<Instant> {
+        let period = self.definition.resync_period;
+        period.and_then(|period| resync::tick(period, uid, self.parents.begin, Instant::now()))
+    }
+
     /// Sets the time of the next resync, which failures and events do not change.
     fn schedule_resync(&self, parent: &Parent, context: &Context) {
-        let tick = self.definition.resync_period.and_then(|period| {
-            resync::tick(period, &parent.uid, self.parents.begin, Instant::now())
-        });
+        let tick = self.next_tick(&parent.uid);
         context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
     }
 

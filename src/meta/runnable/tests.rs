@@ -12,8 +12,8 @@ use crate::{
     informer::ObjectKey,
     kind::TypeRef,
     meta::{
-        AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
+        AnswerBudget, ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics,
+        ParentIndex, ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
         hook_health::Failure,
     },
 };

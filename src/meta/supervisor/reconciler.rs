@@ -21,6 +21,7 @@ use crate::{
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
         Rejected, Webhook,
+        change::{Change, change},
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
@@ -173,24 +174,30 @@ impl DeclarationReconciler {
         let runnable = self.kind.runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
-        if there
-            && declared.run.as_ref().is_some_and(|run| run.definition.declares_same(&definition))
-        {
+        let effect = self.effect(name, declared, &definition);
+        if effect == Change::Keep {
             return (Acceptance::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let withdrawn = |before: &Run| waits && before.definition.declares_same(&definition);
+        let withdrawn =
+            |before: &Run| waits && change(&before.definition, &definition) == Change::Keep;
         if declared.before.as_ref().is_some_and(withdrawn) {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
         let workers = definition.workers.unwrap_or(self.options.workers);
-        let hooks = match self.hooks(&definition) {
+        let mut hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
         if hooks.all().any(|hook| hook.endpoint.is_some()) {
             self.read_credentials().await;
+        }
+        if let Change::Swap(syncs) = effect {
+            match self.swap(name, &definition, hooks, syncs, declared).await {
+                Ok(()) => return (Acceptance::Accepted, None),
+                Err(unready) => hooks = unready,
+            }
         }
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
