@@ -365,3 +365,38 @@ async fn swapped_definition_is_that_of_the_next_epoch_too() {
     assert_eq!(take(&calls, HookKind::Sync), ["q"]);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn changed_credentials_are_swapped_once_they_can_be_read_and_wait_while_they_are_missing() {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    let harness = Harness::over(server, client, MetaOptions::default()).await;
+    let secret = |name: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name, "namespace": "default"}, "data": {"token": "YQ=="},
+        })
+    };
+    let with = |name: &str| {
+        let token = json!({"name": name, "namespace": "default", "key": "token"});
+        let mut spec = good();
+        spec["hooks"]["sync"]["webhook"]["authorization"] = json!({ "secretRef": token });
+        spec
+    };
+    let pending = || harness.manager.status_of(runnable("a")).unwrap().pending.is_some();
+    harness.server.apply(secret("one")).unwrap();
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+
+    harness.declare("a", with("one"));
+    pass().await;
+    assert_eq!((harness.epoch("a"), pending()), (Some(1), false), "changed in place");
+    harness.declare("a", with("two"));
+    pass().await;
+    assert_eq!((harness.epoch("a"), pending()), (Some(1), true), "the old ones stay in use");
+    harness.server.apply(secret("two")).unwrap();
+    harness.running("a", 2).await;
+
+    assert!(!pending());
+    harness.end().await;
+}
