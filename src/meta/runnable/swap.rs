@@ -55,7 +55,7 @@ impl DeclaredRunnable {
         let at_once = match syncs {
             NextSyncs::WhenDue | NextSyncs::Spread => self.parents.hook.failing(),
             NextSyncs::AtOnce => {
-                // Those of the old definition too, which may be neither selected nor finalized now.
+                // Parents of the old definition may be neither selected nor finalized now.
                 let known = moved.iter().map(|(request, _)| request.clone());
                 let all: BTreeSet<_> = known.chain(concerned(&current, context)).collect();
                 all.into_iter().collect()

@@ -127,7 +127,7 @@ impl DeclarationReconciler {
             }
         }
         let generation = header.generation;
-        let judged = Judged { acceptance, generation, parent: parent_of(object) };
+        let judged = Judged { acceptance, generation, parents: parents_of(object) };
         declared.judged = Some(judged.clone());
         // Stored before the next await, so that a cancelled reconcile forgets no running controller.
         self.changes.put(name, declared.clone());
@@ -423,9 +423,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of the first parent type that an object names, whatever else is wrong with
-/// it.
-fn parent_of(object: &Object) -> Option<(String, String)> {
+/// Plural and `apiVersion` of each parent type that an object names, whatever else is wrong with it.
+fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
         spec: Spec,
@@ -443,9 +442,16 @@ fn parent_of(object: &Object) -> Option<(String, String)> {
         api_version: String,
         resource: String,
     }
-    let Declaring { spec } = object.decode().ok()?;
-    let first = spec.parent_resource.or(spec.resources.into_iter().next());
-    first.map(|Parent { api_version, resource }| (resource, api_version))
+    let Ok(Declaring { spec }) = object.decode() else { return Vec::new() };
+    let named = spec.parent_resource.into_iter().chain(spec.resources);
+    let mut parents = Vec::new();
+    for Parent { api_version, resource } in named {
+        let parent = (resource, api_version);
+        if !parents.contains(&parent) {
+            parents.push(parent);
+        }
+    }
+    parents
 }
 
 fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {

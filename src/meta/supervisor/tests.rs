@@ -397,7 +397,7 @@ async fn list_has_the_same_statuses_as_the_objects() {
         assert_eq!(declared.status.reason.as_deref(), Some(reason), "{name}");
         assert_eq!(declared.generation, object["metadata"]["generation"], "{name}");
         let parent = ("things".to_owned(), "example.com/v1".to_owned());
-        assert_eq!(declared.parent, Some(parent));
+        assert_eq!(declared.parents, [parent]);
     }
     harness.end().await;
 }
