@@ -26,6 +26,7 @@ mod process_metrics;
 mod release;
 mod report;
 mod run;
+mod served_types;
 mod status;
 mod table;
 mod types;

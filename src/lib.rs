@@ -112,7 +112,7 @@
 //! 2. The catalog decides that the type is absent (`src/discovery/catalog/judgement.rs::at`). A
 //!    failed or partial answer never leads to that decision.
 //! 3. The registry publishes the new status to its subscribers
-//!    (`src/discovery/registry.rs`, `src/discovery/subscriptions.rs`).
+//!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
 //!    receives the verdict (`src/manager/owner.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and the

@@ -40,7 +40,7 @@ pub use metrics::TransportMetrics;
 pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
 #[cfg(feature = "meta")]
-pub(crate) use proxy::{Proxy, ProxyStream, authorization as basic_authorization};
+pub(crate) use proxy::{ConnectProxy, ProxyStream, authorization as basic_authorization};
 
 use std::{fmt, sync::Arc, time::Duration};
 

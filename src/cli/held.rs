@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::types;
+use super::served_types;
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
@@ -60,7 +60,7 @@ pub(super) async fn search(
     free: bool,
 ) -> anyhow::Result<Search> {
     let mut search = Search::default();
-    for report in types::ask(client.clone()).await? {
+    for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         let wanted = |kind, name: &str| wanted(kind, name, &report);
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
@@ -80,7 +80,7 @@ pub(super) async fn glance(
 ) -> Vec<HeldParent> {
     let found = Mutex::new(Search::default());
     let read = async {
-        let Ok(types) = types::ask(client.clone()).await else { return };
+        let Ok(types) = served_types::list(client.clone()).await else { return };
         let custom = types.iter().filter(|report| report.origin == Origin::Crd);
         for report in custom.take(GLANCE_TYPES) {
             let Some(resource) = resource(report) else { continue };

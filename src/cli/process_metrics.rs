@@ -15,7 +15,7 @@ const TICK_MILLIS: u64 = 10;
 
 /// Adds the metrics to a registry.
 pub(super) fn register(registry: &mut Registry) {
-    registry.register_collector(Box::new(Process));
+    registry.register_collector(Box::new(ProcessCollector));
 }
 
 /// Returns the CPU time that the process has used; `None` without `/proc`.
@@ -37,7 +37,7 @@ fn ticks(stat: &str, at: usize) -> Option<Duration> {
 }
 
 #[derive(Debug)]
-struct Process;
+struct ProcessCollector;
 
 /// Metrics at one scrape.
 #[derive(Debug, Default, PartialEq)]
@@ -83,7 +83,7 @@ impl Sample {
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let sample = Sample::take();
         if let Some(seconds) = sample.cpu_seconds {

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
-    informer::{CacheShare, InformerStatus, Progress},
+    informer::{CacheShare, InformerProgress, InformerStatus},
     manager::{ControllerState, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
@@ -424,14 +424,14 @@ impl From<&InformerStatus> for InformerRow {
     }
 }
 
-fn progress(progress: &Progress) -> &'static str {
+fn progress(progress: &InformerProgress) -> &'static str {
     match progress {
-        Progress::Syncing(_) => "Syncing",
-        Progress::Synced => "Synced",
-        Progress::Stale(_) => "Stale",
-        Progress::Forbidden(_) => "Forbidden",
-        Progress::ConversionFailed(_) => "ConversionFailed",
-        Progress::Ended(_) => "Ended",
+        InformerProgress::Syncing(_) => "Syncing",
+        InformerProgress::Synced => "Synced",
+        InformerProgress::Stale(_) => "Stale",
+        InformerProgress::Forbidden(_) => "Forbidden",
+        InformerProgress::ConversionFailed(_) => "ConversionFailed",
+        InformerProgress::Ended(_) => "Ended",
     }
 }
 

@@ -33,7 +33,7 @@ use crate::{
 /// Context of a reconcile. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    shared: Arc<Shared>,
+    shared: Arc<SharedContext>,
     // Set at its first use, and dropped with the reconcile.
     client: Arc<OnceLock<Arc<Client>>>,
     // `None` for a context from `Context::new`.
@@ -52,10 +52,10 @@ pub struct Context {
 /// Context that does not keep its epoch's parts.
 #[cfg(any(test, feature = "meta"))]
 #[derive(Default)]
-pub(super) struct WeakContext(Weak<Shared>);
+pub(super) struct WeakContext(Weak<SharedContext>);
 
 /// Parts that all reconciles of an epoch share.
-struct Shared {
+struct SharedContext {
     epoch: Epoch,
     // Client that bypasses the epoch's fence.
     unfenced: Client,
@@ -103,11 +103,12 @@ impl Context {
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
         let fenced = Mutex::default();
-        let shared = Shared { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        let shared =
+            SharedContext { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
         Self::without_request(Arc::new(shared))
     }
 
-    fn without_request(shared: Arc<Shared>) -> Self {
+    fn without_request(shared: Arc<SharedContext>) -> Self {
         Self {
             shared,
             client: Arc::default(),
@@ -379,7 +380,7 @@ impl Context {
     }
 }
 
-impl Shared {
+impl SharedContext {
     /// Returns the client behind the epoch's fence, built unless another reconcile uses it.
     fn fenced(&self) -> Arc<Client> {
         let mut fenced = self.fenced.lock();

@@ -2,7 +2,7 @@
 
 /// Progress of an informer's list and watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum InformerProgress {
     /// The first list is in progress. Holds the last error, if it is being retried.
     Syncing(Option<String>),
     /// The store is complete and the watch is open.

@@ -20,20 +20,20 @@ use tokio_util::task::TaskTracker;
 use tower::service_fn;
 use tracing::debug;
 
-use self::exchange::{Exchange, Slot};
+use self::exchange::{Exchange, ExchangeSlot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
 use self::write::AnswerBody;
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
-    write::{Write, WriteEnd},
+    write::{WriteEnd, WriteRequest},
 };
 use super::BoxError;
 
 /// Observer of writes. Called before each write, in the task that sends it; the returned function
 /// is called at the end of the write, unless the server has refused it.
-pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> OnEnd + Send + Sync>;
+pub(crate) type WriteObserver = Arc<dyn Fn(WriteRequest) -> OnEnd + Send + Sync>;
 
 type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 
@@ -53,7 +53,7 @@ struct FenceState {
     under_way: usize,
     unknown: usize,
     /// Requests and response bodies that the fence owns, by number.
-    exchanges: HashMap<u64, Arc<Slot>>,
+    exchanges: HashMap<u64, Arc<ExchangeSlot>>,
     next: u64,
 }
 
@@ -145,7 +145,7 @@ impl Fence {
     }
 
     /// Takes ownership of an exchange and returns its number; `None` if the fence is closed.
-    fn remember(&self, slot: &Arc<Slot>) -> Option<u64> {
+    fn remember(&self, slot: &Arc<ExchangeSlot>) -> Option<u64> {
         let mut id = None;
         self.state.send_if_modified(|state| {
             if !state.closed {
@@ -240,7 +240,7 @@ impl Fence {
             let _owned = &token;
             let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
             async move {
-                let write = Write::of(&request);
+                let write = WriteRequest::of(&request);
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut passage = fence.pass()?;
                 match write {

@@ -258,16 +258,16 @@ impl Reservation {
 
     /// Like [`Reservation::hold`], but keeps the whole reservation.
     pub(crate) fn hold_all(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Held { bytes, _reservation: self })
+        Bytes::from_owner(ReservedBytes { bytes, _reservation: self })
     }
 }
 
-struct Held {
+struct ReservedBytes {
     bytes: Vec<u8>,
     _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

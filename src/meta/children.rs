@@ -243,7 +243,8 @@ impl Rules<'_> {
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(child, desired) => {
-                Some(ChildDigest::of(child, desired, self.ownership.labels_children()))
+                let generates = self.ownership.labels_children();
+                Some(ChildDigest::of(&child.json, &desired.json, generates))
             }
             Planned::Delete(_) | Planned::Create(_) => None,
         }

@@ -42,7 +42,7 @@ pub(super) struct SeriesLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DurationLabels {
+struct HookDurationLabels {
     controller_name: String,
     controller_type: String,
     url: String,
@@ -58,7 +58,7 @@ struct ConnectLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+struct HookRequestLabels {
     controller_name: String,
     controller_type: String,
     url: String,
@@ -206,8 +206,8 @@ struct Families {
 
 /// Metacontroller's families, which it has once for each kind of hook.
 struct KindFamilies {
-    requests: Family<RequestLabels, Counter>,
-    durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    requests: Family<HookRequestLabels, Counter>,
+    durations: Family<HookDurationLabels, Histogram, fn() -> Histogram>,
     dns: Family<ConnectLabels, Histogram, fn() -> Histogram>,
     tls: Family<ConnectLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
@@ -413,14 +413,14 @@ impl HookSeries {
         ConnectLabels { controller_name, controller_type, url, event: event.word() }
     }
 
-    fn durations(&self) -> DurationLabels {
+    fn durations(&self) -> HookDurationLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        DurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
+        HookDurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
     }
 
-    fn requests(&self, code: &str) -> RequestLabels {
+    fn requests(&self, code: &str) -> HookRequestLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        RequestLabels {
+        HookRequestLabels {
             controller_name,
             controller_type,
             url,

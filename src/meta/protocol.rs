@@ -28,7 +28,7 @@ pub const MAX_STATUS_BYTES: usize = 1536 * 1024;
 const MAX_MESSAGE_BYTES: usize = 512;
 
 /// Names of the fields that differ between the kinds.
-struct Names {
+struct FieldNames {
     /// Parent in the request of a sync or finalize hook.
     parent: &'static str,
     /// Children in the request and in the response.
@@ -38,14 +38,14 @@ struct Names {
 }
 
 /// Returns the names of a kind.
-fn names(kind: ControllerKind) -> &'static Names {
+fn names(kind: ControllerKind) -> &'static FieldNames {
     match kind {
-        ControllerKind::Composite => &Names {
+        ControllerKind::Composite => &FieldNames {
             parent: "parent",
             children: "children",
             response: &["status", "children", "resyncAfterSeconds", "finalized"],
         },
-        ControllerKind::Decorator => &Names {
+        ControllerKind::Decorator => &FieldNames {
             parent: "object",
             children: "attachments",
             response: &[

@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     controller, redaction,
-    transport::{Proxies, Proxy, basic_authorization, user_agent},
+    transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
 };
 
 /// Default limit of a response in bytes, which is that of the default budget.
@@ -298,7 +298,7 @@ impl Webhook {
     }
 
     /// Returns the proxy that receives the requests to a URL and can read them.
-    fn asked_proxy(&self, url: &Uri) -> Option<&Proxy> {
+    fn asked_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
         let proxy = self.proxies.of(url).ok().flatten();
         proxy.filter(|_| is_plain).map(|proxy| &**proxy)
@@ -318,7 +318,7 @@ impl Webhook {
         &self,
         about: Option<About<'_>>,
         response: Response<Incoming>,
-        proxy: Option<&Proxy>,
+        proxy: Option<&ConnectProxy>,
         deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();

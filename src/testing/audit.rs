@@ -153,7 +153,7 @@ impl AuditLog {
         whole
             .split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty())
-            .map(|line| serde_json::from_slice::<wire::Event>(line).map(AuditEvent::from))
+            .map(|line| serde_json::from_slice::<wire::AuditLine>(line).map(AuditEvent::from))
             .collect::<Result<_, _>>()
             .map_err(|source| Error::AuditLine { path: self.path.clone(), source })
     }
@@ -194,7 +194,7 @@ mod wire {
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    pub(super) struct Event {
+    pub(super) struct AuditLine {
         #[serde(rename = "auditID")]
         audit_id: String,
         stage: AuditStage,
@@ -233,8 +233,8 @@ mod wire {
         code: Option<u16>,
     }
 
-    impl From<Event> for AuditEvent {
-        fn from(event: Event) -> Self {
+    impl From<AuditLine> for AuditEvent {
+        fn from(event: AuditLine) -> Self {
             Self {
                 audit_id: event.audit_id,
                 stage: event.stage,
@@ -264,7 +264,7 @@ mod tests {
 
     fn line(id: &str, stage: &str, verb: &str) -> String {
         format!(
-            r#"{{"kind":"Event","level":"Metadata","auditID":"{id}","stage":"{stage}","requestURI":"/apis/x.test/v1/widgets?watch=1","verb":"{verb}","user":{{"username":"alice","groups":["g"]}},"sourceIPs":["127.0.0.1"],"objectRef":{{"resource":"widgets","apiGroup":"x.test","apiVersion":"v1"}},"responseStatus":{{"metadata":{{}},"code":200}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.223456Z"}}"#
+            r#"{{"kind":"AuditLine","level":"Metadata","auditID":"{id}","stage":"{stage}","requestURI":"/apis/x.test/v1/widgets?watch=1","verb":"{verb}","user":{{"username":"alice","groups":["g"]}},"sourceIPs":["127.0.0.1"],"objectRef":{{"resource":"widgets","apiGroup":"x.test","apiVersion":"v1"}},"responseStatus":{{"metadata":{{}},"code":200}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.223456Z"}}"#
         ) + "\n"
     }
 

@@ -6,7 +6,7 @@ use http::Uri;
 
 use super::{
     no_proxy::{exceptions, is_direct, lookup, parse},
-    proxy::Proxy,
+    proxy::ConnectProxy,
 };
 
 /// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
@@ -20,7 +20,7 @@ pub struct Proxies {
 /// Proxy, or the reason for which it cannot be used.
 #[derive(Clone, Debug)]
 enum Configured {
-    Usable(Arc<Proxy>),
+    Usable(Arc<ConnectProxy>),
     Unusable(Arc<str>),
 }
 
@@ -35,7 +35,7 @@ impl Proxies {
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
         let proxy = |names: [&str; 2]| {
             let (name, value) = lookup(&variable, names)?;
-            Some(match parse(name, &value).and_then(|url| Proxy::new(&url)) {
+            Some(match parse(name, &value).and_then(|url| ConnectProxy::new(&url)) {
                 Ok(proxy) => Configured::Usable(Arc::new(proxy)),
                 Err(error) => Configured::Unusable(format!("{name}: {error}").into()),
             })
@@ -61,7 +61,7 @@ impl Proxies {
     /// # Errors
     ///
     /// The reason, if that proxy cannot be used.
-    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<Proxy>>, &str> {
+    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<ConnectProxy>>, &str> {
         let proxy = match url.scheme_str() {
             Some("http") => &self.http,
             Some("https") => &self.https,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pilotlight::{
     discovery::{DiscoveryMode, DiscoveryOptions, TypeState},
-    informer::Progress,
+    informer::InformerProgress,
     kind::TypeRef,
     manager::ControllerState,
     testing::{Action, CrdBuilder, Reply, RequestInfo, Rule, Verb},
@@ -438,7 +438,7 @@ async fn an_object_that_cannot_be_decoded_is_reported_and_skipped(server: Server
         all.remove(0)
     };
     let reported = informer();
-    assert_eq!((reported.progress, reported.quarantined.len()), (Progress::Synced, 1));
+    assert_eq!((reported.progress, reported.quarantined.len()), (InformerProgress::Synced, 1));
     let error = &reported.quarantined[0];
     assert_eq!(error.key.as_ref().map(|key| &*key.name), Some("bad"));
     assert_eq!(error.field, "metadata.labels");

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     controller::{Request, run::input_status::InputStatuses},
     kind::TypeRef,
-    manager::{Write, WriteEnd, WriteObserver},
+    manager::{WriteEnd, WriteObserver, WriteRequest},
 };
 
 /// Retention of an answered write that no reconcile asks for, and of the writes of a name without a
@@ -159,7 +159,7 @@ impl UnconfirmedWrites {
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
     }
 
-    fn add(&self, requests: Vec<Request>, write: &Write, end: WriteEnd) {
+    fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
         let (unknown, answer) = match end {
             WriteEnd::Answered(body) => (false, WriteAnswer::decode(write.method(), &body)),
             WriteEnd::Unknown => (true, WriteAnswer::default()),

@@ -183,7 +183,7 @@ impl Model {
             self.due(name, old.as_ref(), Some(&object));
         }
         let change = self.informer.put(&object);
-        assert_ne!(change, Change::Incomplete, "decided under one lock here");
+        assert_ne!(change, StoreChange::Incomplete, "decided under one lock here");
     }
 
     fn remove(&mut self, name: &str) {

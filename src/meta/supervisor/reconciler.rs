@@ -427,25 +427,25 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
 fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
-        spec: Spec,
+        spec: DeclaringSpec,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Spec {
-        parent_resource: Option<Parent>,
+    struct DeclaringSpec {
+        parent_resource: Option<DeclaredParent>,
         #[serde(default)]
-        resources: Vec<Parent>,
+        resources: Vec<DeclaredParent>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Parent {
+    struct DeclaredParent {
         api_version: String,
         resource: String,
     }
     let Ok(Declaring { spec }) = object.decode() else { return Vec::new() };
     let named = spec.parent_resource.into_iter().chain(spec.resources);
     let mut parents = Vec::new();
-    for Parent { api_version, resource } in named {
+    for DeclaredParent { api_version, resource } in named {
         let parent = (resource, api_version);
         if !parents.contains(&parent) {
             parents.push(parent);

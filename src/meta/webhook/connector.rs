@@ -37,12 +37,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(super) struct HookConnector {
     tls: Arc<ClientConfig>,
-    dialer: Dialer,
+    dialer: HookDialer,
 }
 
 /// Opens TCP connections, direct or through a proxy.
 #[derive(Clone)]
-struct Dialer {
+struct HookDialer {
     proxies: Proxies,
     clock: Clock,
 }
@@ -72,7 +72,7 @@ impl HookConnector {
         series: Option<Arc<HookSeries>>,
     ) -> Self {
         let clock = Clock { series, begun: Instant::now() };
-        Self { tls: Arc::new(tls), dialer: Dialer { proxies, clock } }
+        Self { tls: Arc::new(tls), dialer: HookDialer { proxies, clock } }
     }
 }
 
@@ -100,7 +100,7 @@ impl Service<Uri> for HookConnector {
     }
 }
 
-impl Dialer {
+impl HookDialer {
     async fn dial(self, url: Uri) -> Result<HookStream, BoxError> {
         let mut tcp = HttpConnector::new_with_resolver(MeasuredResolver(self.clock.clone()));
         tcp.enforce_http(false);
@@ -120,7 +120,7 @@ impl Dialer {
     }
 }
 
-impl Service<Uri> for Dialer {
+impl Service<Uri> for HookDialer {
     type Response = HookStream;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<HookStream, BoxError>>;
