@@ -40,7 +40,7 @@ use super::{
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
     run::slots::WorkerSlots,
-    spec::Spec,
+    spec::{Spec, resource_of},
 };
 use crate::{
     guard,
@@ -298,6 +298,7 @@ impl EpochRun {
             epoch = self.epoch.number(),
             namespace = item.key.namespace.as_deref(),
             name = %item.key.name,
+            resource = resource_of(&self.spec.primaries, item.key.primary),
             reconcile_id = %context.reconcile_id(),
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));

@@ -42,6 +42,12 @@ pub(super) struct Spec {
     pub(super) running: Mutex<WeakContext>,
 }
 
+/// Returns the primary type at this position for the log, if a controller has several.
+pub(super) fn resource_of(primaries: &[TypeRef], primary: usize) -> Option<String> {
+    let is_one_of_several = primaries.len() > 1;
+    primaries.get(primary).filter(|_| is_one_of_several).map(ToString::to_string)
+}
+
 /// Erases the type of a reconciler.
 pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
     let reconciler = Arc::new(Held::new(reconciler));
@@ -49,4 +55,19 @@ pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
         let reconciler = Arc::clone(&reconciler);
         async move { reconciler.reconcile(request, context).await }.boxed()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_names_the_type_of_a_request_if_there_are_several() {
+        let [things, pods] = [("example.com", "things"), ("", "pods")]
+            .map(|(group, plural)| TypeRef::resource(group, "v1", plural));
+
+        assert_eq!(resource_of(std::slice::from_ref(&things), 0), None);
+        assert_eq!(resource_of(&[things, pods.clone()], 1), Some(pods.to_string()));
+        assert_eq!(resource_of(&[], 0), None);
+    }
 }

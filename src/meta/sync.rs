@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     controller::{Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Request},
-    discovery::TypeRegistry,
+    discovery::{TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
     redaction,
@@ -64,6 +64,27 @@ pub(crate) struct ParentReconciler {
     pub(crate) types: TypeRegistry,
     /// Syncs that run.
     pub(crate) running: TaskTracker,
+}
+
+/// Request for an object whose type has no cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Uncached {
+    /// The type is proven missing, and its objects with it.
+    Gone,
+    /// The epoch is about to stop: a composite needs its parent type.
+    Dropped,
+    /// The type of a decorator is not listed yet.
+    NotListed,
+}
+
+impl Uncached {
+    fn of(kind: ControllerKind, state: &TypeState) -> Self {
+        match kind {
+            _ if is_missing(state) => Self::Gone,
+            ControllerKind::Composite => Self::Dropped,
+            ControllerKind::Decorator => Self::NotListed,
+        }
+    }
 }
 
 impl ParentReconciler {
@@ -147,14 +168,14 @@ impl ParentReconciler {
         request: &Request,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        if is_missing(&self.types.get(type_ref).state) {
-            self.forget(request, context);
-            return Err(ReconcileError::Terminal(ObjectGone.into()));
-        }
-        match self.definition.kind {
-            ControllerKind::Composite => Ok(Outcome::Done),
+        match Uncached::of(self.definition.kind, &self.types.get(type_ref).state) {
+            Uncached::Gone => {
+                self.forget(request, context);
+                Err(ReconcileError::Terminal(ObjectGone.into()))
+            }
+            Uncached::Dropped => Ok(Outcome::Done),
             // Not a success, which would end the failures of the request.
-            ControllerKind::Decorator => {
+            Uncached::NotListed => {
                 Err(ReconcileError::RetryAfter(Postponed.into(), NOT_LISTED_AGAIN))
             }
         }
@@ -337,4 +358,31 @@ fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<Se
     let lasting = children.iter().filter(|child| !child.terminating);
     let related = related.iter().flat_map(|group| &group.objects).map(of);
     lasting.map(|child| child.seen).chain(related).chain([of(parent)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_whose_type_has_no_cache_ends_by_proof_of_absence_alone() {
+        use ControllerKind::{Composite, Decorator};
+        use TypeState::{Absent, NotWatchable, Served, Terminating, Unknown};
+
+        let last = |state| Unknown(Some(Box::new(state)));
+        for (kind, state, expected) in [
+            (Composite, Absent, Uncached::Gone),
+            (Decorator, Absent, Uncached::Gone),
+            (Decorator, NotWatchable, Uncached::Gone),
+            (Decorator, last(Absent), Uncached::Gone),
+            (Composite, Served, Uncached::Dropped),
+            (Composite, Unknown(None), Uncached::Dropped),
+            (Decorator, Served, Uncached::NotListed),
+            (Decorator, Terminating, Uncached::NotListed),
+            (Decorator, last(Served), Uncached::NotListed),
+            (Decorator, Unknown(None), Uncached::NotListed),
+        ] {
+            assert_eq!(Uncached::of(kind, &state), expected, "{kind} {state:?}");
+        }
+    }
 }
