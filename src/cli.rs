@@ -11,9 +11,9 @@ mod declared;
 mod demo;
 #[cfg(feature = "dev")]
 mod dev;
+mod finalizer_search;
 mod flag;
 mod health;
-mod held;
 mod http;
 mod instance;
 mod lenience;

@@ -145,8 +145,8 @@ impl Transport {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
     }
 
-    /// Returns the `User-Agent` of the requests: the embedder's product, if any, and the library. For
-    /// requests outside the transport, such as those to hooks.
+    /// Returns the `User-Agent` of the requests: the embedder's product, if any, and the library.
+    /// For requests outside the transport, such as those to hooks.
     pub fn user_agent(&self) -> &HeaderValue {
         &self.user_agent
     }

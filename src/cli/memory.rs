@@ -1,7 +1,7 @@
 //! Freed memory that glibc keeps for later: returned to the system when work has calmed down.
 //!
-//! glibc returns freed memory only from the end of its heap, so that a process would keep the memory
-//! of its start for ever. For other C libraries nothing is called.
+//! glibc returns freed memory only from the end of its heap, so that a process would keep the
+//! memory of its start for ever. For other C libraries nothing is called.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use super::process_metrics;
 const PERIOD: Duration = Duration::from_secs(5);
 /// Maximum CPU time of a calm interval.
 const CALM: Duration = Duration::from_millis(100);
-/// CPU time since the last return after which there may be memory to return. A process at rest needs
-/// hours for it.
+/// CPU time since the last return after which there may be memory to return. A process at rest
+/// needs hours for it.
 const WORK: Duration = Duration::from_millis(100);
 /// Longest time between two returns of a process that is never calm.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -44,7 +44,8 @@ struct ReleasePace {
     seen: Duration,
     /// CPU time at the last return of memory in a calm interval.
     returned: Duration,
-    /// Time from which the process has been busy, or of the last return since; `None` if it is calm.
+    /// Time from which the process has been busy, or of the last return since; `None` if it is
+    /// calm.
     busy: Option<Instant>,
 }
 

@@ -9,9 +9,8 @@ use pilotlight::{discovery::TypeReport, meta::ControllerKind, transport::Transpo
 use super::{
     connection::ConnectionArgs,
     declared::{self, DeclaredObject},
-    flag,
-    held::{self, HeldParent, Search},
-    output,
+    finalizer_search::{self, FinalizerSearch, ParentWithFinalizer},
+    flag, output,
     output::Format,
     table::{Table, or_dash},
 };
@@ -39,7 +38,7 @@ pub(super) struct ReleaseArgs {
 impl ReleaseArgs {
     pub(super) async fn run(&self) -> anyhow::Result<()> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
-        let Search { parents, errors } =
+        let FinalizerSearch { parents, errors } =
             release(&transport.client()?, self.kind, &self.name, self.dry_run).await?;
         match self.output {
             Format::Json => output::print_json(&parents)?,
@@ -58,7 +57,7 @@ async fn release(
     kind: ControllerKind,
     name: &str,
     dry_run: bool,
-) -> anyhow::Result<Search> {
+) -> anyhow::Result<FinalizerSearch> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &declared::resource(kind));
     match api.get(name).await {
         Ok(object) => return release_dropped(client, kind, &object, dry_run).await,
@@ -71,7 +70,8 @@ async fn release(
             )));
         }
     }
-    held::search(client, |of, controller, _| (of, controller) == (kind, name), !dry_run).await
+    finalizer_search::search(client, |of, controller, _| (of, controller) == (kind, name), !dry_run)
+        .await
 }
 
 /// Frees the objects of an existing controller whose types it no longer declares.
@@ -80,12 +80,12 @@ async fn release_dropped(
     kind: ControllerKind,
     object: &DynamicObject,
     dry_run: bool,
-) -> anyhow::Result<Search> {
+) -> anyhow::Result<FinalizerSearch> {
     let declared = DeclaredObject::of(kind, object);
     let of_dropped = |of: ControllerKind, controller: &str, report: &TypeReport| {
         (of, controller) == (kind, &*declared.name) && declared.has_dropped(report)
     };
-    let search = held::search(client, of_dropped, !dry_run).await?;
+    let search = finalizer_search::search(client, of_dropped, !dry_run).await?;
     if search.parents.is_empty() && search.errors.is_empty() {
         let name = &declared.name;
         bail!(
@@ -97,8 +97,8 @@ async fn release_dropped(
     Ok(search)
 }
 
-/// Returns whether the server names the object that it did not find. Any other 404 proves nothing: a
-/// server sends it while it starts, or while it does not serve the type.
+/// Returns whether the server names the object that it did not find. Any other 404 proves nothing:
+/// a server sends it while it starts, or while it does not serve the type.
 fn names_missing(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
@@ -112,7 +112,7 @@ pub(super) async fn crd_is_missing(client: &Client, kind: ControllerKind) -> boo
 }
 
 /// Table of parents with a finalizer.
-pub(super) fn render(parents: &[HeldParent]) -> String {
+pub(super) fn render(parents: &[ParentWithFinalizer]) -> String {
     if parents.is_empty() {
         return "No objects with the finalizer found.\n".to_owned();
     }
@@ -173,7 +173,7 @@ mod tests {
         object.unwrap()["metadata"]["finalizers"].clone()
     }
 
-    fn names(search: &Search) -> Vec<(&str, &str)> {
+    fn names(search: &FinalizerSearch) -> Vec<(&str, &str)> {
         let parents = search.parents.iter();
         parents.map(|parent| (parent.r#type.as_str(), parent.name.as_str())).collect()
     }
@@ -270,7 +270,7 @@ mod tests {
         server.remove("v1", "ConfigMap", "default", "three").unwrap();
         server.forget_requests();
 
-        let held = held::glance(&server.client(), |_, name, _| name == "b").await;
+        let held = finalizer_search::glance(&server.client(), |_, name, _| name == "b").await;
 
         let names: Vec<_> =
             held.iter().map(|held| (held.name.as_str(), held.terminating)).collect();

@@ -15,7 +15,7 @@ use pilotlight::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{declared::DeclaredObject, held::HeldParent, watchers::Watchers};
+use super::{declared::DeclaredObject, finalizer_search::ParentWithFinalizer, watchers::Watchers};
 
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
@@ -34,7 +34,7 @@ pub(super) struct StatusReport {
     pub(super) informers: Option<Vec<InformerRow>>,
     /// Objects with the finalizer of a controller that does not exist, if they were searched for.
     #[serde(default)]
-    pub(super) held: Option<Vec<HeldParent>>,
+    pub(super) held: Option<Vec<ParentWithFinalizer>>,
 }
 
 /// Source of a report.

@@ -14,7 +14,7 @@ use pilotlight::{
 use super::{
     connection::ConnectionArgs,
     declared::{self, Listed},
-    held::{self, HeldParent},
+    finalizer_search::{self, ParentWithFinalizer},
     http, output,
     output::Format,
     release,
@@ -118,7 +118,7 @@ impl StatusArgs {
             let is_orphan = |kind, name: &str, report: &TypeReport| {
                 is_orphan(&listed, &unproven, kind, name, report)
             };
-            Some(held::glance(&client, is_orphan).await)
+            Some(finalizer_search::glance(&client, is_orphan).await)
         };
         let mut kept = true;
         for kind in ControllerKind::ALL {
@@ -169,10 +169,10 @@ pub(super) async fn unowned(
     client: &Client,
     listed: &Listed,
     unproven: &[ControllerKind],
-) -> anyhow::Result<Vec<HeldParent>> {
+) -> anyhow::Result<Vec<ParentWithFinalizer>> {
     let is_orphan =
         |kind, name: &str, report: &TypeReport| is_orphan(listed, unproven, kind, name, report);
-    let search = held::search(client, is_orphan, false).await?;
+    let search = finalizer_search::search(client, is_orphan, false).await?;
     for error in &search.errors {
         tracing::warn!(error, "finalizers not read");
     }
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn objects_of_a_missing_controller_are_named_with_the_command_that_frees_them() {
-        let parent = HeldParent {
+        let parent = ParentWithFinalizer {
             controller_kind: "DecoratorController".to_owned(),
             controller: "gone".to_owned(),
             r#type: "things.example.com".to_owned(),

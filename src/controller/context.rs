@@ -60,8 +60,8 @@ struct SharedContext {
     // Client that bypasses the epoch's fence.
     unfenced: Client,
     writes: WriteObserver,
-    // Client behind the fence, shared by the reconciles that run: the channel of kube's client takes
-    // 10 KiB, which a controller at rest does not need.
+    // Client behind the fence, shared by the reconciles that run: the channel of kube's client
+    // takes 10 KiB, which a controller at rest does not need.
     fenced: Mutex<Weak<Client>>,
     cancel: CancellationToken,
     statuses: Arc<InputStatuses>,
@@ -236,11 +236,12 @@ impl Context {
         Some((attached.current(), attached.moving))
     }
 
-    /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler names
-    /// while it runs; `None` for any other input, and where [`Context::store`] returns `None`.
+    /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler
+    /// names while it runs; `None` for any other input, and where [`Context::store`] returns
+    /// `None`.
     ///
-    /// The interests end with the source of the input: set them in each reconcile, before the store is
-    /// read.
+    /// The interests end with the source of the input: set them in each reconcile, before the store
+    /// is read.
     ///
     /// [`Builder::claims_type`]: super::Builder::claims_type
     pub fn moving_interests(&self, type_ref: &TypeRef) -> Option<MovingInterests> {
@@ -480,8 +481,8 @@ impl<K: DeserializeOwned> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`] if
-    /// the object does not have the shape of `K`.
+    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`]
+    /// if the object does not have the shape of `K`.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, LookupError> {
         match self.store.get(key) {
             None => Ok(None),

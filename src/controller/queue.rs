@@ -5,8 +5,8 @@
 //! controller-runtime's `priorityqueue`. The queue runs no task: the callers that wait in
 //! [`Queue::get`] drive its timers.
 //!
-//! A key may have a resync beside its add: a due time at which the key is ready at low priority. Adds and
-//! failures of the key do not change it.
+//! A key may have a resync beside its add: a due time at which the key is ready at low priority.
+//! Adds and failures of the key do not change it.
 //!
 //! Low priorities do not starve, unlike in `priorityqueue`. A key with a priority below 0 that has
 //! been ready for a minute counts as priority 0, and precedes every key of priority 0 that became

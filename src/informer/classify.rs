@@ -209,8 +209,8 @@ pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classif
                 (404, _) => verdict(again, RequestPace::Quick, Cause::NotFound),
                 (403, _) => verdict(again, RequestPace::Forbidden, Cause::Forbidden),
                 (401, _) => verdict(again, RequestPace::Slow, Cause::Unauthorized),
-                // Lists report a failed conversion with 500. The watch cache reports it with 429 while it cannot be
-                // filled, which does not end within milliseconds.
+                // Lists report a failed conversion with 500. The watch cache reports it with 429
+                // while it cannot be filled, which does not end within milliseconds.
                 (429 | 500.., _) if message.contains(CONVERSION) => {
                     verdict(again, RequestPace::Slow, Cause::Conversion)
                 }

@@ -27,11 +27,12 @@ use crate::{
     redaction,
 };
 
-/// End of the keys of annotations in which clients such as kubectl and Metacontroller store a copy of
-/// the whole object.
+/// End of the keys of annotations in which clients such as kubectl and Metacontroller store a copy
+/// of the whole object.
 const LAST_APPLIED: &str = "/last-applied-configuration";
 
-/// Returns whether headers have the annotation of this key: they leave out copies of the whole object.
+/// Returns whether headers have the annotation of this key: they leave out copies of the whole
+/// object.
 #[cfg(feature = "meta")]
 pub(crate) fn is_in_headers(annotation: &str) -> bool {
     !annotation.ends_with(LAST_APPLIED)

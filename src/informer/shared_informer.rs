@@ -349,8 +349,8 @@ impl SharedInformer {
         self.idle.subscribe()
     }
 
-    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect once
-    /// closed.
+    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect
+    /// once closed.
     pub(super) fn put(&self, object: &Object) -> StoreChange {
         let mut state = self.lock();
         if state.closed.is_some() {
@@ -421,8 +421,8 @@ impl SharedInformer {
         self.lock().quarantine.values().cloned().collect()
     }
 
-    /// Records that a list is complete. A subscriber whose objects it has, and that has received all
-    /// of them, is in sync.
+    /// Records that a list is complete. A subscriber whose objects it has, and that has received
+    /// all of them, is in sync.
     pub(super) fn complete(&self, list: OngoingList) {
         let mut guard = self.lock();
         let state = &mut *guard;

@@ -113,7 +113,8 @@ impl Subscription {
     }
 
     /// Waits until the first list is complete and [`Subscription::next`], which is to be called
-    /// meanwhile, has returned every initial change. Never resolves if the informer ends or the subscription is dropped first.
+    /// meanwhile, has returned every initial change. Never resolves if the informer ends or the
+    /// subscription is dropped first.
     ///
     /// # Cancel safety
     ///

@@ -24,8 +24,8 @@ const ERROR_BODY_MAX: usize = 64 * 1024;
 /// Silence after which a list releases its slot until the server continues: a server that does not
 /// answer for one type must not delay the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does not
-/// count.
+/// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does
+/// not count.
 const PAGE_MAX: Duration = Duration::from_secs(300);
 
 /// Requests of one informer.

@@ -334,8 +334,9 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// the label or annotation that claims it. A status that the annotation has no room for is left out.
+    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace
+    /// and the label or annotation that claims it. A status that the annotation has no room for is
+    /// left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =

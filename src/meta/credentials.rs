@@ -1,9 +1,9 @@
-//! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the endpoint
-//! of each hook from them. A change takes effect with the next call.
+//! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the
+//! endpoint of each hook from them. A change takes effect with the next call.
 //!
-//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that name
-//! it. Content that is deleted or becomes unusable is reported, and the last usable one stays in
-//! use.
+//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that
+//! name it. Content that is deleted or becomes unusable is reported, and the last usable one stays
+//! in use.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

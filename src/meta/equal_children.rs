@@ -1,9 +1,9 @@
 //! Children that a sync found equal to the desired ones, so that later syncs need not merge them.
 //!
 //! The result of a merge follows from the bytes of the child, the bytes that the hook wants and the
-//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead of
-//! these two, since aggregated APIs may have no versions, and after a restore of etcd one version may
-//! name two contents.
+//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead
+//! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
+//! version may name two contents.
 
 use bytes::Bytes;
 

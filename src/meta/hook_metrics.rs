@@ -262,7 +262,7 @@ impl HookMetrics {
             let word = kind.word();
             registry.register(
                 format!("metacontroller_{word}_requests"),
-                format!("Answers of {word} hooks, by status code"),
+                format!("Responses of {word} hooks, by status code"),
                 families.requests.clone(),
             );
             registry.register(
@@ -293,18 +293,18 @@ impl HookMetrics {
         );
         registry.register(
             "pilotlight_composite_unchanged_syncs",
-            "Syncs that ended with the hook's answer, since nothing had changed",
+            "Syncs that ended with the hook's response, since nothing had changed",
             self.families.unchanged.clone(),
         );
         registry.register(
             "pilotlight_hook_tasks",
-            "Live tasks that drive connections to hooks or expire cached answers",
+            "Live tasks that drive connections to hooks or expire cached responses",
             self.families.tasks.clone(),
         );
     }
 
-    /// Returns the series of one hook of a controller; removed when the last user of these labels is
-    /// dropped.
+    /// Returns the series of one hook of a controller; removed when the last user of these labels
+    /// is dropped.
     pub fn series(
         &self,
         kind: HookKind,

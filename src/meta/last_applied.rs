@@ -1,9 +1,9 @@
 //! Last-applied annotation: the desired child as of the last write.
 //!
 //! The annotation is Metacontroller's, so that both programs read each other's children. It is
-//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write. A
-//! write has the bytes that Metacontroller would have written, which compares them: the whole object
-//! as the hook sent it, with its status and nulls.
+//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write.
+//! A write has the bytes that Metacontroller would have written, which compares them: the whole
+//! object as the hook sent it, with its status and nulls.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim, hook and
-//! check. What follows the response differs: see `composite` and `decorator`.
+//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim,
+//! hook and check. What follows the response differs: see `composite` and `decorator`.
 
 mod adopt;
 mod composite;
@@ -33,14 +33,14 @@ use super::{
     ownership::Ownership,
     protocol::ObservedObjects,
     recorder::EventRecorder,
-    related::{RelatedGroup, is_missing},
+    related::RelatedGroup,
     resync,
     sync_error::SyncError,
     write_cause::SeenVersion,
 };
 use crate::{
     controller::{Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Request},
-    discovery::{TypeRegistry, TypeState},
+    discovery::{TypeChange, TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
     redaction,
@@ -80,7 +80,7 @@ enum Uncached {
 impl Uncached {
     fn of(kind: ControllerKind, state: &TypeState) -> Self {
         match kind {
-            _ if is_missing(state) => Self::Gone,
+            _ if state.is_missing() => Self::Gone,
             ControllerKind::Composite => Self::Dropped,
             ControllerKind::Decorator => Self::NotListed,
         }
@@ -234,7 +234,7 @@ impl ParentReconciler {
         let last = self.parents.writes.take_record(&parent.key);
         let related = self.related(parent, object, context).await?;
         let observation = self.observe(parent, &ownership, context).await?;
-        let is_unread = |missing: &&TypeRef| !is_missing(&self.types.get(missing).state);
+        let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
             && let Some(unread) = observation.missing.iter().find(is_unread)
         {
@@ -288,7 +288,8 @@ impl ParentReconciler {
     fn is_served(&self, parent: &Parent, context: &Context) -> bool {
         let own = self.definition.parents.get(parent.key.primary);
         let served = own.and_then(|own| context.served(&own.type_ref));
-        served.is_some_and(|served| served.identity == parent.served.identity)
+        let held = &parent.served.identity;
+        served.is_some_and(|now| TypeChange::between(held, &now.identity) == TypeChange::Unchanged)
     }
 
     /// Returns the claim of a parent on its children.
@@ -307,7 +308,7 @@ impl ParentReconciler {
         }
     }
 
-    /// Records the time that an answer asks for, before anything that may fail.
+    /// Records the time that a response asks for, before anything that may fail.
     fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
         if let Some(after) = after {
             self.parents.writes.resync_after(&parent.key, after);
@@ -350,8 +351,8 @@ impl ParentReconciler {
     }
 }
 
-/// Versions of a parent, its children and its related objects. A resourceVersion that is missing never
-/// changes.
+/// Versions of a parent, its children and its related objects. A resourceVersion that is missing
+/// never changes.
 fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
     let of =
         |object: &Object| SeenVersion::new(&object.header().uid, &object.header().resource_version);

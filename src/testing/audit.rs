@@ -130,8 +130,8 @@ impl AuditLog {
         };
         file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        // The server may have been writing a line when the position was set; its event had happened by
-        // then.
+        // The server may have been writing a line when the position was set; its event had happened
+        // by then.
         let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
         let (_, after) = text.split_at(begin);
         self.parse(after)
@@ -264,7 +264,7 @@ mod tests {
 
     fn line(id: &str, stage: &str, verb: &str) -> String {
         format!(
-            r#"{{"kind":"AuditLine","level":"Metadata","auditID":"{id}","stage":"{stage}","requestURI":"/apis/x.test/v1/widgets?watch=1","verb":"{verb}","user":{{"username":"alice","groups":["g"]}},"sourceIPs":["127.0.0.1"],"objectRef":{{"resource":"widgets","apiGroup":"x.test","apiVersion":"v1"}},"responseStatus":{{"metadata":{{}},"code":200}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.223456Z"}}"#
+            r#"{{"kind":"Event","level":"Metadata","auditID":"{id}","stage":"{stage}","requestURI":"/apis/x.test/v1/widgets?watch=1","verb":"{verb}","user":{{"username":"alice","groups":["g"]}},"sourceIPs":["127.0.0.1"],"objectRef":{{"resource":"widgets","apiGroup":"x.test","apiVersion":"v1"}},"responseStatus":{{"metadata":{{}},"code":200}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.223456Z"}}"#
         ) + "\n"
     }
 

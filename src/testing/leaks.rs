@@ -165,8 +165,8 @@ impl LeakOracle {
         })
     }
 
-    /// Counts the watches of this user that the API server has open since `position`, by type, from its
-    /// audit log: `watches`.
+    /// Counts the watches of this user that the API server has open since `position`, by type, from
+    /// its audit log: `watches`.
     #[must_use]
     pub fn watches(
         self,

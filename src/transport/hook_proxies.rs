@@ -29,9 +29,9 @@ impl Proxies {
     /// `variable` reads an environment variable.
     ///
     /// Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, each in lower case too. The entries of
-    /// `NO_PROXY` are those of [`proxy_from_environment`](super::proxy_from_environment). A variable that does not hold the URL of a
-    /// proxy of http or https is one of the [`problems`](Self::problems), and calls that need its
-    /// proxy fail.
+    /// `NO_PROXY` are those of [`proxy_from_environment`](super::proxy_from_environment). A
+    /// variable that does not hold the URL of a proxy of http or https is one of the
+    /// [`problems`](Self::problems), and calls that need its proxy fail.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
         let proxy = |names: [&str; 2]| {
             let (name, value) = lookup(&variable, names)?;
@@ -47,8 +47,8 @@ impl Proxies {
         }
     }
 
-    /// Returns the reasons for which variables cannot be used, each with the name of its variable and
-    /// without credentials.
+    /// Returns the reasons for which variables cannot be used, each with the name of its variable
+    /// and without credentials.
     pub fn problems(&self) -> impl Iterator<Item = &str> {
         self.http.iter().chain(&self.https).filter_map(|proxy| match proxy {
             Configured::Usable(_) => None,

@@ -35,8 +35,8 @@ use crate::redaction;
 /// once.
 const ATTEMPTS: usize = 5;
 
-/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an older
-/// server may have answered for it temporarily.
+/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an
+/// older server may have answered for it temporarily.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// Connections to one server. Their tasks end when the pool is dropped.

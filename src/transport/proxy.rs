@@ -118,8 +118,8 @@ pub(super) fn port(url: &Uri) -> u16 {
     url.port_u16().unwrap_or(usual)
 }
 
-/// Returns the TLS configuration for the proxy itself. The system's roots verify its certificate: the
-/// cluster's authority does not sign it. A proxy without TLS works on a system without roots.
+/// Returns the TLS configuration for the proxy itself. The system's roots verify its certificate:
+/// the cluster's authority does not sign it. A proxy without TLS works on a system without roots.
 fn tls(is_secure: bool) -> Result<ClientConfig, Error> {
     let failed = |error: rustls::Error| Error::ProxyRoots { message: describe(&error) };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());

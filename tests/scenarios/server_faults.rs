@@ -146,10 +146,10 @@ async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
         for (name, type_ref) in &types {
             let state = testbed.cluster.types.get(type_ref).state;
             // A CRD itself states what it serves, and the core group is not part of `/apis`.
-            let may_be_doubted = *name == "deployments";
-            let is_doubted =
+            let may_be_unknown = *name == "deployments";
+            let is_unknown =
                 matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
-            let is_known = state == TypeState::Served || may_be_doubted && is_doubted;
+            let is_known = state == TypeState::Served || may_be_unknown && is_unknown;
             assert!(is_known, "{fault}: {name} is {state:?}");
             assert_undisturbed(&testbed, name);
         }

@@ -29,8 +29,8 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// State of every key, and the rules by which keys move.
 ///
-/// The caller keeps the timers: it gets a delayed key's slot as a [`QueueTimer`] and returns it through
-/// [`Core::expire`].
+/// The caller keeps the timers: it gets a delayed key's slot as a [`QueueTimer`] and returns it
+/// through [`Core::expire`].
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,

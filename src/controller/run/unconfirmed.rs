@@ -1,8 +1,8 @@
 //! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
-//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older cache
-//! would write it again. An answer reports the version written; after a lost answer, one read of the
-//! server does. While a cache is behind, the request waits in the queue.
+//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older
+//! cache would write it again. An answer reports the version written; after a lost answer, one read
+//! of the server does. While a cache is behind, the request waits in the queue.
 
 mod expectation;
 mod read;

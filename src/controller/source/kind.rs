@@ -148,7 +148,8 @@ impl KindSource {
         owners.iter().map(|owner| self.kind_of(owner).map(Interest::OwnerKind)).collect()
     }
 
-    /// Returns the kind of an owner's type; `None` if it is named by its plural name and not served.
+    /// Returns the kind of an owner's type; `None` if it is named by its plural name and not
+    /// served.
     fn kind_of(&self, owner: &TypeRef) -> Option<GroupKind> {
         match (self.types.served(owner), &owner.name) {
             (Some(served), _) => Some(served.group_kind()),
@@ -159,8 +160,8 @@ impl KindSource {
         }
     }
 
-    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD was
-    /// replaced.
+    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD
+    /// was replaced.
     async fn outdated(&self, begun: Interests) {
         let owners = match &self.delivery {
             DeliveredObjects::OwnedBy(owners) | DeliveredObjects::Moving(owners) => {
@@ -207,7 +208,8 @@ impl KindSource {
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();
         if ended.is_none() && !context.stop.is_cancelled() {
-            // Reconciles continue over this cache until the one with the current interests has synced.
+            // Reconciles continue over this cache until the one with the current interests has
+            // synced.
             drop(Self::hold(&context, subscription));
             return SourceEnd::TypeGone;
         }

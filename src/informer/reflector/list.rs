@@ -42,8 +42,8 @@ impl Reflector {
             let asked = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
-            // After a failure of the server, pages grow again while twice the size would still be answered in
-            // time.
+            // After a failure of the server, pages grow again while twice the size would still be
+            // answered in time.
             if asked.elapsed() < self.options.request_deadline / 4 {
                 self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
             }

@@ -1,5 +1,5 @@
-//! Property test: whatever joins, moves, changes and lists happen, each subscriber is delivered what
-//! concerns it, and nothing else.
+//! Property test: whatever joins, moves, changes and lists happen, each subscriber is delivered
+//! what concerns it, and nothing else.
 //!
 //! The test plays the informer's task and all subscribers on one thread. Orders of threads are the
 //! subject of the set's model.

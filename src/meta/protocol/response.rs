@@ -73,7 +73,7 @@ pub(crate) fn sync_response_within(
         return Err("hook answered with an empty body".to_owned());
     }
     let names = names(kind);
-    let unusable = |wrong| bounded(format!("hook answer is unusable: {wrong}"));
+    let unusable = |wrong| bounded(format!("hook response is unusable: {wrong}"));
     let mut decoder = serde_json::Deserializer::from_slice(body);
     let parts = decoder
         .deserialize_map(ResponseVisitor { names, strict, max_children })

@@ -35,7 +35,7 @@ impl DeclaredRunnable {
     ) {
         self.controller.set_workers(workers);
         let old = self.current.replace(self.current.get().with(definition, hooks));
-        self.parents.related.forget_answers();
+        self.parents.related.forget_responses();
         // Without a run, the next one reads the new definition, and its end releases the old hooks.
         let Some(context) = self.controller.running() else { return };
         self.sync_again(syncs, &context);

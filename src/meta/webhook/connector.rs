@@ -1,5 +1,5 @@
-//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and TLS
-//! sessions over them, and measures both.
+//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and
+//! TLS sessions over them, and measures both.
 //!
 //! The times are those of Metacontroller: each counts from the begin of the call that opens the
 //! connection. A call to an IP address has no time of a look-up. A call on a kept connection has no
@@ -30,7 +30,8 @@ use crate::{
     transport::{Proxies, ProxyStream},
 };
 
-/// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call alone.
+/// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call
+/// alone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens the connections of one hook.

@@ -39,8 +39,8 @@ impl<'a> KindRun<'a> {
         &self.context
     }
 
-    /// Delivers changes until the source is to stop, its interests are outdated, or the informer has
-    /// ended.
+    /// Delivers changes until the source is to stop, its interests are outdated, or the informer
+    /// has ended.
     pub(super) async fn deliver_changes(
         &mut self,
         subscription: &mut Subscription,

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use pilotlight::{
     discovery::{Origin, TypePhase, TypeReport},
     meta::ControllerKind,
+    redaction,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -28,7 +29,7 @@ const GLANCE_TIME: Duration = Duration::from_secs(3);
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct HeldParent {
+pub(super) struct ParentWithFinalizer {
     /// Kind of the controller.
     pub(super) controller_kind: String,
     /// Name of the controller, from the name of the finalizer.
@@ -45,9 +46,9 @@ pub(super) struct HeldParent {
 
 /// Result of a search over all types.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct FinalizerSearch {
     /// Found parents, sorted.
-    pub(super) parents: Vec<HeldParent>,
+    pub(super) parents: Vec<ParentWithFinalizer>,
     /// Types that could not be listed, or objects that could not be written, with the reasons.
     pub(super) errors: Vec<String>,
 }
@@ -58,13 +59,13 @@ pub(super) async fn search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
     free: bool,
-) -> anyhow::Result<Search> {
-    let mut search = Search::default();
+) -> anyhow::Result<FinalizerSearch> {
+    let mut search = FinalizerSearch::default();
     for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         let wanted = |kind, name: &str| wanted(kind, name, &report);
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
-            search.errors.push(format!("{}: {}", report.name, explain(&error)));
+            search.errors.push(format!("{}: {}", report.name, redaction::request_error(&error)));
         }
     }
     search.parents.sort();
@@ -77,8 +78,8 @@ pub(super) async fn search(
 pub(super) async fn glance(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
-) -> Vec<HeldParent> {
-    let found = Mutex::new(Search::default());
+) -> Vec<ParentWithFinalizer> {
+    let found = Mutex::new(FinalizerSearch::default());
     let read = async {
         let Ok(types) = served_types::list(client.clone()).await else { return };
         let custom = types.iter().filter(|report| report.origin == Origin::Crd);
@@ -103,7 +104,7 @@ pub(super) async fn glance(
     parents
 }
 
-impl Search {
+impl FinalizerSearch {
     async fn read(
         &mut self,
         client: &Client,
@@ -128,7 +129,7 @@ impl Search {
                     if let Err(error) = released {
                         let named = parent.namespace.iter().chain([&parent.name]);
                         let named: Vec<_> = named.map(String::as_str).collect();
-                        let why = explain(&error);
+                        let why = redaction::request_error(&error);
                         self.errors.push(format!("{} {}: {why}", report.name, named.join("/")));
                         continue;
                     }
@@ -148,7 +149,7 @@ async fn release(
     client: &Client,
     resource: &ApiResource,
     object: &PartialObjectMeta<DynamicObject>,
-    parent: &HeldParent,
+    parent: &ParentWithFinalizer,
     finalizer: &str,
 ) -> Result<(), kube::Error> {
     let api = match &parent.namespace {
@@ -185,8 +186,8 @@ fn parent(
     controller: &str,
     report: &TypeReport,
     object: &PartialObjectMeta<DynamicObject>,
-) -> HeldParent {
-    HeldParent {
+) -> ParentWithFinalizer {
+    ParentWithFinalizer {
         controller_kind: kind.to_string(),
         controller: controller.to_owned(),
         r#type: report.name.clone(),
@@ -217,11 +218,4 @@ fn resource(report: &TypeReport) -> Option<ApiResource> {
         kind: kind.clone(),
         plural: plural.to_owned(),
     })
-}
-
-fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!("{} ({})", status.message, status.code);
-    }
-    pilotlight::redaction::error(error)
 }
