@@ -1,6 +1,6 @@
-//! Edits of a running declared controller: an edit of its types replaces the old spec with one restart
-//! and without another list, any other valid one is executed in the running epoch, and an invalid one
-//! leaves the old spec running.
+//! Edits of a running declared controller: an edit of its types replaces the old spec with one
+//! restart and without another list, any other valid one is executed in the running epoch, and an
+//! invalid one leaves the old spec running.
 
 use pilotlight::{
     manager::{ControllerState, DoneReason},

@@ -57,8 +57,8 @@ impl DeclaredObject {
         }
     }
 
-    /// Returns whether a manager runs the newest specification, and that does not declare this type at
-    /// any version.
+    /// Returns whether a manager runs the newest specification, and that does not declare this type
+    /// at any version.
     pub(super) fn has_dropped(&self, report: &TypeReport) -> bool {
         let is_ready = |it: &StatusCondition| it.type_ == "Ready" && it.status == "True";
         let is_newest = self.status.observed_generation == self.generation;

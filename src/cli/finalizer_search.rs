@@ -53,8 +53,8 @@ pub(super) struct FinalizerSearch {
     pub(super) errors: Vec<String>,
 }
 
-/// Searches all types for parents of the controllers that `wanted` selects by kind and name, and by the
-/// type of the parent. With `free`, the finalizer is removed from each.
+/// Searches all types for parents of the controllers that `wanted` selects by kind and name, and by
+/// the type of the parent. With `free`, the finalizer is removed from each.
 pub(super) async fn search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
@@ -72,9 +72,9 @@ pub(super) async fn search(
     Ok(search)
 }
 
-/// Searches the first objects of custom types for parents that are being deleted and have a finalizer
-/// that `wanted` selects. Bounded in requests, objects and time; types that cannot be read are left
-/// out.
+/// Searches the first objects of custom types for parents that are being deleted and have a
+/// finalizer that `wanted` selects. Bounded in requests, objects and time; types that cannot be
+/// read are left out.
 pub(super) async fn glance(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
@@ -97,7 +97,7 @@ pub(super) async fn glance(
             found.lock().parents.extend(parents);
         }
     };
-    // What was found until then is reported.
+    // The parents that were found until then are reported.
     timeout(GLANCE_TIME, read).await.ok();
     let mut parents = found.into_inner().parents;
     parents.sort();

@@ -20,8 +20,8 @@ pub(super) struct ReleaseArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
     /// Name of a declared controller that was removed. Its finalizer is removed from every object
-    /// that has it; the finalize hook is not called. Of a controller that exists and is ready, the objects
-    /// of types that it no longer declares are released.
+    /// that has it; the finalize hook is not called. Of a controller that exists and is ready, the
+    /// objects of types that it no longer declares are released.
     #[arg(value_name = "NAME")]
     name: String,
     /// Kind of the controller: CompositeController or DecoratorController.

@@ -61,9 +61,9 @@ pub(super) struct StatusArgs {
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
     /// Name all objects with the finalizer of a declared controller that does not exist or does not
-    /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of the
-    /// cluster; without it, only custom objects that are being deleted are named, and at most 500 of
-    /// each type are read.
+    /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
+    /// the cluster; without it, only custom objects that are being deleted are named, and at most
+    /// 500 of each type are read.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
     /// Output format.
@@ -138,8 +138,8 @@ impl StatusArgs {
     }
 }
 
-/// Returns the kinds whose controllers are not known: without proof that a controller does not exist,
-/// its finalizers are not reported.
+/// Returns the kinds whose controllers are not known: without proof that a controller does not
+/// exist, its finalizers are not reported.
 pub(super) async fn unproven(client: &Client, listed: &Listed) -> Vec<ControllerKind> {
     let mut unproven: Vec<_> = listed.unread.iter().map(|(kind, _)| *kind).collect();
     for kind in &listed.not_served {
@@ -150,8 +150,8 @@ pub(super) async fn unproven(client: &Client, listed: &Listed) -> Vec<Controller
     unproven
 }
 
-/// Returns whether a finalizer on an object of this type is removed by no controller: its controller does
-/// not exist, or no longer declares the type.
+/// Returns whether a finalizer on an object of this type is removed by no controller: its
+/// controller does not exist, or no longer declares the type.
 fn is_orphan(
     listed: &Listed,
     unproven: &[ControllerKind],

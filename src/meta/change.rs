@@ -19,8 +19,8 @@ pub(crate) enum Change {
 /// Time of the syncs that follow a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NextSyncs {
-    /// The next change or resync of each parent, since its result stays the same. Parents whose last
-    /// sync failed are synced at once.
+    /// The next change or resync of each parent, since its result stays the same. Parents whose
+    /// last sync failed are synced at once.
     WhenDue,
     /// Every parent, spread over a minute: its result may differ.
     Spread,

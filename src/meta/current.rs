@@ -43,7 +43,8 @@ impl CurrentSync {
         old
     }
 
-    /// Returns the hooks of a replaced one, for their release; none if another call has returned them.
+    /// Returns the hooks of a replaced one, for their release; none if another call has returned
+    /// them.
     pub(crate) fn retire(&self, old: &Arc<ParentReconciler>) -> Vec<Arc<dyn Hook>> {
         let mut state = self.0.lock();
         let found = state.replaced.iter().position(|it| Arc::ptr_eq(it, old));

@@ -165,8 +165,8 @@ impl ParentWrites {
         self.lock().get_mut(key)?.resync.next(tick, Instant::now())
     }
 
-    /// Moves the next resync of each parent, since the definition has changed. The next sync of each
-    /// counts as work. `tick` returns the end of the period of a uid.
+    /// Moves the next resync of each parent, since the definition has changed. The next sync of
+    /// each counts as work. `tick` returns the end of the period of a uid.
     pub(crate) fn reschedule(
         &self,
         tick: impl Fn(&str) -> Option<Instant>,

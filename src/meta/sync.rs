@@ -88,8 +88,8 @@ impl Uncached {
 }
 
 impl ParentReconciler {
-    /// Returns the reconciler of another definition of the same controller, which shares the state of
-    /// the parents.
+    /// Returns the reconciler of another definition of the same controller, which shares the state
+    /// of the parents.
     pub(crate) fn with(&self, definition: Arc<Definition>, hooks: Hooks) -> Self {
         let (kind, has_finalize) = (definition.kind, definition.finalize.is_some());
         let parents = Arc::clone(&self.parents);

@@ -20,8 +20,9 @@ const SPREAD: Duration = Duration::from_secs(60);
 impl DeclaredRunnable {
     /// Replaces the definition and its hooks. The types of parents and children must be the same.
     ///
-    /// Epoch, informers and caches stay. A sync that runs ends with the old definition, and its parent
-    /// is synced again. Answers of the customize hook and answers with an ETag are forgotten.
+    /// Epoch, informers and caches stay. A sync that runs ends with the old definition, and its
+    /// parent is synced again. Answers of the customize hook and answers with an ETag are
+    /// forgotten.
     ///
     /// # Panics
     ///
@@ -69,7 +70,8 @@ impl DeclaredRunnable {
         }
     }
 
-    /// Releases the hooks of a replaced definition after its last sync. The epoch is not done before.
+    /// Releases the hooks of a replaced definition after its last sync. The epoch is not done
+    /// before.
     fn retire(&self, old: Arc<ParentReconciler>, epoch: Epoch) {
         let (current, tracker) = (self.current.clone(), epoch.tracker().clone());
         let retired = async move {

@@ -424,7 +424,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of each parent type that an object names, whatever else is wrong with it.
+/// Plural and `apiVersion` of each parent type that an object names, whatever else is wrong with
+/// it.
 fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
