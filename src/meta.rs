@@ -3,12 +3,14 @@
 pub mod api;
 mod apply;
 mod budget;
+mod change;
 mod children;
 mod claim;
 mod controller_kind;
 mod counted_hook;
 mod crds;
 mod credentials;
+mod current;
 mod customize;
 mod declared;
 mod decoration;

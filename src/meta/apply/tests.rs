@@ -27,6 +27,7 @@ use crate::{
 /// Request that waits for its answer.
 struct Held {
     name: String,
+    body: Value,
     answer: oneshot::Sender<(u16, Value)>,
 }
 
@@ -63,7 +64,7 @@ impl Server {
                     _ => head.uri.path().rsplit('/').next().unwrap_or_default(),
                 };
                 let name = format!("{} {name}", head.method.as_str().to_lowercase());
-                sender.send(Held { name, answer }).ok();
+                sender.send(Held { name, body, answer }).ok();
                 let (code, body) = answered.await.unwrap_or((500, Value::Null));
                 let body = Body::from(body.to_string().into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
@@ -212,6 +213,21 @@ async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
             vec!["post d-2", "post d-1"],
         ]
     );
+    tasks.join_next().await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, Vec::new());
+
+    let deleted = scene.server.sent().await.remove(0);
+
+    assert_eq!(deleted.name, "delete old");
+    assert_eq!(deleted.body["propagationPolicy"], "Background");
+    assert_eq!(deleted.body["preconditions"]["uid"], *observed(0, "old").uid);
+    deleted.refuse(404, "NotFound");
     tasks.join_next().await.unwrap().unwrap().unwrap();
 }
 

@@ -299,7 +299,7 @@ async fn broken_watch_is_opened_again() {
 async fn frozen_leader_does_not_lead_when_it_goes_on() {
     let (server, mut a, mut b) = pair().await;
     let term = a.until_leading().await;
-    // The task of the replica does not run, as at SIGSTOP.
+    // The task does not run, as at SIGSTOP.
     a.task.shutdown().await;
     b.until_leading().await;
 
