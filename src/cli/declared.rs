@@ -28,7 +28,7 @@ pub(super) struct DeclaredObject {
 }
 
 impl DeclaredObject {
-    /// Reads an object, whatever is wrong with its specification.
+    /// Reads an object; its specification may be invalid.
     pub(super) fn of(kind: ControllerKind, object: &DynamicObject) -> Self {
         let spec = &object.data["spec"];
         let parents = match kind {
@@ -183,6 +183,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn message_of_the_server_is_shown_without_credentials() {
+        let message = "calling https://user:hunter2@hook.test/convert?token=x: refused";
+        let status = kube::core::Status::failure(message, "InternalError").with_code(500);
+
+        let shown = unreadable(&kube::Error::Api(status.boxed())).to_string();
+
+        assert_eq!(shown, "calling https://hook.test/convert refused");
+    }
 
     #[test]
     fn a_schema_that_prunes_the_status_is_recognised() {

@@ -37,7 +37,7 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
-    /// Beside those of the required inputs.
+    /// Conditions besides those of the required inputs.
     conditions: Vec<Held<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
@@ -155,6 +155,7 @@ impl Builder {
             reconcile: erase(reconciler),
             workers: WorkerBound::new(self.workers, self.most_running),
             reconcile_timeout: self.reconcile_timeout,
+            works_on_standby: self.works_on_standby,
             sync_timeout: self.sync_timeout,
             queue: self.queue,
             series: cluster.metrics.series(&name),
@@ -179,6 +180,11 @@ impl Runnable for Controller {
     }
 
     fn reports_running(&self) -> bool {
+        true
+    }
+
+    /// Fills caches and queue before this replica leads; its workers wait.
+    fn warms_up(&self) -> bool {
         true
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Spec {
     pub(super) reconcile: Reconcile,
     pub(super) workers: Arc<WorkerBound>,
     pub(super) reconcile_timeout: Option<Duration>,
+    /// True if reconciles begin before this replica leads.
+    pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,

@@ -252,6 +252,7 @@ impl Make {
             #[cfg(feature = "meta")]
             running: parking_lot::Mutex::default(),
             reconcile_timeout: self.reconcile_timeout,
+            works_on_standby: false,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             series: metrics.series(&name),

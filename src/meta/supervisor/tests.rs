@@ -9,6 +9,7 @@ mod optional;
 mod panics;
 mod pruned;
 mod slots;
+mod standby;
 mod swap;
 
 use std::{
