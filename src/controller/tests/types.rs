@@ -287,7 +287,11 @@ async fn informer_that_ends_by_a_defect_deletes_nothing() {
     harness.cluster.informers.shutdown().await;
     let failed = harness.state(ControllerState::BackingOff).await;
 
-    assert!(failed.message.contains("its informer ended: shut down"), "{}", failed.message);
+    assert!(
+        failed.message.contains("its informer ended: the set of informers was shut down"),
+        "{}",
+        failed.message
+    );
     assert!(harness.log().await.is_empty(), "no object looks deleted");
     harness.shutdown().await;
 }
