@@ -75,9 +75,8 @@ fn purge() {
     // All arenas: jemalloc's MALLCTL_ARENAS_ALL.
     const NAME: &CStr = c"arena.4096.purge";
     // SAFETY: the name ends with a zero; a command without input and output takes null pointers.
-    let code = unsafe {
-        tikv_jemalloc_sys::mallctl(NAME.as_ptr(), null_mut(), null_mut(), null_mut(), 0)
-    };
+    let code =
+        unsafe { tikv_jemalloc_sys::mallctl(NAME.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     if code != 0 {
         tracing::debug!(code, "jemalloc does not return freed memory");
     }
