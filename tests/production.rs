@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 31] = [
+const DEPENDENCIES: [&str; 33] = [
     "anyhow",
     "axum",
     "base64",
@@ -34,6 +34,8 @@ const DEPENDENCIES: [&str; 31] = [
     "serde_json",
     "serde_path_to_error",
     "thiserror",
+    "tikv-jemalloc-sys",
+    "tikv-jemallocator",
     "tokio",
     "tokio-util",
     "tower",

@@ -1,9 +1,9 @@
-//! Freed memory that glibc keeps for later: returned to the system when work has calmed down.
+//! Freed memory that jemalloc keeps for later: returned to the system when work has calmed down.
 //!
-//! glibc returns freed memory only from the end of its heap, so that a process would keep the
-//! memory of its start for ever. For other C libraries nothing is called.
+//! jemalloc returns freed memory within 10 s, but only while the process allocates. A process at rest
+//! would keep the memory of its last burst.
 
-use std::time::Duration;
+use std::{ffi::CStr, ptr::null_mut, time::Duration};
 
 use tokio::{
     task::spawn_blocking,
@@ -31,8 +31,8 @@ pub(super) async fn return_freed() {
         period.tick().await;
         let Some(used) = process_metrics::cpu_time() else { continue };
         if pace.is_due(used, Instant::now()) {
-            // Takes milliseconds, in which no thread may allocate. An error means that it panicked.
-            drop(spawn_blocking(trim).await);
+            // Takes milliseconds. An error means that it panicked.
+            drop(spawn_blocking(purge).await);
         }
     }
 }
@@ -70,18 +70,17 @@ impl ReleasePace {
     }
 }
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[expect(unsafe_code, reason = "the only way to glibc's malloc_trim")]
-fn trim() {
-    unsafe extern "C" {
-        /// Safe for any argument: it is the number of free bytes to keep at the end of the heap.
-        safe fn malloc_trim(pad: usize) -> std::ffi::c_int;
+#[expect(unsafe_code, reason = "jemalloc's settings and commands have no safe interface")]
+fn purge() {
+    // All arenas: jemalloc's MALLCTL_ARENAS_ALL.
+    const NAME: &CStr = c"arena.4096.purge";
+    // SAFETY: the name ends with a zero; a command without input and output takes null pointers.
+    let code =
+        unsafe { tikv_jemalloc_sys::mallctl(NAME.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
+    if code != 0 {
+        tracing::debug!(code, "jemalloc does not return freed memory");
     }
-    let _has_returned = malloc_trim(0);
 }
-
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn trim() {}
 
 #[cfg(test)]
 mod tests {

@@ -62,7 +62,7 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// Name all objects with the finalizer of a declared controller that does not exist or does not
+    /// List all objects with the finalizer of a declared controller that does not exist or does not
     /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
     /// the cluster; without it, only custom objects that are being deleted are named, and at most
     /// 500 of each type are read.

@@ -50,7 +50,7 @@ pub struct Context {
 }
 
 /// Context that does not keep its epoch's parts.
-#[cfg(any(test, feature = "meta"))]
+#[cfg(feature = "meta")]
 #[derive(Default)]
 pub(super) struct WeakContext(Weak<SharedContext>);
 
@@ -121,7 +121,7 @@ impl Context {
     }
 
     /// Returns a context that does not keep the parts of the epoch.
-    #[cfg(any(test, feature = "meta"))]
+    #[cfg(feature = "meta")]
     pub(super) fn downgrade(&self) -> WeakContext {
         WeakContext(Arc::downgrade(&self.shared))
     }
@@ -394,7 +394,7 @@ impl SharedContext {
     }
 }
 
-#[cfg(any(test, feature = "meta"))]
+#[cfg(feature = "meta")]
 impl WeakContext {
     /// Returns a context without a request; `None` once the run has ended.
     pub(super) fn upgrade(&self) -> Option<Context> {

@@ -160,7 +160,7 @@ impl Builder {
             queue: self.queue,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
-            #[cfg(any(test, feature = "meta"))]
+            #[cfg(feature = "meta")]
             running: Mutex::default(),
             name,
         };

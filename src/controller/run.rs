@@ -133,7 +133,7 @@ impl EpochRun {
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
         let context = Context::of(inside, client, writes, own, own_statuses, own_queue, named);
-        #[cfg(any(test, feature = "meta"))]
+        #[cfg(feature = "meta")]
         {
             *spec.running.lock() = context.downgrade();
         }

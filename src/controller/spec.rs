@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
-#[cfg(any(test, feature = "meta"))]
+#[cfg(feature = "meta")]
 use parking_lot::Mutex;
 
-#[cfg(any(test, feature = "meta"))]
+#[cfg(feature = "meta")]
 use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
@@ -40,7 +40,7 @@ pub(super) struct Spec {
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
     /// Context of the run, while one lasts.
-    #[cfg(any(test, feature = "meta"))]
+    #[cfg(feature = "meta")]
     pub(super) running: Mutex<WeakContext>,
 }
 

@@ -50,7 +50,7 @@ impl WorkerBound {
     }
 
     /// Sets the maximum number of reconciles with a slot. Those that run are not affected.
-    #[cfg(any(test, feature = "meta"))]
+    #[cfg(feature = "meta")]
     pub(in crate::controller) fn set(&self, workers: usize) {
         self.workers.store(workers, Ordering::SeqCst);
         self.freed.notify_one();
