@@ -9,7 +9,6 @@ mod optional;
 mod panics;
 mod pruned;
 mod slots;
-mod standby;
 
 use std::{
     sync::{Mutex, Weak},
