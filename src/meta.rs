@@ -2,6 +2,7 @@
 
 pub mod api;
 mod apply;
+mod apply_strategy;
 mod budget;
 mod children;
 mod claim;
@@ -20,6 +21,7 @@ mod finalizer;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod handover;
 mod hook;
 mod hook_error;
 mod hook_health;
@@ -59,6 +61,7 @@ use api::{
 };
 
 pub use crate::informer::{Selector, SelectorError};
+pub use apply_strategy::{APPLY_FIELD_MANAGER, APPLY_STRATEGY, ApplyStrategy, FieldManager};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;

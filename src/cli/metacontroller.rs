@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use pilotlight::{
     duration::{self, DurationError},
-    meta::EventLimit,
+    meta::{ApplyStrategy, EventLimit, FieldManager},
 };
 use tracing::warn;
 use tracing_subscriber::filter::LevelFilter;
@@ -74,13 +74,14 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
-    /// Strategy for writing children: dynamic-apply. The value server-side-apply is accepted, but
-    /// not supported yet, and means the same.
-    #[arg(long, value_name = "STRATEGY", value_parser = ["dynamic-apply", "server-side-apply"])]
-    apply_strategy: Option<String>,
-    /// Ignored: children are applied as with dynamic-apply.
+    /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply. The
+    /// annotation pilotlight.dev/apply-strategy of a controller takes precedence.
+    #[arg(long, value_name = "STRATEGY")]
+    apply_strategy: Option<ApplyStrategy>,
+    /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a
+    /// controller takes precedence. Default: metacontroller.
     #[arg(long, value_name = "NAME")]
-    apply_strategy_ssa_field_manager: Option<String>,
+    apply_strategy_ssa_field_manager: Option<FieldManager>,
 }
 
 impl MetacontrollerArgs {
@@ -97,6 +98,12 @@ impl MetacontrollerArgs {
         });
         let burst = self.events_burst.map(|burst| u32::try_from(burst.max(0)).unwrap_or(u32::MAX));
         EventLimit { burst: burst.unwrap_or(usual.burst), refill: refill.unwrap_or(usual.refill) }
+    }
+
+    /// Returns the apply strategy, and the field manager of server-side apply.
+    pub(super) fn apply(&self) -> (ApplyStrategy, FieldManager) {
+        let manager = self.apply_strategy_ssa_field_manager.clone();
+        (self.apply_strategy.unwrap_or_default(), manager.unwrap_or_default())
     }
 
     /// Returns the log level that these flags set.
@@ -162,16 +169,6 @@ impl MetacontrollerArgs {
                 self.pprof_address.as_deref().is_some_and(|it| !matches!(it, "" | "0")),
                 "--pprof-address",
                 "ignored: there is no pprof endpoint; see /debug/status at --metrics-address",
-            ),
-            (
-                self.apply_strategy.as_deref() == Some("server-side-apply"),
-                "--apply-strategy",
-                "there is no server-side apply yet: children are applied as with dynamic-apply",
-            ),
-            (
-                self.apply_strategy_ssa_field_manager.is_some(),
-                "--apply-strategy-ssa-field-manager",
-                "ignored: children are applied as with dynamic-apply",
             ),
         ]
         .into_iter()

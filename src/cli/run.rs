@@ -47,6 +47,7 @@ impl RunArgs {
             Upstream {
                 resync_period: self.metacontroller.resync_period(),
                 events: self.metacontroller.event_limit(),
+                apply: self.metacontroller.apply(),
             },
         )?;
         info!(

@@ -4,10 +4,15 @@
 //! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead of
 //! these two, since aggregated APIs may have no versions, and after a restore of etcd one version may
 //! name two contents.
+//!
+//! Server-side apply knows the result only after the request. Its digest has the child as the server
+//! stored it, without the fields that change although nobody changes the child: status, managed fields
+//! and resourceVersion.
 
 use super::{
     children::{Child, Desired},
     digest::digest,
+    fingerprint::Fingerprint,
 };
 
 /// Digest of a child and its desired state.
@@ -18,6 +23,18 @@ impl ChildDigest {
     /// Digest of a child. `generate_selector` adds a label to it.
     pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
         Self(digest((generate_selector, &child.json, &desired.json)))
+    }
+
+    /// Digest of a desired child alone.
+    pub(crate) fn of_desired(desired: &Desired, generate_selector: bool) -> Self {
+        Self(digest((generate_selector, &desired.json)))
+    }
+
+    /// Digest of a desired child, and of the object that it was applied to; `None` if that is
+    /// unreadable.
+    pub(crate) fn with_object(self, object: &[u8]) -> Option<Self> {
+        let object: Fingerprint = Fingerprint::of_declared(object).ok()?;
+        Some(Self(digest((self.0, object))))
     }
 }
 
