@@ -50,7 +50,7 @@ impl Fingerprint {
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_applied(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
         let mut decoder = serde_json::Deserializer::from_slice(json);
-        let fields = Fields { metadata: Some(ignored), ignored: &["status"] };
+        let fields = FingerprintReader { metadata: Some(ignored), ignored: &["status"] };
         let found = decoder.deserialize_map(fields)?;
         decoder.end()?;
         Ok(found)
@@ -63,7 +63,8 @@ impl Fingerprint {
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_object(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
         let mut decoder = serde_json::Deserializer::from_slice(json);
-        let found = decoder.deserialize_map(Fields { metadata: Some(ignored), ignored: &[] })?;
+        let found =
+            decoder.deserialize_map(FingerprintReader { metadata: Some(ignored), ignored: &[] })?;
         decoder.end()?;
         Ok(found)
     }
@@ -71,7 +72,7 @@ impl Fingerprint {
 
 impl<'de> Deserialize<'de> for Fingerprint {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
-        decoder.deserialize_any(Fields { metadata: None, ignored: &[] })
+        decoder.deserialize_any(FingerprintReader { metadata: None, ignored: &[] })
     }
 }
 
@@ -80,13 +81,13 @@ fn hash(value: impl Hash) -> Fingerprint {
 }
 
 /// Reads a value; of an object the fields that are not ignored.
-struct Fields<'a> {
+struct FingerprintReader<'a> {
     /// Fields to ignore within the field `metadata`.
     metadata: Option<&'a [&'a str]>,
     ignored: &'a [&'a str],
 }
 
-impl<'de> serde::de::DeserializeSeed<'de> for Fields<'_> {
+impl<'de> serde::de::DeserializeSeed<'de> for FingerprintReader<'_> {
     type Value = Fingerprint;
 
     fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<Fingerprint, D::Error> {
@@ -94,7 +95,7 @@ impl<'de> serde::de::DeserializeSeed<'de> for Fields<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Fields<'_> {
+impl<'de> Visitor<'de> for FingerprintReader<'_> {
     type Value = Fingerprint;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -148,7 +149,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 continue;
             }
             let ignored = self.metadata.filter(|_| key == "metadata").unwrap_or_default();
-            let value = fields.next_value_seed(Fields { metadata: None, ignored })?;
+            let value = fields.next_value_seed(FingerprintReader { metadata: None, ignored })?;
             if value != NULL {
                 // A sum does not depend on the order.
                 sum = sum.wrapping_add(hash(("field", key, value.0)).0);
