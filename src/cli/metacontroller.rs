@@ -256,7 +256,7 @@ mod tests {
         .unwrap();
 
         let explained: Vec<_> = flags.meanings().into_iter().map(|(flag, _)| flag).collect();
-        assert_eq!(explained.len(), 15, "{explained:?}");
+        assert_eq!(explained.len(), 13, "{explained:?}");
         let nothing =
             ["--leader-election=false", "--pprof-address=0", "--apply-strategy=dynamic-apply"];
         for arguments in [&nothing as &[_], &["--pprof-address="], &[]] {
@@ -265,10 +265,25 @@ mod tests {
     }
 
     #[test]
+    fn flags_set_the_apply_strategy() {
+        let set = |arguments: &[&str]| {
+            let (strategy, manager) = parse(arguments).unwrap().apply();
+            (strategy, manager.as_str().to_owned())
+        };
+        let usual = "metacontroller".to_owned();
+
+        assert_eq!(set(&[]), (ApplyStrategy::DynamicApply, usual.clone()));
+        let applied = (ApplyStrategy::ServerSideApply, usual);
+        assert_eq!(set(&["--apply-strategy=server-side-apply"]), applied);
+        assert_eq!(set(&["--apply-strategy-ssa-field-manager=team"]).1, "team");
+    }
+
+    #[test]
     fn values_that_metacontroller_refuses_are_refused_with_a_hint() {
         for (argument, hint) in [
             ("--leader-election=maybe", "true or false"),
-            ("--apply-strategy=kubectl", "dynamic-apply, server-side-apply"),
+            ("--apply-strategy=kubectl", "dynamic-apply or server-side-apply"),
+            ("--apply-strategy-ssa-field-manager=", "1 to 128 bytes"),
             ("--zap-log-level=0", "--log-level"),
             ("--zap-log-level=loud", "--log-level"),
             ("--zap-encoder=xml", "--log-format"),

@@ -6,8 +6,8 @@
 //! name two contents.
 //!
 //! Server-side apply knows the result only after the request. Its digest has the child as the server
-//! stored it, without the fields that change although nobody changes the child: status, managed fields
-//! and resourceVersion.
+//! stored it, without the fields that change although the child does not: status, managed fields and
+//! resourceVersion.
 
 use super::{
     children::{Child, Desired},

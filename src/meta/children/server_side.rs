@@ -1,7 +1,7 @@
 //! Steps of server-side apply: the configuration that is applied, and what precedes it.
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{Desired, Planned, Rules, Step, Write, owners_with};
 use crate::{
@@ -35,7 +35,7 @@ impl Rules<'_> {
         let (child, desired) = match planned {
             Planned::Delete(_) => return self.step(planned),
             Planned::Create(desired) => {
-                let body = last_applied::encode(&self.applied(&desired)?).into();
+                let body = encoded(&self.applied(&desired)?);
                 let Desired { group, key, .. } = desired;
                 return Ok(Some(Step::Create(Write { group, key, body, replaces: None })));
             }
@@ -61,7 +61,7 @@ impl Rules<'_> {
                 if is_local && contains(&observed, &wanted) {
                     return Ok(None);
                 }
-                let body = last_applied::encode(&wanted).into();
+                let body = encoded(&wanted);
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 if let Some(version) = replaces {
                     wanted["metadata"]["resourceVersion"] = version.into();
@@ -70,12 +70,12 @@ impl Rules<'_> {
                     uid: child.uid.clone(),
                     created: Write { group: index, key, body, replaces: None },
                     observed: child.json.clone(),
-                    merged: last_applied::encode(&wanted).into(),
+                    merged: encoded(&wanted),
                 }))
             }
             UpdateMethod::InPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
-                let body = last_applied::encode(&wanted).into();
+                let body = encoded(&wanted);
                 Ok(Some(Step::Update(Write { group: index, key, body, replaces })))
             }
         }
@@ -87,6 +87,13 @@ impl Rules<'_> {
         let owners = owners_with(&object, self.parent);
         let mut object = last_applied::essence_of(object);
         object["metadata"]["ownerReferences"] = owners.into();
+        // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
+        let metadata = self.parts(desired)?.remove("metadata");
+        let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
+        let is_map = |metadata: &Value| metadata.get("annotations").is_some_and(Value::is_object);
+        if sent.as_ref().is_some_and(is_map) && !is_map(&object["metadata"]) {
+            object["metadata"]["annotations"] = Value::Object(Map::new());
+        }
         Ok(object)
     }
 
@@ -101,7 +108,7 @@ impl Rules<'_> {
         applied["metadata"]["uid"] = uid.into();
         let remembered = last_applied::encode(&self.complete_object(desired)?);
         let (group, key) = (desired.group, desired.key.clone());
-        let applied = Bytes::from(last_applied::encode(&applied));
+        let applied = encoded(&applied);
         let back = WayBack { applied, remembered, otherwise };
         Ok(Step::HandOver { group, key, uid: uid.into(), back: Some(Box::new(back)) })
     }
@@ -116,6 +123,26 @@ pub(crate) struct WayBack {
     pub(crate) remembered: String,
     /// Write of a child that server-side apply has not written.
     pub(crate) otherwise: Step,
+}
+
+/// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON, and
+/// takes the character U+0085 for a space.
+fn encoded(object: &Value) -> Bytes {
+    let text = last_applied::encode(object);
+    let is_refused =
+        |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+    if !text.chars().any(|one| is_refused(&one)) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for one in text.chars() {
+        if is_refused(&one) {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(one)));
+        } else {
+            escaped.push(one);
+        }
+    }
+    escaped.into()
 }
 
 /// Returns whether an object has all these fields.
@@ -196,6 +223,7 @@ mod tests {
 
         let mut expected = config_map("1");
         expected["metadata"]["ownerReferences"] = json!([owner_of_p()]);
+        expected["metadata"]["annotations"] = json!({});
         assert_eq!(body(&write), expected);
     }
 
@@ -230,6 +258,17 @@ mod tests {
             assert!(matches!(step, Some(Step::HandOver { back: None, .. })), "{step:?}");
         }
         assert_eq!(step(UpdateMethod::OnDelete, Some(observed), config_map("1")), None);
+    }
+
+    #[test]
+    fn characters_that_yaml_refuses_are_escaped() {
+        let text = "\u{7f}\u{85}\u{feff}\u{ffff}é\u{1f600}\n";
+
+        let encoded = encoded(&json!({"a": text}));
+
+        let shown = std::str::from_utf8(&encoded).unwrap();
+        assert_eq!(shown, "{\"a\":\"\\u007f\\u0085\\ufeff\\uffffé\u{1f600}\\n\"}");
+        assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), json!({"a": text}));
     }
 
     #[test]
