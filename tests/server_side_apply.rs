@@ -412,7 +412,7 @@ async fn server_refuses_an_apply_with_the_uid_of_another_or_a_deleted_object() {
         }
     };
 
-    assert_eq!(applied("00000000-0000-4000-8000-000000000000").await, 409);
+    assert_eq!(applied("00000000-0000-4000-8000-000000000000").await, 422);
     assert_eq!(applied(&uid).await, 200);
     maps.delete("a", &DeleteParams::default()).await.unwrap();
     supervised.config_map("a", "is gone", |map| map.is_none()).await;

@@ -74,8 +74,8 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
-    /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply. The
-    /// annotation pilotlight.dev/apply-strategy of a controller takes precedence.
+    /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply.
+    /// The annotation pilotlight.dev/apply-strategy of a controller takes precedence.
     #[arg(long, value_name = "STRATEGY")]
     apply_strategy: Option<ApplyStrategy>,
     /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a

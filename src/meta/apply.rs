@@ -62,19 +62,19 @@ struct Results {
     equal: Vec<ChildDigest>,
 }
 
-/// Digests of a child: of its desired state, and of that with the observed object.
+/// PlannedDigests of a child: of its desired state, and of that with the observed object.
 #[derive(Clone, Copy, Debug, Default)]
-struct Digests {
+struct PlannedDigests {
     desired: Option<ChildDigest>,
     observed: Option<ChildDigest>,
 }
 
 /// Child that is written.
-struct Target<'a> {
+struct WrittenChild<'a> {
     rules: &'a Rules<'a>,
     // Kind and key of the child.
     what: String,
-    digests: Digests,
+    digests: PlannedDigests,
     context: &'a Context,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Execution<'a> {
                 break;
             }
             let strategy = self.apply.parents.apply.strategy;
-            let digests = Digests::of(strategy, rules, &planned);
+            let digests = PlannedDigests::of(strategy, rules, &planned);
             if digests.observed.is_some_and(|digest| known.contains(digest)) {
                 self.results.equal.extend(digests.observed);
                 continue;
@@ -150,7 +150,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Begins a write when the order admits it.
-    async fn write(&mut self, stage: Stage, step: Step, digests: Digests) {
+    async fn write(&mut self, stage: Stage, step: Step, digests: PlannedDigests) {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
@@ -172,7 +172,7 @@ impl<'a> Execution<'a> {
         };
         self.order.begun(stage, bytes);
         self.context.release_slot();
-        let target = Target { rules: self.rules, what, digests, context: self.context };
+        let target = WrittenChild { rules: self.rules, what, digests, context: self.context };
         let write = self.apply.write(target, step, room);
         let mut write = write.boxed();
         // Polled before any other write can end, so that none begins after a throttle.
@@ -201,7 +201,7 @@ impl<'a> Execution<'a> {
     }
 }
 
-impl Digests {
+impl PlannedDigests {
     fn of(strategy: ApplyStrategy, rules: &Rules<'_>, planned: &Planned<'_>) -> Self {
         match strategy {
             ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
@@ -263,7 +263,7 @@ impl Apply {
     /// Writes one child. Returns its digest if it is as desired from now on.
     async fn write(
         &self,
-        target: Target<'_>,
+        target: WrittenChild<'_>,
         step: Step,
         _room: Option<Reservation>,
     ) -> Result<Option<ChildDigest>, SyncError> {
@@ -275,8 +275,8 @@ impl Apply {
     }
 
     /// Writes one child by dynamic apply, or deletes it.
-    async fn update(&self, target: &Target<'_>, mut step: Step) -> Result<(), SyncError> {
-        let Target { rules, what, context, .. } = target;
+    async fn update(&self, target: &WrittenChild<'_>, mut step: Step) -> Result<(), SyncError> {
+        let WrittenChild { rules, what, context, .. } = target;
         let parent = rules.parent;
         let (group, key) = step.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());

@@ -268,7 +268,8 @@ impl Rules<'_> {
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(child, desired) => {
-                Some(ChildDigest::of(child, desired, self.ownership.labels_children()))
+                let generates = self.ownership.labels_children();
+                Some(ChildDigest::of(&child.json, &desired.json, generates))
             }
             Planned::Delete(_) | Planned::Create(_) => None,
         }
@@ -358,8 +359,9 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// the label or annotation that claims it. A status that the annotation has no room for is left out.
+    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace
+    /// and the label or annotation that claims it. A status that the annotation has no room for is
+    /// left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let all = self.parts(desired)?;
         let total: usize = all.values().map(|part| part.get().len()).sum();
@@ -384,8 +386,8 @@ impl Rules<'_> {
         self.decided(desired, |field| with_status || field != "status")
     }
 
-    /// Returns these fields of a desired child as the hook sent them, with namespace and the label or
-    /// annotation that claims it.
+    /// Returns these fields of a desired child as the hook sent them, with namespace and the label
+    /// or annotation that claims it.
     fn decided(&self, desired: &Desired, is_kept: impl Fn(&str) -> bool) -> Result<Value, String> {
         let mut object = Map::new();
         for (field, part) in self.parts(desired)?.into_iter().filter(|(field, _)| is_kept(field)) {

@@ -55,7 +55,7 @@ pub(crate) fn is_owned_by_dynamic(live: &Value) -> bool {
 
 /// Fields that server-side apply has left to dynamic apply.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedFields {
     /// Object with the fields that were applied last.
     pub(crate) last: Value,
     entries: Vec<Value>,
@@ -63,7 +63,7 @@ pub(crate) struct Applied {
 
 /// Returns the fields that server-side apply owns; `None` if the object has the annotation, or the
 /// manager has applied nothing.
-pub(crate) fn applied(live: &Value, manager: &str) -> Option<Applied> {
+pub(crate) fn applied(live: &Value, manager: &str) -> Option<AppliedFields> {
     if last_applied::is_on(live) {
         return None;
     }
@@ -86,10 +86,10 @@ pub(crate) fn applied(live: &Value, manager: &str) -> Option<Applied> {
         entries[applied]["manager"] = METACONTROLLER.into();
         entries[applied]["operation"] = "Update".into();
     }
-    Some(Applied { last, entries })
+    Some(AppliedFields { last, entries })
 }
 
-impl Applied {
+impl AppliedFields {
     /// Returns the patch that hands the fields to dynamic apply, with this annotation.
     pub(crate) fn to_dynamic(self, live: &Value, remembered: &str) -> Value {
         let mut patch = guarded(live, self.entries);
@@ -135,8 +135,8 @@ fn unite(entries: &mut [Value], target: usize, manager: &str, operation: &str) {
     entries[target]["fieldsV1"] = fields;
 }
 
-/// Adds a set of fields to another. An empty map is a field by itself; a map with members is one only
-/// with the member `.`.
+/// Adds a set of fields to another. An empty map is a field by itself; a map with members is one
+/// only with the member `.`.
 fn add(fields: &mut Value, more: &Value) {
     let Some(more) = more.as_object() else { return };
     let Some(fields) = fields.as_object_mut() else {

@@ -293,8 +293,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<T, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
-    // it wants one.
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
+    // where it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }
@@ -365,6 +365,13 @@ pub(crate) fn is_invalid(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 422)
 }
 
+/// Returns whether the object has another uid than the one that is applied.
+pub(crate) fn is_other_uid(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+}
+
 /// Returns whether the server or an admission policy refuses the request as such.
 pub(crate) fn is_refused(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| matches!(code, 400 | 403))
@@ -402,17 +409,6 @@ pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
 /// Returns whether the epoch ended before the request was sent.
 pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     redaction::chain(error).any(|error| error.is::<FenceClosed>())
-}
-
-/// Returns a short message: kube's own repeats the server's answer. The fence has already redacted
-/// answers about a Secret.
-pub(crate) fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !status.message.is_empty()
-    {
-        return redaction::text(&status.message);
-    }
-    redaction::error(error)
 }
 
 #[cfg(test)]

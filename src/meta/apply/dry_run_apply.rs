@@ -1,15 +1,19 @@
 //! Dry run of a server-side apply: checks that a child which is to be recreated differs from the
 //! desired one.
 //!
-//! The dry run has uid and resourceVersion of the observed child, so that a change of another client
-//! is no difference. A kind with a generation has another one if its specification would change.
+//! The dry run has uid and resourceVersion of the observed child, so that a change of another
+//! client is no difference. A kind with a generation has another one if its specification would
+//! change.
 
 use serde_json::value::RawValue;
 
-use crate::meta::{
-    fingerprint::Fingerprint,
-    resource::{explain, is_gone, is_invalid, is_refused},
-    sync_error::SyncError,
+use crate::{
+    meta::{
+        fingerprint::Fingerprint,
+        resource::{is_gone, is_invalid, is_other_uid, is_refused},
+        sync_error::SyncError,
+    },
+    redaction,
 };
 
 /// Fields of the metadata that a dry run changes even if the apply would change nothing else.
@@ -39,12 +43,12 @@ pub(super) fn dry_run_apply(
     match answer {
         Ok(applied) if same(observed, applied.get().as_bytes()) => Ok(DryRunApply::Unchanged),
         Ok(_) => Ok(DryRunApply::Changed),
-        Err(error) if is_invalid(error) => Ok(DryRunApply::Changed),
+        Err(error) if is_invalid(error) && !is_other_uid(error) => Ok(DryRunApply::Changed),
         Err(error) if is_refused(error) => Ok(DryRunApply::Refused(format!(
             "comparing {what}: the child is kept, since the dry run is refused: {}",
-            explain(error)
+            redaction::request_error(error)
         ))),
-        Err(error) if is_gone(error) => {
+        Err(error) if is_gone(error) || is_other_uid(error) => {
             Err(SyncError::Behind(format!("comparing {what}: the object no longer exists")))
         }
         Err(error) => Err(SyncError::of_write(&format!("comparing {what}"), error)),
@@ -109,6 +113,12 @@ mod tests {
             };
             assert!(why.ends_with("the dry run is refused: no"), "{why}");
         }
+        let other = json!({
+            "code": 422, "reason": "Invalid", "details": {"causes": [{"field": "metadata.uid"}]},
+        });
+        let other = serde_json::from_value::<Status>(other).unwrap();
+        let other = dry_run_apply(b"{}", &Err(kube::Error::Api(other.boxed())), "x");
+        assert!(matches!(other, Err(SyncError::Behind(_))), "{other:?}");
         assert!(matches!(refused(409, "Conflict"), Err(SyncError::Behind(_))));
         assert!(matches!(refused(500, "InternalError"), Err(SyncError::Failed(_))));
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    Apply, Target,
+    Apply, WrittenChild,
     dry_run_apply::{DryRunApply, dry_run_apply},
 };
 use crate::{
@@ -23,7 +23,7 @@ impl Apply {
     /// handover, or that of a child without fields to hand over.
     pub(super) async fn hand_over(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         step: Step,
     ) -> Result<Option<Step>, SyncError> {
         let Step::HandOver { group, key, uid, back } = step else { return Ok(Some(step)) };
@@ -69,7 +69,7 @@ impl Apply {
     /// Sends the patch of a handover.
     pub(super) async fn send_handover(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         resource: &Resource<'_>,
         key: &ObjectKey,
         patch: &Value,

@@ -1,7 +1,7 @@
 //! Server-side apply of one child.
 //!
-//! A child that is not observed is read first, so that a foreign object is not taken over. An observed
-//! child is applied with its uid, so that a deleted one is not created again.
+//! A child that is not observed is read first, so that a foreign object is not taken over. An
+//! observed child is applied with its uid, so that a deleted one is not created again.
 //!
 //! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, which always forces.
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    Apply, Target,
+    Apply, WrittenChild,
     dry_run_apply::{DryRunApply, dry_run_apply},
     dry_run_create::dry_run_create,
     refusal::{Existing, explain_existing},
@@ -23,7 +23,7 @@ use crate::{
         children::{Step, Write},
         equal_children::ChildDigest,
         handover,
-        resource::{Resource, Stored, is_conflict, is_gone},
+        resource::{Resource, Stored, is_conflict, is_gone, is_other_uid},
         sync_error::SyncError,
     },
     redaction,
@@ -36,7 +36,7 @@ impl Apply {
     /// Writes one child. Returns its digest if it is as desired from now on.
     pub(super) async fn apply(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         step: Step,
     ) -> Result<Option<ChildDigest>, SyncError> {
         match step {
@@ -74,7 +74,7 @@ impl Apply {
     /// Creates a child, unless there is an object of that name.
     async fn apply_new(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         mut write: Write,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let rules = target.rules;
@@ -101,7 +101,7 @@ impl Apply {
     /// Applies to an observed child; takes over fields of other managers.
     async fn apply_to(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         mut write: Write,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let (parent, key) = (&target.rules.parent.key, write.key.clone());
@@ -122,7 +122,7 @@ impl Apply {
         }
         let answer = match applied {
             Ok(answer) => answer,
-            Err(error) if is_gone(&error) => {
+            Err(error) if is_gone(&error) || is_other_uid(&error) => {
                 return Err(SyncError::Behind(format!("{doing}: the object no longer exists")));
             }
             Err(error) => {
@@ -149,16 +149,18 @@ impl Apply {
     /// leaves them when it changes its strategy. Returns whether there were any.
     async fn take_over_dynamic(
         &self,
-        target: &Target<'_>,
+        target: &WrittenChild<'_>,
         resource: &Resource<'_>,
         key: &ObjectKey,
         answer: &RawValue,
     ) -> Result<bool, SyncError> {
         #[derive(Deserialize)]
-        struct Head {
+        struct AppliedHead {
             metadata: Value,
         }
-        let Ok(Head { metadata }) = serde_json::from_str(answer.get()) else { return Ok(false) };
+        let Ok(AppliedHead { metadata }) = serde_json::from_str(answer.get()) else {
+            return Ok(false);
+        };
         let live = json!({ "metadata": metadata });
         if !handover::is_owned_by_dynamic(&live) {
             return Ok(false);
@@ -170,7 +172,7 @@ impl Apply {
     }
 }
 
-impl<'a> Target<'a> {
+impl<'a> WrittenChild<'a> {
     /// Returns access to the objects of a group.
     pub(super) fn resource(&self, group: usize) -> Resource<'a> {
         Resource::new(self.context.client(), &self.rules.groups[group].served)
@@ -187,8 +189,8 @@ fn stored(answer: &RawValue, doing: &str) -> Result<Stored, SyncError> {
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }
 
-/// Returns the text about fields that are taken over, with their managers. A manager's name is in the
-/// messages of the causes: `conflict with "x" using v1 at 2000-01-01T00:00:00Z`.
+/// Returns the text about fields that are taken over, with their managers. A manager's name is in
+/// the messages of the causes: `conflict with "x" using v1 at 2000-01-01T00:00:00Z`.
 fn conflict(what: &str, error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else { return what.to_owned() };
     let causes = status.details.iter().flat_map(|details| &details.causes);

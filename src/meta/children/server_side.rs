@@ -15,18 +15,18 @@ impl Rules<'_> {
     pub(crate) fn desired_digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(_, desired) | Planned::Create(desired) => {
-                Some(ChildDigest::of_desired(desired, self.ownership.labels_children()))
+                Some(ChildDigest::of_desired(&desired.json, self.ownership.labels_children()))
             }
             Planned::Delete(_) => None,
         }
     }
 
-    /// Returns the write of server-side apply for one child whose digest is not known; `None` if the
-    /// child needs none.
+    /// Returns the write of server-side apply for one child whose digest is not known; `None` if
+    /// the child needs none.
     ///
     /// An observed child that dynamic apply has written is handed over first, and the next sync
-    /// applies. A child that is not observed is read before it is created. A child that is recreated
-    /// is compared by a dry run, unless its server may carry that out.
+    /// applies. A child that is not observed is read before it is created. A child that is
+    /// recreated is compared by a dry run, unless its server may carry that out.
     ///
     /// # Errors
     ///
@@ -81,7 +81,8 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the configuration of a desired child: the fields that the hook decides, and the owner.
+    /// Returns the configuration of a desired child: the fields that the hook decides, and the
+    /// owner.
     pub(super) fn applied(&self, desired: &Desired) -> Result<Value, String> {
         let object = self.decided(desired, |field| field != "status")?;
         let owners = owners_with(&object, self.parent);
@@ -125,8 +126,8 @@ pub(crate) struct WayBack {
     pub(crate) otherwise: Step,
 }
 
-/// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON, and
-/// takes the character U+0085 for a space.
+/// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
+/// and takes the character U+0085 for a space.
 fn encoded(object: &Value) -> Bytes {
     let text = last_applied::encode(object);
     let is_refused =

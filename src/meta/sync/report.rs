@@ -81,8 +81,9 @@ impl ParentReconciler {
         })
     }
 
-    /// Reports fields that were taken over, and newly contested objects, to the parent, and the latter
-    /// to the other owner if it has the parent's type. Returns the time until the objects are tried again.
+    /// Reports fields that were taken over, and newly contested objects, to the parent, and the
+    /// latter to the other owner if it has the parent's type. Returns the time until the objects
+    /// are tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let wanted = subject(parent);

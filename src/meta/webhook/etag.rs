@@ -36,18 +36,18 @@ pub(super) struct Kept {
 /// Kept responses of one hook; cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct EtagCache {
-    answers: Arc<Mutex<Answers>>,
+    responses: Arc<Mutex<Responses>>,
     rule: EtagRule,
 }
 
 impl EtagCache {
     pub(super) fn new(rule: EtagRule, budget: ControllerBudget) -> Self {
-        Self { answers: Arc::new(Mutex::new(Answers::new(rule.lifetime, budget))), rule }
+        Self { responses: Arc::new(Mutex::new(Responses::new(rule.lifetime, budget))), rule }
     }
 
     /// Replaces the budget; drops all kept responses.
     pub(super) fn set_budget(&mut self, budget: ControllerBudget) {
-        *self.lock() = Answers::new(self.rule.lifetime, budget);
+        *self.lock() = Responses::new(self.rule.lifetime, budget);
     }
 
     /// Returns the kept response for a parent, unless it has expired.
@@ -92,8 +92,8 @@ impl EtagCache {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock()
+    fn lock(&self) -> MutexGuard<'_, Responses> {
+        self.responses.lock()
     }
 }
 
@@ -106,7 +106,7 @@ fn tag(headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 #[derive(Debug)]
-struct Answers {
+struct Responses {
     lifetime: Option<Duration>,
     // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
@@ -127,7 +127,7 @@ struct CachedAnswer {
     bytes: usize,
 }
 
-impl Answers {
+impl Responses {
     fn new(lifetime: Option<Duration>, budget: ControllerBudget) -> Self {
         let (by_parent, by_age) = (HashMap::new(), BTreeMap::new());
         Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }

@@ -9,7 +9,7 @@ fn scene(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut parents = Parents::new(|| ());
     parents.apply =
         ApplyRule { strategy: ApplyStrategy::ServerSideApply, manager: "team a".parse().unwrap() };
-    let budget = AnswerBudget::default().controller("c");
+    let budget = ResponseBudget::default().controller("c");
     scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
     scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
     scene
@@ -27,7 +27,8 @@ fn applied(group: usize, data: &str, version: &str) -> Value {
 /// Answer of the server: an object, or a refusal.
 type Reply = Result<Value, (u16, &'static str)>;
 
-/// Syncs with one child that is wanted, and answers the requests in turn. Returns them and the result.
+/// Syncs with one child that is wanted, and answers the requests in turn. Returns them and the
+/// result.
 async fn sync(
     scene: &mut Scene,
     wanted: Desired,
@@ -255,7 +256,7 @@ fn back(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut scene = scene(method, observed);
     let mut parents = Parents::new(|| ());
     parents.apply.manager = "team a".parse().unwrap();
-    let budget = AnswerBudget::default().controller("c");
+    let budget = ResponseBudget::default().controller("c");
     scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
     scene
 }
