@@ -11,6 +11,7 @@ mod declared;
 mod demo;
 #[cfg(feature = "dev")]
 mod dev;
+mod election;
 mod finalizer_search;
 mod flag;
 mod health;
@@ -320,6 +321,19 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn only_flags_of_the_connection_stand_under_its_heading() {
+        for command in ["status", "types", "release", "run"] {
+            let command = Cli::command().find_subcommand(command).unwrap().clone();
+            let under: Vec<_> = command
+                .get_arguments()
+                .filter(|it| it.get_help_heading() == Some("API server"))
+                .map(|it| it.get_id().as_str().to_owned())
+                .collect();
+            assert_eq!(under, ["kubeconfig", "context"], "{}", command.get_name());
+        }
     }
 
     #[test]

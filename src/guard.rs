@@ -1,7 +1,7 @@
 //! Panic guard: runs user code, and turns its panic into the panic's message.
 //!
 //! Three kinds of user code run implicitly: the `Drop` of a value, the `Drop` of a
-//! future that has ended or is given up, and the `Drop` of a panic's payload. All of them are
+//! future that has ended or was abandoned, and the `Drop` of a panic's payload. All of them are
 //! guarded here. A `Drop` that panics while another panic unwinds through it aborts the process;
 //! that is the language's rule, and no guard can change it.
 

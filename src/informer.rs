@@ -26,6 +26,7 @@ mod selector;
 mod set;
 mod share;
 mod shared_informer;
+mod shared_set;
 mod store;
 mod string_map;
 mod subscriber;

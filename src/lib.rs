@@ -48,6 +48,8 @@
 //! | room | owns | feature |
 //! |---|---|---|
 //! | [`kind`] | names of types, and the identity of a served type | |
+//! | [`duration`] | durations in Go's notation | |
+//! | [`redaction`] | errors that leave the process, without secrets | |
 //! | [`discovery`] | room 1: the types that the cluster serves | |
 //! | [`manager`] | room 2: conditions, epochs and fences of runnables | |
 //! | [`informer`] | room 3: shared, stoppable caches | |
@@ -141,7 +143,7 @@
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
-//! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
+//! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
 //! | object is kept whole, or reduced to its metadata | `src/informer/retention.rs::keeps`, `src/informer/shared_informer.rs::reduce` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
@@ -168,7 +170,7 @@
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
-//! | error is redacted | `src/redaction.rs::error` |
+//! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!

@@ -18,6 +18,7 @@
 mod backoff;
 mod condition;
 mod conditional;
+mod election;
 mod end;
 mod entry;
 mod epoch;
@@ -53,6 +54,10 @@ pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
 pub use conditional::Conditional;
+pub use election::{
+    Election, ElectionError, ElectionMetrics, ElectionOptions, ElectionStatus, ElectionTimes,
+    ElectionTimesError,
+};
 pub use end::{BoxError, DoneReason, RunResult, StopReason};
 pub use epoch::Epoch;
 pub use error::ManagerError;
@@ -81,6 +86,7 @@ pub struct Manager {
     commands: mpsc::Receiver<handle::ManagerCommand>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
+    election: Option<Election>,
 }
 
 impl Manager {
@@ -96,7 +102,20 @@ impl Manager {
             // number missed.
             transitions: broadcast::Sender::new(1024),
         };
-        Self { options, handle, commands, snapshot, waiting: Vec::new() }
+        Self { options, handle, commands, snapshot, waiting: Vec::new(), election: None }
+    }
+
+    /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while this
+    /// replica leads.
+    ///
+    /// The campaign begins when every group is open. While this replica does not lead, controllers
+    /// fill their caches and queues, and write nothing. At the renew deadline, or when another
+    /// holder is in the lease, elected epochs end at once, without a grace, as
+    /// [`DoneReason::LeaseLost`]; then the replica stands by again. At the end of the manager the
+    /// lease is released after the last elected epoch is done.
+    #[must_use]
+    pub fn elect(self, election: Election) -> Self {
+        Self { election: Some(election), ..self }
     }
 
     /// Returns a handle to add and remove runnables and to read their status.
@@ -146,16 +165,16 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::RunnableFailed`], [`ManagerError::Late`].
+    /// [`ManagerError::RunnableFailed`], [`ManagerError::ElectionFailed`], [`ManagerError::Late`].
     ///
     /// # Cancel safety
     ///
     /// Dropping the future aborts the runnables without draining them.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
-        let Self { options, handle, commands, snapshot, waiting } = self;
-        let metrics = options.metrics.clone();
+        let Self { options, handle, commands, snapshot, waiting, election } = self;
+        let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
-            owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
+            owner::Owner::new(options, metrics, commands, snapshot, transitions, election);
         for (name, runnable, options) in waiting {
             // Names were checked in `add`, so this cannot fail.
             owner.add(name, entry::RunnableSpec::new(runnable, options)).unwrap_or_default();

@@ -429,7 +429,7 @@ async fn no_write_of_a_hook_answer_is_sent_after_a_stop() {
     bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
     sleep(Duration::from_secs(10)).await;
 
-    // These writes may end within their grace; no other begins.
+    // The writes may end within their grace; no other begins.
     assert_eq!(bench.sent(Verb::Create).len(), 8);
     bench.end().await;
 }

@@ -117,6 +117,8 @@ impl Manager {
             .args(arguments)
             .arg("--kubeconfig")
             .arg(kubeconfig)
+            // A pod knows its namespace.
+            .arg("--leader-election-namespace=pilotlight")
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()

@@ -26,6 +26,8 @@ mod crash;
 mod decorator;
 #[cfg(feature = "cli")]
 mod deploy;
+#[cfg(feature = "cli")]
+mod election;
 mod epochs;
 #[cfg(feature = "cli")]
 mod etag;

@@ -43,7 +43,7 @@ impl Server {
         let directory = PrivateDirectory::create("pilotlight-scale").unwrap();
         match kind {
             ServerKind::Real => {
-                // Its garbage collector would watch all types, and take CPU time from the others.
+                // The garbage collector would watch all types, and take CPU time from the others.
                 let options = ControlPlaneOptions {
                     controller_manager: false,
                     progress: Arc::new(PrintProgress),

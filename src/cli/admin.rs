@@ -19,10 +19,11 @@ use axum::{
 use futures::future::BoxFuture;
 use pilotlight::{
     controller::Cluster,
-    manager::{BoxError, Epoch, ManagerHandle, RunResult, Runnable, RunnableGroup},
+    manager::{BoxError, ElectionStatus, Epoch, ManagerHandle, RunResult, Runnable, RunnableGroup},
     meta::DeclaredControllers,
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
+use tokio::sync::watch;
 
 use super::{
     address::BindAddress,
@@ -37,6 +38,8 @@ pub(super) struct Shown {
     manager: ManagerHandle,
     cluster: Cluster,
     declared: DeclaredControllers,
+    /// Present if there is an election.
+    election: Option<watch::Receiver<ElectionStatus>>,
     metrics: Registry,
     types_known: AtomicBool,
 }
@@ -46,9 +49,15 @@ impl Shown {
         manager: ManagerHandle,
         cluster: Cluster,
         declared: DeclaredControllers,
+        election: Option<watch::Receiver<ElectionStatus>>,
         metrics: Registry,
     ) -> Self {
-        Self { manager, cluster, declared, metrics, types_known: AtomicBool::new(false) }
+        Self { manager, cluster, declared, election, metrics, types_known: AtomicBool::new(false) }
+    }
+
+    /// Returns the state of the election, if there is one.
+    fn election(&self) -> Option<ElectionStatus> {
+        Some(self.election.as_ref()?.borrow().clone())
     }
 
     /// Returns whether discovery has ever answered. After later failures the known types stay and
@@ -174,7 +183,8 @@ async fn alive(State(shown): State<Arc<Shown>>) -> Response {
 
 async fn ready(State(shown): State<Arc<Shown>>, RawQuery(query): RawQuery) -> Response {
     let mode = shown.cluster.types.mode().borrow().clone();
-    let checks = health::checks(shown.types_known(), &mode, &shown.manager.status());
+    let mut checks = health::checks(shown.types_known(), &mode, &shown.manager.status());
+    checks.extend(shown.election().as_ref().map(health::election));
     let failed = checks.iter().any(|check| check.result == CheckResult::Failed);
     let verbose = query.is_some_and(|query| query.split(['&', '=']).any(|key| key == "verbose"));
     let (code, last) = if failed {
@@ -208,7 +218,8 @@ async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
-    Json(StatusReport::new(&shown.cluster, &shown.manager.status(), &shown.declared.list()))
+    let (status, declared) = (shown.manager.status(), shown.declared.list());
+    Json(StatusReport::new(&shown.cluster, &status, &declared, shown.election()))
 }
 
 async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {

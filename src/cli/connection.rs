@@ -10,15 +10,17 @@ use kube::{
 };
 use pilotlight::transport::{Transport, TransportOptions, proxy_from_environment};
 
+/// Heading in the help of a command; set for each flag, so that later flags do not inherit it.
+const HEADING: &str = "API server";
+
 #[derive(Debug, Args)]
-#[command(next_help_heading = "API server")]
 pub(super) struct ConnectionArgs {
     /// Kubeconfig file. Default: $KUBECONFIG, else the service account of the pod, else
     /// ~/.kube/config.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig. Default: its current context.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = HEADING)]
     context: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `pilotlight crds`.
+//! Subcommand `crds`: prints the CRDs, or compares them with files.
 
 use std::path::{Path, PathBuf};
 

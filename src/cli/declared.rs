@@ -24,7 +24,7 @@ pub(super) struct DeclaredObject {
 }
 
 impl DeclaredObject {
-    /// Reads an object, whatever is wrong with its specification.
+    /// Reads an object; its specification may be invalid.
     pub(super) fn of(kind: ControllerKind, object: &DynamicObject) -> Self {
         let spec = &object.data["spec"];
         let parent = match kind {

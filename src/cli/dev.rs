@@ -1,4 +1,4 @@
-//! `pilotlight dev`.
+//! Subcommand `dev`: starts a control plane with a manager, for development.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

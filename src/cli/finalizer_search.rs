@@ -102,7 +102,7 @@ impl FinalizerSearch {
     }
 }
 
-/// Removes the finalizer from exactly this version of an object. An object that is gone is free.
+/// Removes the finalizer from exactly this version of an object. A deleted object is no error.
 async fn release(
     client: &Client,
     resource: &ApiResource,

@@ -69,6 +69,15 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a boolean as Go does.
+pub(super) fn go_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("give true or false".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

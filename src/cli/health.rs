@@ -4,7 +4,7 @@ use std::fmt;
 
 use pilotlight::{
     discovery::DiscoveryMode,
-    manager::{ControllerState, Reason, RunnableStatus, Snapshot},
+    manager::{ControllerState, ElectionStatus, Reason, RunnableStatus, Snapshot},
     meta::ControllerKind,
 };
 
@@ -23,7 +23,8 @@ pub(super) struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Passed,
-    /// Marked, but the manager stays ready, since one controller must not hold up the rest.
+    /// The check is marked as failed, but the manager stays ready: one controller must not make all
+    /// others unready.
     Degraded,
     /// The manager is not ready.
     Failed,
@@ -48,6 +49,17 @@ pub(super) fn checks(
     };
     let discovery = Check { name: "discovery".into(), result, detail };
     std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
+}
+
+/// Returns the line of the election. A replica that does not lead is ready: it takes over when the
+/// leader ends. Identities are left out, as messages are.
+pub(super) fn election(status: &ElectionStatus) -> Check {
+    let (result, detail) = match (&status.error, status.leads) {
+        (Some(_), _) => (CheckResult::Degraded, "the lease cannot be reached"),
+        (None, true) => (CheckResult::Passed, "leads"),
+        (None, false) => (CheckResult::Passed, "stands by"),
+    };
+    Check { name: "leader-election".into(), result, detail: detail.into() }
 }
 
 /// Returns the line of one runnable: name, state and reason. The message is left out, since anyone

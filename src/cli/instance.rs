@@ -9,7 +9,10 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    manager::{
+        Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions,
+        RunnableOptions,
+    },
     meta::{
         ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, HookMetrics, MetaOptions,
         Selector, Supervisor,
@@ -24,6 +27,7 @@ use super::{
     address::BindAddress,
     admin::{Admin, Listeners, Shown},
     budget::BudgetArgs,
+    election::ElectionArgs,
     flag,
     lenience::LenienceArgs,
     process_metrics,
@@ -35,13 +39,14 @@ pub(super) struct ManagerArgs {
     /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
-    /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
-    /// at most 50 parents of a controller are synced at once, or this number if it is higher. Less
-    /// than 1 counts as 1. The annotation pilotlight.dev/workers of a controller takes precedence.
+    /// Maximum number of concurrent hook calls of one controller. A sync that has begun to write is
+    /// not counted; at most 50 parents of a controller, or this number if it is higher, are synced
+    /// at once. Less than 1 counts as 1. The annotation pilotlight.dev/workers of a controller
+    /// takes precedence.
     #[arg(long, value_name = "NUMBER", default_value = "5", allow_negative_numbers = true)]
     workers: i64,
-    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Calls
-    /// beyond it wait in their order, which counts as no failure of a hook.
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Further
+    /// calls wait in order; a wait is no failure of the hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     max_hook_calls: usize,
     /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
@@ -75,8 +80,8 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_proxy: bool,
-    /// Interval for polling the served types where CRDs may not be watched; no effect where they
-    /// may. A duration such as 30s; less than 100ms counts as 100ms.
+    /// Interval for polling the served types if watching CRDs is forbidden; no effect otherwise. A
+    /// duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers
@@ -138,13 +143,15 @@ pub(super) struct ServerArgs {
 
 /// Options that flags of Metacontroller set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Upstream {
+pub(super) struct Upstream<'a> {
     /// Resync period of controllers without `resyncPeriodSeconds`.
     pub(super) resync_period: Option<Duration>,
     /// Rate limit of the Events of one object.
     pub(super) events: EventLimit,
     /// Apply strategy, and the field manager of server-side apply.
     pub(super) apply: (ApplyStrategy, FieldManager),
+    /// Leader election; none by default.
+    pub(super) election: Option<&'a ElectionArgs>,
 }
 
 /// Manager that has not run yet, with handles on its parts.
@@ -167,7 +174,7 @@ impl Instance {
         config: Config,
         manager: &ManagerArgs,
         servers: &ServerArgs,
-        upstream: Upstream,
+        upstream: Upstream<'_>,
     ) -> anyhow::Result<Self> {
         let listeners =
             Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
@@ -176,6 +183,9 @@ impl Instance {
 
         manager.explain();
         let requests = TransportMetrics::default();
+        let elections = ElectionMetrics::default();
+        let election = upstream.election.map(|it| it.election(&config, &elections, &requests));
+        let election = election.transpose()?.flatten();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
@@ -197,6 +207,9 @@ impl Instance {
         cluster.informers.metrics().register(&mut metrics);
         cluster.metrics.register(&mut metrics);
         hooks.register(&mut metrics);
+        if election.is_some() {
+            elections.register(&mut metrics);
+        }
         process_metrics::register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
@@ -204,6 +217,10 @@ impl Instance {
             metrics: lifecycle,
             ..ManagerOptions::default()
         });
+        let elected = election.as_ref().map(Election::status);
+        if let Some(election) = election {
+            owner = owner.elect(election);
+        }
         let handle = owner.handle();
         let options = MetaOptions {
             workers: flag::used_workers(manager.workers),
@@ -230,7 +247,7 @@ impl Instance {
         for supervisor in supervisors {
             owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
         }
-        let shown = Shown::new(handle.clone(), cluster.clone(), declared, metrics);
+        let shown = Shown::new(handle.clone(), cluster.clone(), declared, elected, metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;

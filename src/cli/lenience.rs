@@ -6,9 +6,9 @@ use pilotlight::meta::Lenience;
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Behaviour of Metacontroller that is off by default")]
 pub(super) struct LenienceArgs {
-    /// Do not limit the writes that only own writes have led to, such as those of a hook whose
-    /// response differs each time. Default: at most 20 such writes of one object at once, then one
-    /// every 3 s.
+    /// Do not limit writes that follow from the controller's own writes alone, such as those of a
+    /// hook whose response differs each time. Default: at most 20 such writes of one object at
+    /// once, then one every 3 s.
     #[arg(long)]
     unlimited_writes: bool,
     /// Accept a response that has a child several times, and use the last one. Default: the
@@ -18,9 +18,9 @@ pub(super) struct LenienceArgs {
     /// Send metadata.managedFields to hooks, and keep them in memory. Default: they are left out.
     #[arg(long)]
     hook_managed_fields: bool,
-    /// Delete a child that is to be recreated without asking the API server in dry runs whether it
-    /// differs and whether its replacement would be accepted. Default: the API server is asked, and
-    /// a child whose replacement would be invalid stays.
+    /// Skip the dry runs before a child is recreated. They show whether it differs, and whether the
+    /// API server would accept its replacement. Default: dry runs are sent, and a child stays if
+    /// its replacement would be refused.
     #[arg(long)]
     pub(super) recreate_without_dry_run: bool,
 }

@@ -11,7 +11,7 @@ use pilotlight::{
 use tracing::warn;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::logging::LogFormat;
+use super::{flag, logging::LogFormat};
 
 /// Resync period without --cache-flush-interval: Metacontroller's default.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(30 * 60);
@@ -31,7 +31,7 @@ pub(super) struct MetacontrollerArgs {
     /// Same as --log-level=debug --log-format=text.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = go_bool, action = ArgAction::Set
+        default_missing_value = "true", value_parser = flag::go_bool, action = ArgAction::Set
     )]
     zap_devel: Option<bool>,
     /// Same as --log-format; console means text.
@@ -49,28 +49,13 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     client_go_burst: Option<i64>,
-    /// Events of one object in a second, after the burst; zero or less for no more than the burst.
+    /// Events of one object per second, after the burst; with zero or less, none follow the burst.
     /// Default: 1/300.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_qps: Option<f64>,
-    /// Events of one object without a pause. Default: 25.
+    /// Events of one object that are written at once. Default: 25.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_burst: Option<i64>,
-    /// Ignored: there is no leader election yet. Run one replica with the strategy Recreate.
-    #[arg(
-        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = go_bool, action = ArgAction::Set
-    )]
-    leader_election: Option<bool>,
-    /// Ignored: there is no leader election yet.
-    #[arg(long, value_name = "LOCK")]
-    leader_election_resource_lock: Option<String>,
-    /// Ignored: there is no leader election yet.
-    #[arg(long, value_name = "NAME")]
-    leader_election_namespace: Option<String>,
-    /// Ignored: there is no leader election yet.
-    #[arg(long, value_name = "NAME")]
-    leader_election_id: Option<String>,
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
@@ -128,8 +113,6 @@ impl MetacontrollerArgs {
                                  priority and fairness decides";
         const LEVEL: &str = "sets the log level, unless --log-level does";
         const FORMAT: &str = "sets the log format, unless --log-format does";
-        const ELECTION: &str = "ignored: there is no leader election yet; run one replica with the \
-                                strategy Recreate, as deploy/ does";
         let flushes = if self.resync_period().is_some() {
             "parents are synced this often where their controller has no resyncPeriodSeconds; \
              caches follow their watches and are never flushed"
@@ -157,14 +140,6 @@ impl MetacontrollerArgs {
             ),
             (self.client_go_qps.is_some(), "--client-go-qps", UNLIMITED),
             (self.client_go_burst.is_some(), "--client-go-burst", UNLIMITED),
-            (self.leader_election == Some(true), "--leader-election", ELECTION),
-            (
-                self.leader_election_resource_lock.is_some(),
-                "--leader-election-resource-lock",
-                ELECTION,
-            ),
-            (self.leader_election_namespace.is_some(), "--leader-election-namespace", ELECTION),
-            (self.leader_election_id.is_some(), "--leader-election-id", ELECTION),
             (
                 self.pprof_address.as_deref().is_some_and(|it| !matches!(it, "" | "0")),
                 "--pprof-address",
@@ -174,15 +149,6 @@ impl MetacontrollerArgs {
         .into_iter()
         .filter_map(|(given, flag, meaning)| given.then_some((flag, meaning)))
         .collect()
-    }
-}
-
-/// Parses a boolean as Go does.
-fn go_bool(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("give true or false".to_owned()),
     }
 }
 
@@ -245,10 +211,6 @@ mod tests {
             "200",
             "--events-qps=0.0033",
             "--events-burst=25",
-            "--leader-election",
-            "--leader-election-resource-lock=leases",
-            "--leader-election-namespace=a",
-            "--leader-election-id=metacontroller",
             "--pprof-address=:6060",
             "--apply-strategy=server-side-apply",
             "--apply-strategy-ssa-field-manager=metacontroller",
@@ -256,9 +218,8 @@ mod tests {
         .unwrap();
 
         let explained: Vec<_> = flags.meanings().into_iter().map(|(flag, _)| flag).collect();
-        assert_eq!(explained.len(), 13, "{explained:?}");
-        let nothing =
-            ["--leader-election=false", "--pprof-address=0", "--apply-strategy=dynamic-apply"];
+        assert_eq!(explained.len(), 9, "{explained:?}");
+        let nothing = ["--pprof-address=0", "--apply-strategy=dynamic-apply"];
         for arguments in [&nothing as &[_], &["--pprof-address="], &[]] {
             assert!(parse(arguments).unwrap().meanings().is_empty(), "{arguments:?}");
         }
@@ -281,7 +242,7 @@ mod tests {
     #[test]
     fn values_that_metacontroller_refuses_are_refused_with_a_hint() {
         for (argument, hint) in [
-            ("--leader-election=maybe", "true or false"),
+            ("--zap-devel=maybe", "true or false"),
             ("--apply-strategy=kubectl", "dynamic-apply or server-side-apply"),
             ("--apply-strategy-ssa-field-manager=", "1 to 128 bytes"),
             ("--zap-log-level=0", "--log-level"),

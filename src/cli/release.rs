@@ -1,4 +1,4 @@
-//! `pilotlight release`.
+//! Subcommand `release`: removes the finalizer of a removed controller from its parents.
 
 use anyhow::{anyhow, bail};
 use clap::Args;

@@ -7,7 +7,7 @@ use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{CacheShare, InformerProgress, InformerStatus},
-    manager::{ControllerState, RunnableStatus, Snapshot},
+    manager::{ControllerState, ElectionStatus, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
         api::{ControllerStatus, StatusCondition},
@@ -30,6 +30,9 @@ pub(super) struct StatusReport {
     pub(super) ready: bool,
     pub(super) version: Option<String>,
     pub(super) discovery: Option<DiscoveryRow>,
+    /// Present if the instance takes part in an election.
+    #[serde(default)]
+    pub(super) election: Option<ElectionRow>,
     pub(super) controllers: Vec<ControllerRow>,
     pub(super) informers: Option<Vec<InformerRow>>,
     /// Objects with the finalizer of a controller that does not exist, if they were searched for.
@@ -57,6 +60,30 @@ pub(super) struct DiscoveryRow {
     pub(super) current: bool,
     /// Errors of the sources, and the reason of the mode `Static`.
     pub(super) errors: Vec<String>,
+}
+
+/// State of the leader election.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ElectionRow {
+    /// Namespace and name of the lease.
+    pub(super) lease: String,
+    /// Identity of the instance.
+    pub(super) identity: String,
+    /// Identity in the lease.
+    pub(super) holder: Option<String>,
+    /// True if the instance leads.
+    pub(super) leads: bool,
+    pub(super) transitions: i64,
+    pub(super) error: Option<String>,
+}
+
+impl From<ElectionStatus> for ElectionRow {
+    fn from(status: ElectionStatus) -> Self {
+        let ElectionStatus { lease, identity, holder, leads, transitions, error } = status;
+        let (lease, identity) = (lease.to_string(), identity.to_string());
+        Self { lease, identity, holder, leads, transitions, error }
+    }
 }
 
 /// Row of one runnable.
@@ -156,11 +183,12 @@ pub(super) struct TypeRow {
 }
 
 impl StatusReport {
-    /// The report of what a manager runs, and of what is declared to it.
+    /// Returns the report of the runnables of a manager and of the declared controllers.
     pub(super) fn new(
         cluster: &Cluster,
         controllers: &Snapshot,
         declared: &[DeclaredController],
+        election: Option<ElectionStatus>,
     ) -> Self {
         let mut rows: BTreeMap<_, _> =
             declared.iter().map(|it| (&it.name, ControllerRow::from(it))).collect();
@@ -179,6 +207,7 @@ impl StatusReport {
             ready: controllers.iter().all(ControllerRow::is_ready),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             discovery: Some(DiscoveryRow::new(&cluster.types)),
+            election: election.map(ElectionRow::from),
             controllers,
             informers: Some(cluster.informers.status().iter().map(InformerRow::from).collect()),
             held: None,
@@ -193,6 +222,7 @@ impl StatusReport {
             ready: controllers.iter().all(ControllerRow::is_ready),
             version: None,
             discovery: None,
+            election: None,
             controllers,
             informers: None,
             held: None,
@@ -307,8 +337,8 @@ impl ControllerRow {
         Self::of_declared(kind.runnable_name(name).to_string(), parent, *generation, status.clone())
     }
 
-    /// The row of a runnable, with the verdict on its declaration where it is declared: as the API
-    /// server has it.
+    /// Returns the row of a runnable; that of a declared controller has the verdict in the status
+    /// of its object.
     fn declared_as(self, declared: Option<Self>) -> Self {
         let Some(declared) = declared else { return self };
         Self {

@@ -1,4 +1,4 @@
-//! `pilotlight run`.
+//! Subcommand `run`: runs the declared controllers of a cluster.
 
 use anyhow::Context;
 use clap::Args;
@@ -9,6 +9,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{
     connection::ConnectionArgs,
+    election::ElectionArgs,
     instance::{Instance, ManagerArgs, ServerArgs, Upstream},
     logging::LogFormat,
     memory,
@@ -23,6 +24,8 @@ pub(super) struct RunArgs {
     manager: ManagerArgs,
     #[command(flatten)]
     servers: ServerArgs,
+    #[command(flatten)]
+    election: ElectionArgs,
     #[command(flatten)]
     metacontroller: MetacontrollerArgs,
 }
@@ -48,6 +51,7 @@ impl RunArgs {
                 resync_period: self.metacontroller.resync_period(),
                 events: self.metacontroller.event_limit(),
                 apply: self.metacontroller.apply(),
+                election: Some(&self.election),
             },
         )?;
         info!(

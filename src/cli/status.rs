@@ -1,4 +1,4 @@
-//! `pilotlight status`.
+//! Subcommand `status`: prints the state of the declared controllers.
 
 use std::io::Write;
 
@@ -33,6 +33,8 @@ that the source does not know is null:
   ready        every controller is ready
   version, discovery{mode,current,errors}, informers[]
                only from an instance
+  election{lease,identity,holder,leads,transitions,error}
+               only from an instance with leader election
   controllers[]
     name, parent, group, state, reason, message, since, epoch, conditions[]
     ready      True, False or Unknown
@@ -57,7 +59,7 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// Name also the objects with the finalizer of a declared controller that does not exist, which
+    /// List also the objects with the finalizer of a declared controller that does not exist, which
     /// `pilotlight release` frees. Lists the metadata of all objects of the cluster.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
@@ -201,6 +203,15 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
         text = printable(&format!("discovery: {}, {current}", discovery.mode));
         text.push('\n');
         for error in &discovery.errors {
+            text.push_str(&format!("  {}\n", printable(error)));
+        }
+    }
+    if let Some(election) = &report.election {
+        let holder = election.holder.as_deref().unwrap_or("nobody");
+        let leads = if election.leads { "this instance" } else { holder };
+        text.push_str(&printable(&format!("leader of {}: {leads}", election.lease)));
+        text.push('\n');
+        if let Some(error) = &election.error {
             text.push_str(&format!("  {}\n", printable(error)));
         }
     }

@@ -1,4 +1,4 @@
-//! `pilotlight types`.
+//! Subcommand `types`: prints the types that a cluster serves.
 
 use std::time::Duration;
 

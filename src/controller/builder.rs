@@ -34,6 +34,7 @@ pub struct Builder {
     pub(super) workers: usize,
     pub(super) most_running: usize,
     pub(super) reconcile_timeout: Option<Duration>,
+    pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) group: RunnableGroup,
@@ -51,6 +52,7 @@ impl Builder {
             workers: 1,
             most_running: 0,
             reconcile_timeout: None,
+            works_on_standby: false,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             group: RunnableGroup::LeaderElection,
@@ -237,6 +239,13 @@ impl Builder {
     #[cfg(feature = "meta")]
     pub(crate) fn most_running(mut self, most: usize) -> Self {
         self.most_running = most;
+        self
+    }
+
+    /// Reconciles also while this replica does not lead; such a reconcile must not write.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn works_on_standby(mut self) -> Self {
+        self.works_on_standby = true;
         self
     }
 

@@ -52,7 +52,7 @@ pub struct ClusterOptions {
 /// informers, and shuts the informers down.
 ///
 /// Reports running once the first discovery is complete, or after 5 s. So an API server that
-/// answers in part only does not hold up other runnables.
+/// answers in part only does not delay other runnables.
 ///
 /// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, and a second start
 /// fails. So add it with

@@ -34,7 +34,7 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
-    /// Beside those of the required inputs.
+    /// Conditions besides those of the required inputs.
     conditions: Vec<Held<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
@@ -140,6 +140,7 @@ impl Builder {
             workers: self.workers,
             most_running: self.most_running,
             reconcile_timeout: self.reconcile_timeout,
+            works_on_standby: self.works_on_standby,
             sync_timeout: self.sync_timeout,
             queue: self.queue,
             series: cluster.metrics.series(&name),
@@ -162,6 +163,11 @@ impl Runnable for Controller {
     }
 
     fn reports_running(&self) -> bool {
+        true
+    }
+
+    /// Fills caches and queue before this replica leads; its workers wait.
+    fn warms_up(&self) -> bool {
         true
     }
 

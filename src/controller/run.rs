@@ -200,7 +200,7 @@ impl EpochRun {
 
     /// Waits for the sources and then reconciles, until the epoch stops or the run fails.
     async fn work(&mut self) -> Result<(), RunError> {
-        if self.sync().await? {
+        if self.sync().await? && self.lead().await? {
             self.epoch.running();
             self.reconcile().await?;
         }
@@ -246,6 +246,29 @@ impl EpochRun {
         Ok(true)
     }
 
+    /// Waits with synced sources and a full queue until this replica leads; `false` when the epoch
+    /// stops or ends first.
+    async fn lead(&mut self) -> Result<bool, RunError> {
+        let epoch = self.epoch.clone();
+        if self.spec.works_on_standby || epoch.leads() {
+            return Ok(true);
+        }
+        epoch.report(|report| report.standby = true);
+        loop {
+            select! {
+                biased;
+                _ = epoch.stopping() => return Ok(false),
+                () = epoch.leading() => break,
+                Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
+                    return Ok(false);
+                },
+                () = self.named.changed() => self.update_inputs(),
+            }
+        }
+        epoch.report(|report| report.standby = false);
+        Ok(true)
+    }
+
     async fn reconcile(&mut self) -> Result<(), RunError> {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
@@ -275,6 +298,7 @@ impl EpochRun {
         }
     }
 
+    /// Starts the reconcile of a request in a slot; a throttled request returns to the queue.
     fn spawn(&mut self, item: Item<Request>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.

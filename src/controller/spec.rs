@@ -30,6 +30,8 @@ pub(super) struct Spec {
     /// Maximum number of reconciles, those that gave their worker slot back included.
     pub(super) most_running: usize,
     pub(super) reconcile_timeout: Option<Duration>,
+    /// True if reconciles begin before this replica leads.
+    pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,

@@ -168,6 +168,7 @@ impl RunningDiscovery {
         }
     }
 
+    /// Applies a change of the CRDs to the catalog.
     fn on_crds(&mut self, change: CollectionChange<Crd>, touched: &mut Touched) {
         let mut known = self.shared.write();
         match change {

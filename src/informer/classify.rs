@@ -176,6 +176,7 @@ const CONVERSION: &str = "conversion webhook for ";
 /// Longest Retry-After that is honoured.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
+/// Returns the next request after a failure, with its delay and cause.
 pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
     let verdict = |step, pace, cause| Classified { step, pace, cause };
     // After any failure of a streaming list comes a list by pages, which every server supports. A

@@ -143,6 +143,7 @@ impl Reflector {
         self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
 
+    /// Reports a failed request, prepares the next one, and waits for its delay.
     async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
         if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
@@ -323,7 +324,7 @@ impl Reflector {
 struct WatchDeadline {
     /// Timeout in the request.
     seconds: u32,
-    /// When the watch is given up on our side.
+    /// Time at which the client ends the watch.
     at: Instant,
     after: Duration,
 }

@@ -8,8 +8,8 @@ use crate::duration::doubled;
 const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
 const SLOW: Duration = Duration::from_secs(1);
-/// Window over which relists are spread: what ends the watches of this process ends those of all
-/// others too. A watch that resumes is cheap and is not delayed.
+/// Window over which relists are spread: an event that ends the watches of this process usually
+/// ends those of all other clients too. A watch that resumes is cheap and is not delayed.
 const SPREAD: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Forbidden requests before the delay grows to [`LONGEST`]: a new grant takes a moment to apply.

@@ -189,7 +189,7 @@ impl SharedInformer {
         last
     }
 
-    /// Replaces the interests of one name; the new ones are in before the old ones are out.
+    /// Replaces the interests of one name; the new ones are added before the old ones are removed.
     pub(super) fn set_interests(
         &self,
         id: SubscriberId,

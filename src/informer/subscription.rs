@@ -9,8 +9,8 @@ use super::{
     Store,
     interest::SubscriberId,
     mailbox::{Extent, Mailbox},
-    set::SharedSet,
     shared_informer::{Joined, SharedInformer},
+    shared_set::SharedSet,
 };
 
 /// Subscription to an informer: keeps it alive, reads its store and receives its changes.

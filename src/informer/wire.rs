@@ -269,7 +269,7 @@ impl Bookmark {
     }
 }
 
-/// A `StatusHeader`, reduced to the fields that are needed.
+/// `Status` of the API, reduced to the fields that are needed.
 #[derive(Deserialize)]
 struct StatusHeader {
     kind: StatusKind,

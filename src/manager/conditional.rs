@@ -68,6 +68,10 @@ impl Runnable for Conditional {
         self.runnable.keeps_grace()
     }
 
+    fn warms_up(&self) -> bool {
+        self.runnable.warms_up()
+    }
+
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         self.runnable.prepare()
     }

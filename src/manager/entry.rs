@@ -22,20 +22,29 @@ pub(super) struct RunnableSpec {
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
-    /// Panic message, if `group`, `reports_running` or `keeps_grace` panicked.
+    pub(super) warms_up: bool,
+    /// Panic message, if one of these answers panicked.
     broken: Option<String>,
 }
 
 impl RunnableSpec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
-        let ask = || (runnable.group(), runnable.reports_running(), runnable.keeps_grace());
+        let ask = || {
+            let (group, reports) = (runnable.group(), runnable.reports_running());
+            (group, reports, runnable.keeps_grace(), runnable.warms_up())
+        };
         let (answers, broken) = match guard::run(ask) {
             Ok(answers) => (answers, None),
-            Err(panic) => ((RunnableGroup::LeaderElection, false, false), Some(panic)),
+            Err(panic) => ((RunnableGroup::LeaderElection, false, false, false), Some(panic)),
         };
-        let (group, reports_running, keeps_grace) = answers;
+        let (group, reports_running, keeps_grace, warms_up) = answers;
         let runnable = Held::new(runnable);
-        Self { runnable, options, group, reports_running, keeps_grace, broken }
+        Self { runnable, options, group, reports_running, keeps_grace, warms_up, broken }
+    }
+
+    /// Returns whether the runnable runs on the leader only.
+    pub(super) fn needs_leadership(&self) -> bool {
+        self.group == RunnableGroup::LeaderElection
     }
 
     /// Returns the runnable's condition; unknown if `ready` panics, because a panic of user code
@@ -45,7 +54,8 @@ impl RunnableSpec {
             Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
         };
         if let Some(panic) = &self.broken {
-            let message = format!("group, reports_running or keeps_grace panicked: {panic}");
+            let message =
+                format!("group, reports_running, keeps_grace or warms_up panicked: {panic}");
             return unknown(Reason::RunnablePanicked, message);
         }
         guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
@@ -126,6 +136,8 @@ pub(super) struct RunnableEntry {
     /// Timer that ends the grace of a stop; after that, timer that reports a stop that takes too
     /// long.
     pub(super) overdue: Option<delay_queue::Key>,
+    /// True if the runnable needs leadership and this replica does not lead.
+    pub(super) standby: bool,
     /// Status as last published.
     pub(super) status: Option<Arc<RunnableStatus>>,
 }
@@ -180,6 +192,9 @@ impl RunnableEntry {
                     let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
                     (first.reason.clone(), all.join("; "))
                 }
+                None if !self.lifecycle.allowed() && self.standby => {
+                    (Reason::Standby, String::new())
+                }
                 None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
                 None => (
                     Reason::ConditionUnknown,
@@ -199,6 +214,7 @@ impl RunnableEntry {
             ControllerState::Starting if !report.forbidden.is_empty() => {
                 (Reason::Forbidden, report.forbidden.join("; "))
             }
+            ControllerState::Starting if report.standby => (Reason::Standby, String::new()),
             ControllerState::Starting => {
                 let errors = report.watches.iter().filter_map(|watch| {
                     watch.error.as_ref().map(|error| format!("{}: {error}", watch.type_ref))

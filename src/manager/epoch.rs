@@ -11,7 +11,12 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence, Report, StopReason, end::RunEnd, tasks::SpawnedTasks};
+use super::{
+    ControllerName, Fence, Report, StopReason,
+    election::term::{Elected, Leadership, Term},
+    end::RunEnd,
+    tasks::SpawnedTasks,
+};
 use crate::duration::after;
 
 /// Run of a runnable: its number, its stop signal and its permission to write.
@@ -48,7 +53,8 @@ impl Epoch {
     /// Creates an epoch outside a manager, for tests that drive a runnable or a reconciler. Nothing
     /// asks it to stop: drop the run's future instead. Only the manager stops its own epochs.
     pub fn new(controller: impl Into<ControllerName>, number: u64, grace: Duration) -> Self {
-        Self::counted(controller.into(), number, grace, Counter::default())
+        let leadership = Leadership::NotNeeded;
+        Self::counted(controller.into(), number, grace, Counter::default(), leadership)
     }
 
     /// Epoch of a manager, whose tasks that panic are counted.
@@ -57,6 +63,7 @@ impl Epoch {
         number: u64,
         grace: Duration,
         panics: Counter,
+        leadership: Leadership,
     ) -> Self {
         Self {
             inner: Arc::new(EpochInner {
@@ -67,7 +74,7 @@ impl Epoch {
                 stop: watch::Sender::new(None),
                 returned: watch::Sender::new(None),
                 report: watch::Sender::default(),
-                fence: Fence::new(),
+                fence: Fence::elected(leadership),
                 tasks: SpawnedTasks::new(panics),
                 tracker: TaskTracker::new(),
             }),
@@ -113,23 +120,29 @@ impl Epoch {
     /// Asks the run to stop; only the first reason counts. The grace begins with the first call. A
     /// lost lease ends the grace at once, because another replica may already write.
     pub(crate) fn stop(&self, reason: StopReason) {
-        let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
-        let deadline = after(now, if lost { Duration::ZERO } else { self.inner.grace });
-        self.inner.stop.send_if_modified(|current| match current {
-            Some(stop) if lost && stop.deadline > now => {
-                stop.deadline = now;
-                true
-            }
-            Some(_) => false,
-            None => {
-                *current = Some(Stop { reason, deadline });
-                true
-            }
-        });
-        if lost {
-            self.close();
-        }
-        self.inner.token.cancel();
+        self.inner.stop(reason);
+    }
+
+    /// Ends the epoch with the term: it may write while the term holds, if it needs leadership.
+    pub(super) fn lead(&self, term: &Arc<Term>) {
+        self.inner.fence.lead(term);
+        term.join(&self.inner);
+    }
+
+    /// Returns whether the epoch may write: its replica leads, or its runnable needs no leadership.
+    pub fn leads(&self) -> bool {
+        self.inner.fence.subscribe_leadership().borrow().allows_writes()
+    }
+
+    /// Waits until the replica leads; resolves at once if the runnable needs no leadership. An epoch
+    /// whose runnable [warms up](super::Runnable::warms_up) begins its work then. Cancel safe.
+    ///
+    /// The end of leadership stops the epoch, with [`StopReason::LeaseLost`].
+    pub async fn leading(&self) {
+        let mut leadership = self.inner.fence.subscribe_leadership();
+        let awaited = |leadership: &Leadership| matches!(leadership, Leadership::Awaited);
+        // The sender lives in `self`, so this cannot fail.
+        drop(leadership.wait_for(|leadership| !awaited(leadership)).await);
     }
 
     /// Spawns a task of the epoch, in the current span.
@@ -237,8 +250,7 @@ impl Epoch {
 
     /// Ends the grace: aborts the tasks and closes the fence.
     pub(super) fn close(&self) {
-        self.inner.tasks.abort();
-        self.inner.fence.close();
+        self.inner.close();
     }
 
     /// Waits until no task is left and the closed fence owns no request. Cancel safe.
@@ -303,6 +315,39 @@ impl Epoch {
     /// Subscribes to the run's report.
     pub fn subscribe(&self) -> watch::Receiver<Report> {
         self.inner.report.subscribe()
+    }
+}
+
+impl EpochInner {
+    fn stop(&self, reason: StopReason) {
+        let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
+        let deadline = after(now, if lost { Duration::ZERO } else { self.grace });
+        self.stop.send_if_modified(|current| match current {
+            Some(stop) if lost && stop.deadline > now => {
+                stop.deadline = now;
+                true
+            }
+            Some(_) => false,
+            None => {
+                *current = Some(Stop { reason, deadline });
+                true
+            }
+        });
+        if lost {
+            self.close();
+        }
+        self.token.cancel();
+    }
+
+    fn close(&self) {
+        self.tasks.abort();
+        self.fence.close();
+    }
+}
+
+impl Elected for EpochInner {
+    fn lease_lost(&self) {
+        self.stop(StopReason::LeaseLost);
     }
 }
 

@@ -14,6 +14,9 @@ pub enum ManagerError {
         /// Error of the failed run.
         error: String,
     },
+    /// The leader election could not begin, or has ended by itself.
+    #[error("leader election: {0}")]
+    ElectionFailed(String),
     /// The graceful shutdown timeout expired; the runnables that were still live were abandoned.
     #[error("not stopped in time: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Late {

@@ -8,6 +8,7 @@
 mod ask;
 mod exchange;
 mod refusal;
+mod time_limit;
 mod write;
 
 use std::{collections::HashMap, fmt, mem, sync::Arc};
@@ -23,13 +24,16 @@ use tracing::debug;
 use self::exchange::{Exchange, ExchangeSlot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
-use self::write::AnswerBody;
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
     write::{WriteEnd, WriteRequest},
 };
-use super::BoxError;
+use self::{time_limit::TimeLimit, write::AnswerBody};
+use super::{
+    BoxError,
+    election::term::{Leadership, Term},
+};
 
 /// Observer of writes. Called before each write, in the task that sends it; the returned function
 /// is called at the end of the write, unless the server has refused it.
@@ -41,6 +45,8 @@ type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 #[derive(Clone)]
 pub(crate) struct Fence {
     state: Arc<watch::Sender<FenceState>>,
+    // Of the epoch; writes need it.
+    leadership: Arc<watch::Sender<Leadership>>,
     // Clients behind this fence. Each has a task of kube's, which ends with the client's last
     // clone.
     clients: TaskTracker,
@@ -57,10 +63,11 @@ struct FenceState {
     next: u64,
 }
 
-/// The epoch is over: the request was not sent, or it was dropped before its whole response had
-/// arrived. In the second case the outcome of a write is unknown, and counted so.
+/// The epoch is over, or this replica does not lead: the request was not sent, or it was dropped
+/// before its whole response had arrived. In the second case the outcome of a write is unknown, and
+/// counted so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the epoch is over, the request was dropped")]
+#[error("the epoch is over or does not lead, the request was dropped")]
 pub struct FenceClosed;
 
 /// Request that has passed the fence; under way until it is answered.
@@ -101,16 +108,51 @@ impl Passage {
 impl Fence {
     /// Creates an open fence.
     pub(crate) fn new() -> Self {
-        Self { state: Arc::default(), clients: TaskTracker::new() }
+        Self::elected(Leadership::NotNeeded)
     }
 
-    /// Passes a request, unless the fence is closed. The passage is counted, but its holder sends
-    /// the request: closing the fence does not cancel it.
+    /// Creates an open fence, whose writes need this leadership.
+    pub(super) fn elected(leadership: Leadership) -> Self {
+        let leadership = Arc::new(watch::Sender::new(leadership));
+        Self { state: Arc::default(), leadership, clients: TaskTracker::new() }
+    }
+
+    /// Lets writes pass while a term holds, if they need one.
+    pub(super) fn lead(&self, term: &Arc<Term>) {
+        self.leadership.send_if_modified(|leadership| match leadership {
+            Leadership::Awaited => {
+                *leadership = Leadership::Held(Arc::clone(term));
+                true
+            }
+            Leadership::NotNeeded | Leadership::Held(_) => false,
+        });
+    }
+
+    /// Subscribes to the leadership that writes need.
+    pub(super) fn subscribe_leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// Passes a request that may change something, such as a write or the call of a hook: only
+    /// while the fence is open and this replica leads, if it must, by the clock. The passage is
+    /// counted, but its holder sends the request: closing the fence does not cancel it.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceClosed`] after [`Fence::close`], or while this replica does not lead.
+    pub(crate) fn pass(&self) -> Result<Passage, FenceClosed> {
+        if !self.leadership.borrow().allows_writes() {
+            return Err(FenceClosed);
+        }
+        self.pass_read()
+    }
+
+    /// Passes a request that changes nothing, unless the fence is closed.
     ///
     /// # Errors
     ///
     /// [`FenceClosed`] after [`Fence::close`].
-    pub(crate) fn pass(&self) -> Result<Passage, FenceClosed> {
+    fn pass_read(&self) -> Result<Passage, FenceClosed> {
         let open = self.state.send_if_modified(|state| {
             state.under_way += usize::from(!state.closed);
             !state.closed
@@ -242,9 +284,14 @@ impl Fence {
             async move {
                 let write = WriteRequest::of(&request);
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
-                let mut passage = fence.pass()?;
+                let mut limit = TimeLimit::default();
+                let mut passage = match &write {
+                    Some(_) => fence.pass()?,
+                    None => fence.pass_read()?,
+                };
                 match write {
                     Some(write) => {
+                        limit = TimeLimit(fence.leadership.borrow().write_timeout());
                         let (method, path) = (write.method().clone(), write.path().to_owned());
                         let on_end = observer(write);
                         passage.on_end = Some(Box::new(move |end| {
@@ -258,7 +305,7 @@ impl Fence {
                     None => passage.answered = true,
                 }
                 let send = async move {
-                    let response = inner.send(request).await?;
+                    let response = limit.send(&inner, request).await?;
                     let response = refusal::with_retry_after(response).await;
                     Ok(match about_secrets {
                         true => refusal::without_message(response).await,

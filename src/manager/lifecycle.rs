@@ -36,6 +36,8 @@ pub(super) enum LifecycleInput {
     Verdict(Verdict),
     /// True if the group is open (and this replica leads, where that matters).
     Allowed(bool),
+    /// This replica has lost the lease, and the runnable needs it.
+    LeaseLost,
     /// The epoch has started up.
     Running,
     /// The run has ended by itself; its tasks and requests may not have ended yet.
@@ -212,6 +214,11 @@ impl Lifecycle {
                     return self.stop(StopReason::Superseded, now);
                 }
             }
+            LifecycleInput::LeaseLost => {
+                if matches!(self.state, State::Live { .. }) {
+                    return self.stop(StopReason::LeaseLost, now);
+                }
+            }
             LifecycleInput::Returned(end) => return self.returned(end, now, jitter),
             // The caller may put another specification in place now, so nothing is started here.
             LifecycleInput::Ended => return self.ended(now, jitter),
@@ -219,6 +226,7 @@ impl Lifecycle {
         self.settle(now)
     }
 
+    /// Decides whether to start or to stop, from the state, the verdict and what the owner allows.
     fn settle(&mut self, now: Instant) -> Vec<LifecycleAction> {
         match &self.state {
             State::Waiting | State::BackingOff | State::Stopped if self.removed => {

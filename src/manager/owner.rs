@@ -2,6 +2,7 @@
 
 mod effect;
 mod event;
+mod leadership;
 mod phase;
 mod replacement;
 mod retired;
@@ -22,12 +23,14 @@ use tracing::warn;
 
 use self::{
     event::{EntryTimer, Event, Id, PreparationResult, Timers, Watches, next_command_or_change},
+    leadership::Leading,
     phase::ManagerPhase,
     retired::Retired,
 };
 use super::{
-    AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
-    ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
+    AddError, ControllerName, ControllerState, Election, Epoch, FailurePolicy, ManagerError,
+    ManagerMetrics, ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition,
+    TransitionKind,
     end::RunEnd,
     entry::{RunnableEntry, RunnableSpec},
     handle::ManagerCommand,
@@ -57,6 +60,7 @@ pub(super) struct Owner {
     watches_first: bool,
     timers: Timers,
     phase: ManagerPhase,
+    leading: Leading,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
     /// Names removed since the last snapshot.
@@ -79,6 +83,7 @@ impl Owner {
         commands: mpsc::Receiver<ManagerCommand>,
         snapshot: watch::Sender<Arc<Snapshot>>,
         transitions: broadcast::Sender<Transition>,
+        election: Option<Election>,
     ) -> Self {
         Self {
             options,
@@ -96,6 +101,7 @@ impl Owner {
             watches_first: false,
             timers: DelayQueue::new(),
             phase: ManagerPhase::opening(0),
+            leading: Leading::new(election),
             failure: None,
             dirty: Vec::new(),
             gone: Vec::new(),
@@ -132,6 +138,9 @@ impl Owner {
         self.commands.close();
         self.runs.abort_all();
         self.prepares.shutdown().await;
+        // Runs that are abandoned must not write when another replica leads.
+        self.end_epochs();
+        self.leading.ended().await;
         for entry in self.entries.values() {
             entry.watching.cancel();
             self.metrics.removed(&entry.name);
@@ -159,6 +168,7 @@ impl Owner {
                 () = sleep_until(opens_at.unwrap_or_else(Instant::now)), if opens_at.is_some() => {
                     return Event::GroupLate;
                 }
+                change = self.leading.changed() => return Event::Election(change),
                 Some(ended) = self.runs.join_next() => {
                     // `run::drive` catches every panic, and only `run` aborts, after its loop.
                     let (id, end) = ended.expect("a run is driven to its end");
@@ -192,6 +202,7 @@ impl Owner {
             Event::Ended(id, end) => self.on_ended(id, end),
             Event::Prepared(prepared) => self.on_prepared(prepared),
             Event::Timer(id, timer) => self.on_timer(id, timer),
+            Event::Election(change) => self.on_election(change),
             Event::GroupLate => self.open_next(),
             Event::Stop => self.close(),
             Event::Deadline => self.give_up(),
@@ -232,7 +243,8 @@ impl Owner {
         let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
         let mut readiness = spec.ready();
         let verdict = readiness.verdict();
-        let group = spec.group;
+        let standby = self.stands_by(&spec);
+        let allowed = self.allows(&spec);
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(
             id,
@@ -254,18 +266,19 @@ impl Owner {
                 stopped_at: None,
                 wake: None,
                 overdue: None,
+                standby,
                 status: None,
             },
         );
         self.names.insert(name.clone(), id);
         self.metrics.entered(&name, ControllerState::Waiting, ControllerState::Waiting);
         self.announce(&name, 0, TransitionKind::Entered(ControllerState::Waiting));
-        let allowed = self.is_open(group);
         self.step(id, LifecycleInput::Allowed(allowed));
         self.step(id, LifecycleInput::Verdict(verdict));
         Ok(())
     }
 
+    /// Passes a new verdict to the specification in place, or to the one that waits to replace it.
     fn on_verdict(&mut self, id: Id, serial: u64, mut readiness: Readiness) {
         let Some(entry) = self.entries.get(&id) else { return };
         let verdict = readiness.verdict();
@@ -454,6 +467,14 @@ impl Owner {
         }
     }
 
+    /// Stops and closes every epoch that is left.
+    fn end_epochs(&self) {
+        for epoch in self.entries.values().filter_map(|entry| entry.epoch.as_ref()) {
+            epoch.stop(StopReason::Cancelled);
+            epoch.close();
+        }
+    }
+
     fn serial(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -464,10 +485,7 @@ impl Owner {
 /// dropped, so that it can send no more requests.
 impl Drop for Owner {
     fn drop(&mut self) {
-        for epoch in self.entries.values().filter_map(|entry| entry.epoch.as_ref()) {
-            epoch.stop(StopReason::Cancelled);
-            epoch.close();
-        }
+        self.end_epochs();
     }
 }
 

@@ -67,10 +67,12 @@ reasons! {
     ConditionUnknown = "ConditionUnknown",
     /// The condition flaps, so the next epoch is delayed.
     ConditionFlaps = "ConditionFlaps",
-    /// `group`, `reports_running` or `keeps_grace` of the runnable panicked.
+    /// `group`, `reports_running`, `keeps_grace` or `warms_up` of the runnable panicked.
     RunnablePanicked = "RunnablePanicked",
     /// The group is not open yet.
     NotStarted = "NotStarted",
+    /// The runnable is ready to work and waits until this replica leads.
+    Standby = "Standby",
     /// The sources have not synced yet.
     SourcesSyncing = "SourcesSyncing",
     /// Later groups were started before the runnable reported running.

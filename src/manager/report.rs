@@ -50,6 +50,8 @@ pub struct WatchReport {
 pub struct Report {
     /// True once the run has started up: its sources are synced.
     pub running: bool,
+    /// True while the run is ready to work and waits until this replica leads.
+    pub standby: bool,
     /// True if a cache is behind: a watch fails, though the type is not proven gone.
     pub stale: bool,
     /// Sources that have not synced within the sync timeout, each with the reason.

@@ -23,9 +23,11 @@ pub enum RunnableGroup {
     Caches,
     /// Runnables that run on every replica.
     Others,
-    /// Runnables that prepare before this replica leads.
+    /// Runnables that run on every replica, and prepare what the elected ones need.
     Warmup,
-    /// Runnables that run only on the leader; the default.
+    /// Runnables that need leadership; the default. If the manager takes part in an
+    /// [`Election`](super::Election), they run only on the leader; without one they run always.
+    /// Runnables of all other groups run on every replica.
     LeaderElection,
 }
 
@@ -55,6 +57,14 @@ pub trait Runnable: Send + Sync + 'static {
     /// If so, its future is never dropped; a run that does not end is reported as stuck. Otherwise
     /// the future is dropped when the grace is over, wherever it is.
     fn keeps_grace(&self) -> bool {
+        false
+    }
+
+    /// Returns whether an epoch starts before this replica leads, if the runnable needs leadership.
+    ///
+    /// Such a run prepares, without a write, until [`Epoch::leading`] resolves; the fence of the
+    /// epoch refuses writes until then. Otherwise the runnable starts when this replica leads.
+    fn warms_up(&self) -> bool {
         false
     }
 

@@ -1,7 +1,7 @@
 //! Kinds of declared controllers, as users write them: `CompositeController`, `DecoratorController`
 //! and `ControllerRevision`, with their parts.
 //!
-//! These types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
+//! The types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
 //! Metacontroller's. A field that is part of the schema and not executed is refused when the
 //! controller is declared; [`Definition`](super::Definition) is the checked form of a
 //! specification.

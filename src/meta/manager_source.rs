@@ -41,7 +41,10 @@ impl ConditionalSource for ManagerSource {
         let mut last = snapshots.borrow_and_update().clone();
         let (types, mut types_changed) = (self.types.clone(), self.types.changes());
         let mut generation = types.crd_generation(ControllerKind::GROUP, kind.plural());
+        let epoch = context.epoch.clone();
         let done = async move {
+            let mut leading = std::pin::pin!(epoch.leading());
+            let mut awaits_lead = !epoch.leads();
             // Controllers whose object is missing have no other event.
             for name in changes.names() {
                 context.enqueue(ObjectKey::cluster(name));
@@ -49,6 +52,11 @@ impl ConditionalSource for ManagerSource {
             loop {
                 tokio::select! {
                     () = context.stopping() => return SourceEnd::Stopped,
+                    () = &mut leading, if awaits_lead => {
+                        awaits_lead = false;
+                        // Nothing was written while another replica led.
+                        changes.enqueue_all();
+                    }
                     name = changes.next() => context.enqueue(ObjectKey::cluster(name)),
                     changed = types_changed.changed() => {
                         if changed.is_err() {

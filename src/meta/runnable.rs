@@ -145,6 +145,11 @@ impl Runnable for DeclaredRunnable {
         self.controller.reports_running()
     }
 
+    /// Fills caches and queue before this replica leads; its workers wait.
+    fn warms_up(&self) -> bool {
+        self.controller.warms_up()
+    }
+
     fn keeps_grace(&self) -> bool {
         self.controller.keeps_grace()
     }

@@ -232,6 +232,7 @@ impl Supervisor {
             .source(source)
             // Stopping a controller may take its grace period, and must not delay the others.
             .max_concurrent_reconciles(16)
+            .works_on_standby()
             .build(cluster, reconciler)?;
         Ok(Self { kind, controller, declared })
     }
@@ -262,6 +263,11 @@ impl Runnable for Supervisor {
 
     fn reports_running(&self) -> bool {
         self.controller.reports_running()
+    }
+
+    /// Adds the declared controllers before this replica leads, so that they are warm.
+    fn warms_up(&self) -> bool {
+        self.controller.warms_up()
     }
 
     fn keeps_grace(&self) -> bool {

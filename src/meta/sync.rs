@@ -182,6 +182,8 @@ impl ParentReconciler {
         }
     }
 
+    /// Syncs a parent: reads related objects and children, calls the hook, and applies its
+    /// response.
     async fn sync(
         &self,
         hook: &CountedHook,

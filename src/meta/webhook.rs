@@ -205,6 +205,7 @@ impl Webhook {
         response
     }
 
+    /// Sends a request and reads the response; follows redirects where that is allowed.
     async fn exchange(
         &self,
         about: Option<About<'_>>,

@@ -26,7 +26,7 @@ pub(crate) enum Answer {
     Json(Value),
     /// Status 200 with this body.
     Bytes(Vec<u8>),
-    /// These bytes, then the connection is cut.
+    /// Sends these bytes, then cuts the connection.
     Cut(&'static [u8]),
     /// Status and headers, with a short body.
     Status(u16, Vec<(&'static str, String)>),
@@ -66,7 +66,7 @@ struct Shared {
     given_up: watch::Sender<usize>,
 }
 
-/// Counts a call as given up if it is dropped before its end.
+/// Counts a call as cancelled if it is dropped before its end.
 struct UnderWay {
     answered: bool,
     given_up: watch::Sender<usize>,
@@ -112,7 +112,7 @@ impl HookServer {
         self.shared.calls.borrow().clone()
     }
 
-    /// Number of calls that the caller gave up, as the server sees it.
+    /// Number of calls that the caller cancelled, as the server sees it.
     pub(crate) fn given_up(&self) -> watch::Receiver<usize> {
         self.shared.given_up.subscribe()
     }

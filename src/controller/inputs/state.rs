@@ -92,7 +92,7 @@ impl NamedInputs {
         input.ok_or_else(|| InputError::NotOne(controller(), name.to_owned(), count))
     }
 
-    /// Wants an input from now on. Returns its state, and the states of those that it replaces.
+    /// Declares an input. Returns its state, and the states of those that it replaces.
     pub(super) fn want(
         &self,
         name: String,
@@ -121,7 +121,7 @@ impl NamedInputs {
         Ok((receiver, replaced))
     }
 
-    /// Stops wanting an input. Returns the states of all inputs of that name that have not ended.
+    /// Withdraws an input. Returns the states of all inputs of that name that have not ended.
     pub(super) fn unwant(&self, name: &str) -> Vec<watch::Receiver<InputState>> {
         let mut state = self.state();
         let mut ending = state.running_of(name);

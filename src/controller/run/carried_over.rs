@@ -14,7 +14,7 @@ use crate::{
     manager::ControllerName,
 };
 
-/// Requests on their way from one epoch to the next.
+/// Requests that one epoch leaves to the next.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct CarriedOver {
     // Left by an epoch that was superseded.

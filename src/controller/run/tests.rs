@@ -250,6 +250,7 @@ impl Make {
             workers: self.workers,
             most_running: self.most_running,
             reconcile_timeout: self.reconcile_timeout,
+            works_on_standby: false,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             series: metrics.series(&name),

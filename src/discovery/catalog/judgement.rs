@@ -166,6 +166,7 @@ impl Catalog {
         }
     }
 
+    /// Judges a type at one version, by its CRD if it has one and by discovery otherwise.
     fn at(&self, group: &str, version: &str, name: &TypeName) -> TypeJudgement {
         let aggregated =
             matches!(find(&self.services, group, version), Some(Backend::Aggregated { .. }));

@@ -113,6 +113,7 @@ impl Reflector {
         failure
     }
 
+    /// Applies one line of the watch. Returns a failure if no later line may be applied.
     fn line(&mut self, line: &str) -> Result<(), RequestFailure> {
         let Ok(event) = serde_json::from_str::<WatchLine<'_>>(line) else {
             if let Some(failure) = wire::in_stream(line) {

@@ -6,19 +6,21 @@
 
 #![expect(clippy::print_stderr, reason = "the figures of a search")]
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use futures::FutureExt;
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
     informer::{
-        Delta, Interest, Object, ObjectKey,
+        Delta, Interest, Linger, Object, ObjectKey,
         fixture::{Fixture, widgets},
         schedule::{Act, Scene, explore, wait},
         shared_informer::StoreChange,
+        shared_set::TaskEnd,
     },
     kind::GroupKind,
 };

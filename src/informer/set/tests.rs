@@ -4,7 +4,7 @@ use futures::FutureExt;
 
 use super::*;
 use crate::informer::{
-    Index,
+    Index, Linger,
     fixture::widgets,
     script::{Harness, change, settle, stored, widget},
 };

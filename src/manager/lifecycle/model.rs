@@ -108,6 +108,7 @@ fn served(uid: char) -> ServedType {
 enum Event {
     Type(Type),
     Allowed(bool),
+    LeaseLost,
     Running,
     /// The run ends; its tasks may not have ended yet.
     Returned(RunEnd),
@@ -140,6 +141,7 @@ fn events() -> Vec<Event> {
     all.extend(specs().map(|(policy, of)| Event::Replaced(policy, of)));
     all.extend([
         Event::Ended,
+        Event::LeaseLost,
         Event::Running,
         Event::Supersede,
         Event::Overdue,
@@ -237,6 +239,7 @@ impl Model {
             }
             Event::Type(of) => self.feed(LifecycleInput::Verdict(of.verdict())),
             Event::Allowed(allowed) => self.feed(LifecycleInput::Allowed(allowed)),
+            Event::LeaseLost => self.feed(LifecycleInput::LeaseLost),
             Event::Running => self.feed(LifecycleInput::Running),
             Event::Returned(end) => {
                 let ran_on = self.epoch.as_ref().is_some_and(Epoch::runs);
@@ -321,7 +324,7 @@ impl Model {
                 },
                 StopReason::Superseded => matches!(input, LifecycleInput::Supersede),
                 StopReason::Cancelled => self.machine.removed || !self.machine.allowed,
-                StopReason::LeaseLost => false,
+                StopReason::LeaseLost => matches!(input, LifecycleInput::LeaseLost),
             },
             "P5: a stop has a proof, and names it",
         )?;

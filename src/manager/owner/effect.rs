@@ -8,6 +8,7 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use super::{
     super::{
         ControllerState, Done, DoneReason, Epoch, StopReason, TransitionKind,
+        election::term::Leadership,
         lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
@@ -78,6 +79,7 @@ impl Owner {
         self.gone.push(entry.name);
     }
 
+    /// Creates the next epoch, and spawns its run.
     pub(super) fn start(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let last = match entry.epoch_number {
@@ -88,7 +90,15 @@ impl Owner {
         entry.epoch_number = count;
         entry.begun_at = Some(now);
         let panics = self.metrics.panics(&entry.name);
-        let epoch = Epoch::counted(entry.name.clone(), count, entry.spec.options.grace, panics);
+        let (leadership, term) = match entry.spec.needs_leadership() {
+            true => self.leading.of_new_epoch(),
+            false => (Leadership::NotNeeded, None),
+        };
+        let grace = entry.spec.options.grace;
+        let epoch = Epoch::counted(entry.name.clone(), count, grace, panics, leadership);
+        if let Some(term) = term {
+            epoch.lead(term);
+        }
         self.metrics.epoch(&entry.name, count);
         info!(controller = %entry.name, epoch = count, "starting");
         let span = info_span!("runnable", controller = %entry.name, epoch = count);
@@ -122,6 +132,7 @@ impl Owner {
         info!(controller = %entry.name, epoch = entry.epoch_number, "running");
     }
 
+    /// Asks the epoch to stop, and begins its grace.
     pub(super) fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(epoch) = &entry.epoch {
@@ -153,6 +164,7 @@ impl Owner {
         entry.overdue = Some(self.timers.insert((id, overdue, counted), run::LATE));
     }
 
+    /// Announces that the epoch is done, with the reason and the requests of unknown outcome.
     pub(super) fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());

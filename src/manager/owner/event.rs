@@ -4,7 +4,10 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::{mpsc, watch};
 use tokio_util::time::DelayQueue;
 
-use super::super::{Readiness, Report, end::RunEnd, handle::ManagerCommand, metrics::OwnedLabels};
+use super::super::{
+    Readiness, Report, election::ElectionChange, end::RunEnd, handle::ManagerCommand,
+    metrics::OwnedLabels,
+};
 use crate::owner_gauge::Counted;
 
 /// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
@@ -20,6 +23,7 @@ pub(super) enum Event {
     Ended(Id, RunEnd),
     Prepared(PreparationResult),
     Timer(Id, EntryTimer),
+    Election(ElectionChange),
     GroupLate,
     Stop,
     Deadline,

@@ -165,7 +165,7 @@ impl Model {
         };
         let options = ManagerOptions { restart_backoff, ..ManagerOptions::default() };
         let metrics = options.metrics.clone();
-        let mut owner = Owner::new(options, metrics, commands, snapshot, seen);
+        let mut owner = Owner::new(options, metrics, commands, snapshot, seen, None);
         owner.advance();
         Self {
             owner,

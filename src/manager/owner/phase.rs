@@ -62,6 +62,7 @@ impl Owner {
                 ManagerPhase::Opening { step, asked, .. } => {
                     let Some(group) = START_ORDER.get(step) else {
                         self.phase = ManagerPhase::Open;
+                        self.campaign();
                         return;
                     };
                     if !asked {
@@ -69,7 +70,7 @@ impl Owner {
                         let until = timeout.and_then(|after| Instant::now().checked_add(after));
                         self.phase = ManagerPhase::Opening { step, asked: true, until };
                         for id in self.ids_of(&[*group]) {
-                            self.step(id, LifecycleInput::Allowed(true));
+                            self.allow(id);
                         }
                     }
                     // A runnable that waits for its condition delays no group. A starting runnable
@@ -91,6 +92,10 @@ impl Owner {
                     }
                     if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
                         return;
+                    }
+                    if groups.contains(&RunnableGroup::LeaderElection) {
+                        // Nothing that was elected is left.
+                        self.leading.release();
                     }
                     self.phase = ManagerPhase::Closing { step: step + 1, asked: false };
                 }
@@ -147,6 +152,7 @@ impl Owner {
     pub(super) fn close(&mut self) {
         if !self.is_closing() {
             info!("stopping every runnable");
+            self.leading.withdraw();
             self.phase = ManagerPhase::Closing { step: 0, asked: false };
         }
     }

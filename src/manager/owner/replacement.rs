@@ -170,15 +170,13 @@ impl Owner {
         entry.serial = pending.serial;
         entry.lifecycle.renew(pending.spec.options.restart);
         entry.spec = pending.spec;
-        let group = entry.spec.group;
         if before != ControllerState::Waiting {
             let (name, epoch) = (entry.name.clone(), entry.epoch_number);
             self.metrics.entered(&name, before, ControllerState::Waiting);
             self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
         }
         // The new specification may be of another group.
-        let allowed = self.is_open(group);
-        self.step(id, LifecycleInput::Allowed(allowed));
+        self.allow(id);
         self.step(id, LifecycleInput::Verdict(pending.verdict));
         if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
             entry.spec.unprepare(&entry.name, entry.epoch.as_ref());

@@ -29,7 +29,7 @@ impl Harness {
         let options = ManagerOptions::default();
         let metrics = options.metrics.clone();
         let (snapshot, transitions) = (watch::Sender::default(), broadcast::Sender::new(1));
-        let owner = Owner::new(options, metrics, commands, snapshot, transitions);
+        let owner = Owner::new(options, metrics, commands, snapshot, transitions, None);
         Self { owner, commands: sender }
     }
 

@@ -137,6 +137,12 @@ impl DeclarationReconciler {
         {
             again = Some(STOP_PATIENCE);
         }
+        if !context.epoch().leads() {
+            // Status, Events and finalizers are the leader's. This replica writes them when it leads.
+            drop(self.changes.take_events(name));
+            self.changes.put(name, declared);
+            return Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter));
+        }
         let subject = subject(self.kind, name, &header.uid);
         self.publish(name, &subject, &judged.acceptance, &mut declared, context);
         let written = self.write_status(object, &judged, &mut declared, context).await;
@@ -387,6 +393,10 @@ impl DeclarationReconciler {
             if !object_is_deleted(self.kind, context.client(), name).await? {
                 return Ok(Outcome::RequeueAfter(RECHECK));
             }
+        }
+        if !context.epoch().leads() {
+            // The leader frees the parents; this replica does once it leads, if any are left.
+            return Ok(Outcome::Done);
         }
         let types = declared.finalizes.clone();
         let freed = self.free_parents(name, &types, &mut declared.finalizes, context).await;

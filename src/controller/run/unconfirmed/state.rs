@@ -44,7 +44,7 @@ pub(super) struct WriteAnswer {
     pub(super) state: Option<ObjectState>,
 }
 
-/// AnswerFields of an answer, decoded as far as the identity of the object.
+/// Fields of an answer, decoded as far as the identity of the object.
 #[derive(Default, Deserialize)]
 struct AnswerFields {
     #[serde(default)]

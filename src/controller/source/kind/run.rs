@@ -176,6 +176,7 @@ impl<'a> KindRun<'a> {
         }
     }
 
+    /// Enqueues the requests of a change that passes all predicates.
     fn deliver(&mut self, delta: &Delta) {
         let key = &delta.key;
         if self.context.feed.is_cancelled() {

@@ -1,0 +1,290 @@
+//! Campaign: acquires the lease, renews it, and acquires it again after a loss, until it is asked to
+//! free it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt, StreamExt, stream::BoxStream};
+use tokio::{
+    select,
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    ElectionStatus,
+    candidate::{Candidate, LeaseWrite, Loss, Step, WriteResult},
+    clock::Clock,
+    lease::{LeaseClient, LeaseEvent, NotWritten},
+    metrics::LeaseSeries,
+    term::Term,
+    times::ElectionTimes,
+};
+use crate::manager::BoxError;
+
+/// Longest time for the requests that free the lease.
+const RELEASE: Duration = Duration::from_secs(2);
+/// Longest sleep: a suspended machine stops the timer, not the clock.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+pub(super) type Events = BoxStream<'static, Result<LeaseEvent, BoxError>>;
+
+pub(super) struct Campaign {
+    pub(super) lease: LeaseClient,
+    pub(super) identity: Arc<str>,
+    pub(super) times: ElectionTimes,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) term: watch::Sender<Option<Arc<Term>>>,
+    pub(super) status: watch::Sender<ElectionStatus>,
+    pub(super) series: LeaseSeries,
+}
+
+/// Campaign under way.
+struct Running {
+    setup: Campaign,
+    candidate: Candidate,
+    terms: u64,
+    events: Option<Events>,
+    /// Time before which no watch is tried, after one has failed.
+    watch_after: Duration,
+}
+
+impl Campaign {
+    /// Runs until `release` is cancelled, then frees the lease. The caller has ended the work of the
+    /// term before that.
+    pub(super) async fn run(self, release: CancellationToken) {
+        let candidate = Candidate::new(Arc::clone(&self.identity), self.times);
+        let events = None;
+        let mut running =
+            Running { setup: self, candidate, terms: 0, events, watch_after: Duration::ZERO };
+        while !release.is_cancelled() {
+            running.step(&release).await;
+        }
+        running.release().await;
+    }
+}
+
+impl Running {
+    async fn step(&mut self, release: &CancellationToken) {
+        let now = self.setup.clock.now();
+        match self.candidate.decide(now, self.events.is_some()) {
+            Step::Read => {
+                select! {
+                    biased;
+                    () = release.cancelled() => {}
+                    () = self.read() => {}
+                }
+            }
+            Step::Write(write) => self.write(write).await,
+            Step::Lost(loss) => self.lose(&loss),
+            Step::Wait(until) => {
+                self.open_watch(now);
+                let wait = until.saturating_sub(now).min(LONGEST_SLEEP);
+                select! {
+                    biased;
+                    () = release.cancelled() => {}
+                    event = next_event(&mut self.events) => self.changed(event),
+                    () = sleep(wait) => {}
+                }
+            }
+        }
+        self.publish();
+    }
+
+    /// Watches the lease from the version that was seen, unless it is watched.
+    fn open_watch(&mut self, now: Duration) {
+        if self.events.is_some() || now < self.watch_after {
+            return;
+        }
+        if let Some(version) = self.candidate.version() {
+            self.events = Some(self.setup.lease.watch(version).boxed());
+            // At most one watch for each of these, however soon it ends.
+            self.watch_after = now.saturating_add(self.setup.times.retry_period);
+        }
+    }
+
+    fn changed(&mut self, event: Option<Result<LeaseEvent, BoxError>>) {
+        let now = self.setup.clock.now();
+        match event {
+            Some(Ok(LeaseEvent::Changed(lease))) => self.candidate.changed(lease, false, now),
+            Some(Ok(LeaseEvent::Deleted(lease))) => self.candidate.changed(lease, true, now),
+            Some(Ok(LeaseEvent::Bookmark)) => {}
+            Some(Err(error)) => {
+                debug!(%error, "the watch of the lease failed");
+                self.events = None;
+                self.watch_after = now.saturating_add(self.setup.times.lease_duration);
+            }
+            None => self.events = None,
+        }
+    }
+
+    /// Returns the longest time for a request now: what is left of the term, if there is one.
+    fn request_timeout(&self) -> Duration {
+        let usual = self.setup.times.request_timeout();
+        match self.candidate.leads_until() {
+            Some(until) => usual.min(until.saturating_sub(self.setup.clock.now())),
+            None => usual,
+        }
+    }
+
+    async fn read(&mut self) {
+        let read = timeout(self.request_timeout(), self.setup.lease.read()).await;
+        let now = self.setup.clock.now();
+        match read {
+            Ok(Ok(lease)) => {
+                self.candidate.read(lease, now, fastrand::f64());
+                self.note(None);
+            }
+            Ok(Err(error)) => {
+                self.candidate.read_failed(now, fastrand::f64());
+                self.failed("reading", &error);
+            }
+            Err(late) => {
+                self.candidate.read_failed(now, fastrand::f64());
+                self.failed("reading", &late.into());
+            }
+        }
+    }
+
+    async fn write(&mut self, write: LeaseWrite) {
+        let sent = self.setup.clock.now();
+        let written = timeout(self.request_timeout(), self.setup.lease.write(&write)).await;
+        let now = self.setup.clock.now();
+        let result = match written {
+            Ok(Ok(lease)) => {
+                self.setup.series.renewals.observe(now.saturating_sub(sent).as_secs_f64());
+                self.note(None);
+                WriteResult::Stored(lease)
+            }
+            Ok(Err(NotWritten::Conflict)) => {
+                // The watch did not report the change.
+                self.events = None;
+                WriteResult::Conflict
+            }
+            Ok(Err(NotWritten::Failed(error))) => {
+                self.failed("writing", &error);
+                WriteResult::Failed
+            }
+            Err(late) => {
+                self.failed("writing", &late.into());
+                WriteResult::Failed
+            }
+        };
+        self.candidate.written(&write, result, sent, now, fastrand::f64());
+    }
+
+    fn failed(&self, action: &str, error: &BoxError) {
+        self.setup.series.failures.inc();
+        let message = format!("{action} the lease: {}", crate::redaction::message(error.as_ref()));
+        self.note(Some(message));
+    }
+
+    /// Records the error of the last request, and logs one that differs from the one before.
+    fn note(&self, error: Option<String>) {
+        self.setup.status.send_if_modified(|status| {
+            if status.error == error {
+                return false;
+            }
+            if let Some(error) = &error {
+                warn!(lease = %status.lease, error, "leader election");
+            }
+            status.error = error;
+            true
+        });
+    }
+
+    /// Begins or renews the term, and publishes what has changed.
+    fn publish(&mut self) {
+        let leads_until = self.candidate.leads_until();
+        let current = self.setup.term.borrow().clone();
+        match (leads_until, current) {
+            (Some(until), Some(term)) => term.renew(until),
+            (Some(until), None) => {
+                self.terms += 1;
+                let clock = Arc::clone(&self.setup.clock);
+                let write_timeout = self.setup.times.write_timeout();
+                let term = Arc::new(Term::new(self.terms, clock, until, write_timeout));
+                // The status is there when the work of the term begins.
+                self.describe(true);
+                self.setup.series.leads.set(1);
+                self.setup.series.transitions.inc();
+                info!(lease = %self.setup.status.borrow().lease, "this replica leads");
+                self.setup.term.send_replace(Some(term));
+            }
+            // The loss follows as the next step.
+            (None, Some(_) | None) => {}
+        }
+        self.describe(leads_until.is_some());
+    }
+
+    fn describe(&self, leads: bool) {
+        let record = self.candidate.record();
+        let holder = record.map(|record| record.holder.clone()).filter(|holder| !holder.is_empty());
+        let transitions = record.map_or(0, |record| record.transitions);
+        self.setup.status.send_if_modified(|status| {
+            let before = (status.leads, status.transitions, status.holder.clone());
+            (status.leads, status.transitions, status.holder) = (leads, transitions, holder);
+            before != (status.leads, status.transitions, status.holder.clone())
+        });
+    }
+
+    /// Ends the term, and with it everything that it elected.
+    fn lose(&mut self, loss: &Loss) {
+        self.end_term();
+        let lease = self.setup.status.borrow().lease.clone();
+        match loss {
+            Loss::Deadline => warn!(%lease, "the lease was not renewed in time, it is lost"),
+            Loss::Taken(holder) => warn!(%lease, holder, "the lease was taken, it is lost"),
+        }
+    }
+
+    fn end_term(&self) {
+        if let Some(term) = self.setup.term.borrow().clone() {
+            term.end();
+            self.setup.series.leads.set(0);
+            self.setup.series.transitions.inc();
+        }
+        self.setup.term.send_replace(None);
+    }
+
+    /// Frees the lease, if it is held. One conflict is read and tried again, since others may write
+    /// labels.
+    async fn release(&mut self) {
+        self.end_term();
+        self.events = None;
+        let freed = async {
+            for _ in 0..2 {
+                let Some(write) = self.candidate.release() else { return };
+                match self.setup.lease.write(&write).await {
+                    Ok(_) => {
+                        info!(lease = %self.setup.status.borrow().lease, "the lease is released");
+                        return;
+                    }
+                    Err(NotWritten::Failed(error)) => return self.failed("releasing", &error),
+                    Err(NotWritten::Conflict) => {
+                        let Ok(lease) = self.setup.lease.read().await else { return };
+                        self.candidate.read(lease, self.setup.clock.now(), 0.0);
+                    }
+                }
+            }
+        };
+        if timeout(RELEASE, freed).await.is_err() {
+            warn!("releasing the lease takes too long, it expires by itself");
+        }
+        self.candidate.released();
+        self.describe(false);
+    }
+}
+
+/// Waits for the next event; for ever without a watch. Cancel safe.
+async fn next_event(events: &mut Option<Events>) -> Option<Result<LeaseEvent, BoxError>> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().boxed().await,
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests;

@@ -1,0 +1,332 @@
+//! Managers in an election, against the simulated API server.
+
+use kube::{Api, Client, api::PostParams};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::{
+    manager::election::{ElectionChange, fixture::RuntimeClock},
+    testing::simulated::{Delays, SimulatedOptions, SimulatedServer},
+};
+
+type ConfigMap = k8s_openapi::api::core::v1::ConfigMap;
+
+/// Runnable that hands its epochs to the test, and ends when it is asked to, after a time.
+struct Elected {
+    warm: bool,
+    group: RunnableGroup,
+    drains: Duration,
+    epochs: watch::Sender<Option<Epoch>>,
+}
+
+/// Replica with one runnable.
+struct Replica {
+    harness: Harness,
+    epochs: watch::Receiver<Option<Epoch>>,
+    status: watch::Receiver<ElectionStatus>,
+    clock: Arc<RuntimeClock>,
+    client: Client,
+}
+
+impl Runnable for Elected {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        self.epochs.send_replace(Some(epoch.clone()));
+        let drains = self.drains;
+        Box::pin(async move {
+            epoch.stopping().await;
+            sleep(drains).await;
+            Ok(())
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        self.group
+    }
+
+    fn warms_up(&self) -> bool {
+        self.warm
+    }
+}
+
+fn server() -> SimulatedServer {
+    SimulatedServer::with(SimulatedOptions {
+        delays: Delays::none(),
+        ..SimulatedOptions::default()
+    })
+}
+
+fn cold() -> Elected {
+    Elected {
+        warm: false,
+        group: RunnableGroup::LeaderElection,
+        drains: Duration::ZERO,
+        epochs: watch::Sender::new(None),
+    }
+}
+
+fn warm() -> Elected {
+    Elected { warm: true, ..cold() }
+}
+
+impl Replica {
+    fn start(server: &SimulatedServer, name: &str, runnable: Elected) -> Self {
+        let client = server.client_as(name);
+        let (clock, own) = (Arc::new(RuntimeClock::new()), client.clone());
+        let options = ElectionOptions {
+            identity: name.into(),
+            own_thread: false,
+            ..ElectionOptions::new("default", "lease")
+        };
+        let election = Election::new(options, || Ok(own)).unwrap().by(clock.clone());
+        let (status, epochs) = (election.status(), runnable.epochs.subscribe());
+        let mut manager = Manager::new(ManagerOptions::default()).elect(election);
+        manager.add_runnable("work", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        Self { harness: Harness::start(manager), epochs, status, clock, client }
+    }
+
+    async fn until_leading(&mut self) {
+        self.status.wait_for(|status| status.leads).await.unwrap();
+        // The manager hears of it in its next event.
+        sleep(Duration::from_millis(1)).await;
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        self.epochs.borrow().clone()
+    }
+
+    fn reason(&self) -> String {
+        self.harness.handle.status_of("work").unwrap().reason.to_string()
+    }
+
+    /// Writes through the current epoch.
+    async fn write(&self, name: &str) -> Result<ConfigMap, kube::Error> {
+        let maps = Api::namespaced(self.epoch().unwrap().client(&self.client), "default");
+        maps.create(&PostParams::default(), &map(name)).await
+    }
+}
+
+fn map(name: &str) -> ConfigMap {
+    serde_json::from_value(json!({"metadata": {"name": name}})).unwrap()
+}
+
+fn holder(server: &SimulatedServer) -> Value {
+    let lease = server.get("coordination.k8s.io/v1", "Lease", "default", "lease").unwrap();
+    lease["spec"]["holderIdentity"].clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_leader_starts_a_runnable_that_does_not_warm_up() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", cold());
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", cold());
+    sleep(Duration::from_secs(30)).await;
+
+    assert!(a.epoch().unwrap().leads());
+    assert!(b.epoch().is_none());
+    assert_eq!(b.reason(), "Standby");
+    a.harness.stop().await.unwrap();
+    b.until_leading().await;
+    assert!(b.epoch().unwrap().leads());
+    b.harness.stop().await.unwrap();
+    assert_eq!(holder(&server), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn warm_epoch_reads_and_writes_nothing_until_its_replica_leads() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", warm());
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", warm());
+    sleep(Duration::from_secs(5)).await;
+    a.write("of-a").await.unwrap();
+    let epoch = b.epoch().unwrap();
+    assert!(!epoch.leads());
+
+    let refused = b.write("of-b").await.unwrap_err();
+    assert!(refused.to_string().contains("does not lead"), "{refused}");
+    assert!(epoch.fence().pass().is_err(), "no hook is called");
+    let maps = Api::<ConfigMap>::namespaced(epoch.client(&b.client), "default");
+    maps.get("of-a").await.unwrap();
+    a.harness.stop().await.unwrap();
+    epoch.leading().await;
+
+    b.until_leading().await;
+    b.write("of-b").await.unwrap();
+    assert_eq!(b.epoch().unwrap().number(), 1, "the epoch that was warm");
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_is_released_after_the_last_elected_epoch_is_done() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(3), ..warm() });
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", warm());
+    sleep(Duration::from_secs(5)).await;
+    let epoch = a.epoch().unwrap();
+    let before = Instant::now();
+
+    a.harness.stop.cancel();
+    sleep(Duration::from_millis(2900)).await;
+    assert_eq!(holder(&server), "a", "it still drains");
+    assert!(epoch.leads());
+    b.until_leading().await;
+
+    assert!(before.elapsed() < Duration::from_millis(3100), "{:?}", before.elapsed());
+    assert!(epoch.fence().pass().is_err());
+    a.harness.stop().await.unwrap();
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(60), ..warm() });
+    a.until_leading().await;
+    let first = a.epoch().unwrap();
+    server.stop();
+    let before = Instant::now();
+
+    assert_eq!(a.harness.next_done().await, (1, DoneReason::LeaseLost));
+
+    // The slack in which a run that ignores the stop is dropped is included.
+    assert!(before.elapsed() <= Duration::from_millis(10_600), "{:?}", before.elapsed());
+    assert_eq!(first.stop_reason(), Some(StopReason::LeaseLost));
+    assert!(first.fence().pass().is_err());
+    a.epochs.wait_for(|epoch| epoch.as_ref().is_some_and(|it| it.number() == 2)).await.unwrap();
+    assert!(!a.epoch().unwrap().leads());
+    server.start();
+    a.until_leading().await;
+    assert!(a.epoch().unwrap().leads());
+    assert!(first.fence().pass().is_err(), "for ever");
+    a.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_write_passes_after_the_deadline_by_a_clock_that_counts_suspension() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", warm());
+    a.until_leading().await;
+    a.write("before").await.unwrap();
+
+    a.clock.jump(Duration::from_secs(11));
+
+    // Nothing has run since.
+    assert!(a.epoch().unwrap().fence().pass().is_err());
+    let refused = a.write("after").await.unwrap_err();
+    assert!(refused.to_string().contains("does not lead"), "{refused}");
+    a.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_of_the_leader_has_a_deadline_that_the_server_knows() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", warm());
+    a.until_leading().await;
+    a.write("quick").await.unwrap();
+    let requests = server.requests();
+    let written = requests.iter().find(|it| it.info.resource == "configmaps").unwrap();
+    assert!(written.info.query.contains("timeout=4000ms"), "{}", written.info.query);
+
+    let delays = Delays { latency: Duration::from_secs(5), ..Delays::none() };
+    server.set_delays(delays);
+    let before = Instant::now();
+    let late = a.write("slow").await.unwrap_err();
+
+    assert_eq!(before.elapsed(), Duration::from_secs(4));
+    assert!(late.to_string().contains("longer lease duration"), "{late}");
+    assert_eq!(a.epoch().unwrap().fence().unknown(), 1);
+    server.set_delays(Delays::none());
+    a.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_groups_run_on_every_replica() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", warm());
+    a.until_leading().await;
+    let b = Replica::start(&server, "b", Elected { group: RunnableGroup::Others, ..cold() });
+    sleep(Duration::from_secs(5)).await;
+
+    assert!(b.epoch().unwrap().leads());
+    b.epoch().unwrap().leading().await;
+    b.write("of-b").await.unwrap();
+    a.harness.stop().await.unwrap();
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_that_stops_starts_nothing() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", cold());
+    a.until_leading().await;
+    let b = Replica::start(&server, "b", cold());
+    sleep(Duration::from_secs(5)).await;
+    let epochs = b.epochs.clone();
+
+    b.harness.stop().await.unwrap();
+    a.harness.stop().await.unwrap();
+
+    assert!(epochs.borrow().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn handovers_leave_no_task() {
+    let server = server();
+    let mut leader = Replica::start(&server, "r", warm());
+    leader.until_leading().await;
+    let alive = || Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    for _ in 0..100 {
+        let mut next = Replica::start(&server, "next", warm());
+        sleep(Duration::from_secs(1)).await;
+        leader.harness.stop().await.unwrap();
+        next.until_leading().await;
+        leader = next;
+    }
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(alive(), before);
+    assert_eq!(server.open_watches().values().sum::<usize>(), 1, "{:?}", server.open_watches());
+    leader.harness.stop().await.unwrap();
+}
+
+#[test]
+fn election_on_its_own_thread_leads_while_the_managers_runtime_is_blocked() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = runtime.block_on(async { server() });
+    let (_inside, own) = (runtime.enter(), server.clone());
+    let options = ElectionOptions::new("default", "lease");
+    let election = Election::new(options, move || Ok(own.client_as("a"))).unwrap();
+    let mut status = election.status();
+    let mut run = election.start().unwrap();
+
+    // The runtime of the manager is blocked until its replica leads.
+    let leads = std::thread::spawn(move || {
+        let own = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        own.block_on(status.wait_for(|status| status.leads)).unwrap().holder.clone()
+    });
+    let holder_of_thread = leads.join().unwrap();
+    let end = runtime.block_on(async {
+        let change = run.changed().await;
+        run.ended().await;
+        change
+    });
+
+    assert!(matches!(end, ElectionChange::Term(Some(_))));
+    assert!(holder_of_thread.is_some());
+    assert_eq!(holder(&server), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn election_without_a_client_ends_the_manager_with_its_error() {
+    let options = ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
+    let election = Election::new(options, || Err("no credentials".into())).unwrap();
+    let manager = Manager::new(ManagerOptions::default()).elect(election);
+
+    let error = manager.run(CancellationToken::new()).await.unwrap_err();
+
+    assert_eq!(error.to_string(), "leader election: no credentials");
+}

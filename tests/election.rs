@@ -1,0 +1,252 @@
+//! Two real processes elect a leader on the real API server. The audit log shows who has written.
+
+use std::{path::Path, process::Stdio, time::Duration};
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use pilotlight::{
+    meta::api::CompositeController,
+    testing::{
+        Action, AuditEvent, ControlPlane, CrdBuilder, Faults, Rule, TestScope, proxy::Proxy,
+    },
+};
+use serde_json::json;
+use tokio::{
+    process::{Child, Command},
+    task::JoinSet,
+    time::sleep,
+};
+
+use crate::support::{HookServer, install_own_crds, until, workload};
+
+/// Label that selects the objects of this test's processes.
+const LABEL: &str = "pilotlight.test/scope";
+const LEASE: Duration = Duration::from_secs(3);
+/// Margin of a takeover.
+const MARGIN: Duration = Duration::from_millis(500);
+
+/// End of the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// SIGTERM.
+    Stopped,
+    /// SIGKILL.
+    Killed,
+    /// SIGSTOP for longer than the lease, then SIGCONT.
+    Frozen,
+    /// No request of it is answered, then all are.
+    CutOff,
+    /// Another holder is written into the lease.
+    Displaced,
+}
+
+/// Namespace with parents whose children change all the time.
+struct Stage {
+    plane: &'static ControlPlane,
+    scope: TestScope,
+    crd: CrdBuilder,
+    hook: HookServer,
+    edits: JoinSet<()>,
+}
+
+impl Stage {
+    async fn set(name: &str) -> Self {
+        let plane = ControlPlane::shared();
+        install_own_crds(plane).await;
+        let scope = plane.scope(name).await.unwrap();
+        let hook = HookServer::start().await;
+        hook.answers(workload::sized);
+        let crd = workload::crd(&scope.group);
+        scope.install_crd(&crd).await.unwrap();
+        scope.wait_served(&crd, "v1").await.unwrap();
+        let controller = serde_json::from_value(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": { "name": scope.namespace, "labels": { LABEL: scope.namespace } },
+            "spec": workload::spec(&crd, &hook.url),
+        }));
+        let controllers = Api::<CompositeController>::all(scope.client());
+        controllers.create(&PostParams::default(), &controller.unwrap()).await.unwrap();
+        let parents: Api<DynamicObject> = scope.api(&crd, "v1");
+        let parent = crd.object("p", json!({ "size": 2, "text": "0" }));
+        parents.create(&PostParams::default(), &parent).await.unwrap();
+        let mut edits = JoinSet::new();
+        edits.spawn(async move {
+            for number in 1_u64.. {
+                let patch = json!({ "spec": { "text": number.to_string() } });
+                let patch = Patch::Merge(&patch);
+                drop(parents.patch("p", &PatchParams::default(), &patch).await);
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Self { plane, scope, crd, hook, edits }
+    }
+
+    fn start(&self, kubeconfig: &Path) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+            .args(["run", "--metrics-address=0", "--health-probe-bind-address=0"])
+            .args(["--leader-election", "--leader-election-id=test"])
+            .args(["--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s"])
+            .arg("--leader-election-retry-period=300ms")
+            .arg(format!("--leader-election-namespace={}", self.scope.namespace))
+            .arg(format!("--target-label-selector={LABEL}={}", self.scope.namespace))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap()
+    }
+
+    /// Requests of a user in the order of their arrival, except those about the lease.
+    fn requests(&self, user: &str) -> Vec<AuditEvent> {
+        let of_user = |event: &AuditEvent| event.user == user && event.name != "test";
+        let mut all = self.plane.audit().unwrap().all().unwrap();
+        all.retain(of_user);
+        all.sort_by_key(|event| event.received.0);
+        all
+    }
+
+    /// Writes of a user that the server has accepted.
+    fn writes(&self, user: &str) -> Vec<AuditEvent> {
+        let mut writes = self.requests(user);
+        writes.retain(|event| {
+            let is_read = ["get", "list", "watch"].contains(&event.verb.as_str());
+            let of_election = event.resource == "leases" && event.name.is_empty();
+            !is_read && !of_election && event.code.is_some_and(|code| code < 300)
+        });
+        writes
+    }
+
+    async fn until_written(&self, user: &str) {
+        until("the leader writes", async || match self.writes(user).len() {
+            0..=3 => Err(format!("{} writes", self.writes(user).len())),
+            _ => Ok(()),
+        })
+        .await;
+    }
+
+    async fn until_warm(&self, user: &str) {
+        until("the standby watches children", async || {
+            let requests = self.requests(user);
+            let watches = |resource: &str| {
+                requests.iter().any(|it| it.verb == "watch" && it.resource == resource)
+            };
+            match watches("configmaps") && watches(&self.crd.api_resource("v1").plural) {
+                true => Ok(()),
+                false => Err(format!("{} requests", requests.len())),
+            }
+        })
+        .await;
+    }
+}
+
+async fn signal(process: &Child, signal: &str) {
+    let id = process.id().unwrap().to_string();
+    assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+}
+
+fn since(time: Timestamp, event: &AuditEvent) -> Duration {
+    let MicroTime(received) = event.received;
+    Duration::try_from(received.duration_since(time)).unwrap_or_default()
+}
+
+/// Ends a leader by a fault; returns the time until the other replica's first write.
+async fn take_over(stage: &Stage, fault: Fault) -> Duration {
+    let name = |role: &str| format!("{}-{fault:?}-{role}", stage.scope.namespace).to_lowercase();
+    let (old, new) = (name("old"), name("new"));
+    let masters = &["system:masters"];
+    let faults = Faults::default();
+    let config = stage.plane.user(&old, masters).unwrap();
+    let proxy = Proxy::to_api_server(config, &faults).await.unwrap();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(kubeconfig.path(), proxy.kubeconfig()).unwrap();
+    let mut leader = stage.start(kubeconfig.path());
+    stage.until_written(&old).await;
+    let mut standby = stage.start(&stage.plane.user_kubeconfig(&new, masters).unwrap());
+    stage.until_warm(&new).await;
+    assert!(stage.writes(&new).is_empty(), "a standby writes nothing");
+    let calls = stage.hook.url.clone();
+    assert!(!calls.is_empty());
+
+    let mut begin = Timestamp::now();
+    match fault {
+        Fault::Stopped => {
+            signal(&leader, "-TERM").await;
+            assert!(leader.wait().await.unwrap().success());
+        }
+        Fault::Killed => leader.kill().await.unwrap(),
+        Fault::Frozen => {
+            signal(&leader, "-STOP").await;
+            sleep(LEASE + 2 * MARGIN).await;
+            signal(&leader, "-CONT").await;
+        }
+        Fault::CutOff => {
+            let rule = faults.add(Rule::new(Action::Hang));
+            let cut = proxy.reset_connections();
+            assert!(cut > 0);
+            sleep(LEASE + 2 * MARGIN).await;
+            faults.remove(rule);
+        }
+        Fault::Displaced => {
+            let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+                Api::namespaced(stage.scope.client(), &stage.scope.namespace);
+            // Its own identity is not in the lease any more: both wait for the expiry.
+            let taken = json!({ "spec": { "holderIdentity": "alien", "leaseTransitions": 900 } });
+            leases.patch("test", &PatchParams::default(), &Patch::Merge(&taken)).await.unwrap();
+            begin = Timestamp::now();
+            signal(&leader, "-KILL").await;
+        }
+    }
+    stage.until_written(&new).await;
+    // Writes that the old leader may still send arrive in this time.
+    sleep(2 * MARGIN).await;
+    stage.plane.audit_settled().await.unwrap();
+    let (by_old, by_new) = (stage.writes(&old), stage.writes(&new));
+    let first = &by_new[0];
+    let late: Vec<_> = by_old.iter().filter(|it| it.received.0 > first.received.0).collect();
+    assert!(late.is_empty(), "{fault:?}: {} of the old leader, first {:?}", late.len(), late[0]);
+    if fault == Fault::Stopped {
+        begin = released(stage, &old);
+    }
+    let took = since(begin, first);
+    if fault != Fault::Killed && fault != Fault::Stopped && fault != Fault::Displaced {
+        assert_eq!(leader.try_wait().unwrap(), None, "it stands by again");
+    }
+    leader.kill().await.ok();
+    standby.kill().await.unwrap();
+    took
+}
+
+/// Time at which a user has written the lease last.
+fn released(stage: &Stage, user: &str) -> Timestamp {
+    let all = stage.plane.audit().unwrap().all().unwrap();
+    let writes =
+        all.iter().filter(|it| it.user == user && it.verb == "update" && it.name == "test");
+    writes.map(|it| it.received.0).max().unwrap()
+}
+
+#[tokio::test]
+async fn no_old_leader_writes_after_the_first_write_of_the_new_one() {
+    let mut stage = Stage::set("election").await;
+
+    for fault in [Fault::Stopped, Fault::Killed, Fault::Frozen, Fault::CutOff, Fault::Displaced] {
+        let took = take_over(&stage, fault).await;
+
+        println!("{fault:?}: the other replica wrote after {took:?}");
+        let limit = if fault == Fault::Stopped { MARGIN } else { LEASE + MARGIN };
+        assert!(took <= limit, "{fault:?}: {took:?}");
+        // The next pair begins with a free lease.
+        let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+            Api::namespaced(stage.scope.client(), &stage.scope.namespace);
+        leases.delete("test", &DeleteParams::default()).await.unwrap();
+    }
+
+    stage.edits.shutdown().await;
+    let controllers = Api::<CompositeController>::all(stage.scope.client());
+    controllers.delete(&stage.scope.namespace, &DeleteParams::default()).await.unwrap();
+}
