@@ -539,6 +539,45 @@ async fn composite_and_decorator_of_one_name_do_not_disturb_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn composite_that_wants_an_attachment_of_a_decorator_reports_it_and_leaves_it() {
+    let bench = Bench::running(decorating(), |_, request| {
+        match request["controller"]["kind"] == "CompositeController" {
+            true => json!({"children": [config_map("c", "composite")], "status": {"a": 1}}),
+            false => json!({"attachments": [config_map("c", "decorator")]}),
+        }
+    })
+    .await;
+    bench.server.apply(thing("t", json!({}))).unwrap();
+    bench.settle().await;
+    let before = bench.config_map("c").expect("the decorator is first");
+
+    let composite = json!({
+        "generateSelector": true,
+        "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+        "childResources": [{
+            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": "InPlace"},
+        }],
+        "hooks": {"sync": hook()},
+    });
+    bench.declare("CompositeController", "a", composite);
+    bench.runs("CompositeController-a", 1).await;
+    bench.settle().await;
+    bench.writes();
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(bench.config_map("c"), Some(before));
+    let writes = bench.writes();
+    let refused = writes.iter().filter(|(_, resource, _)| resource == "configmaps");
+    assert!(refused.count() <= 12, "it is tried again once in five minutes: {writes:?}");
+    let events = bench.server.list("events.k8s.io/v1", "Event").unwrap();
+    let of_thing = events.iter().filter(|event| event["regarding"]["name"] == "t");
+    let notes: Vec<_> = of_thing.filter_map(|event| event["note"].as_str()).collect();
+    let contested: Vec<_> = notes.iter().filter(|note| note.contains("ConfigMap")).collect();
+    assert_eq!(contested.len(), 1, "reported once: {notes:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_that_is_deleted_without_a_finalize_hook_is_decorated_and_keeps_its_attachments() {
     let bench = Bench::running(decorating(), one_attachment).await;
     bench.server.apply(thing("t", json!({"finalizers": ["example.com/other"]}))).unwrap();

@@ -56,9 +56,18 @@ async fn an_answer_that_its_hook_confirms_is_executed_again() {
     asked(&supervised, "about the new parent", since, None).await;
     supervised.child("gear", 2).await;
 
+    // Another definition in the same epoch.
+    let since = Instant::now();
+    let strict = json!({ "webhook": { "responseUnMarshallMode": "strict" } });
+    supervised.edit("a", json!({ "spec": { "hooks": { "sync": strict } } })).await;
+    asked(&supervised, "after the swap", since, None).await;
+    supervised.runs("a", 1).await;
+
     // Another epoch.
     let since = Instant::now();
-    supervised.edit("a", json!({ "spec": { "resyncPeriodSeconds": 3600 } })).await;
+    let mut children = supervised.spec(&crd)["childResources"].clone();
+    children[0]["optional"] = json!(true);
+    supervised.edit("a", json!({ "spec": { "childResources": children } })).await;
     supervised.runs("a", 2).await;
     asked(&supervised, "in the new epoch", since, None).await;
     supervised.end().await;

@@ -151,6 +151,7 @@ impl Scene {
             .arg("--kubeconfig")
             .arg(file.path())
             .env_clear()
+            .env("HTTP_PROXY", "http://admin:hush-proxy@127.0.0.1:1")
             .stderr(Stdio::piped())
             .kill_on_drop(true);
         let mut process = command.spawn().unwrap();
@@ -197,6 +198,7 @@ impl Scene {
         self.declare_one("scheme", "ftp://user:hush-password@127.0.0.1:1/?key=hush-query");
         self.declare_one("broken", "http://user:hush-password@127.0.0.1:99999/ ?key=hush-query");
         self.declare_one("unreachable", "http://127.0.0.1:1/sync?key=hush-query");
+        self.declare_one("proxied", "http://hook.invalid/sync?key=hush-query");
     }
 
     fn declare_one(&self, name: &str, url: &str) {
@@ -296,10 +298,9 @@ impl Scene {
         for (name, _, reason) in CONTROLLERS {
             self.until(name, || self.reason_of(name, "HooksHealthy") == reason).await;
         }
-        self.until("unreachable", || {
-            self.reason_of("unreachable", "HooksHealthy") == "HookUnreachable"
-        })
-        .await;
+        for name in ["unreachable", "proxied"] {
+            self.until(name, || self.reason_of(name, "HooksHealthy") == "HookUnreachable").await;
+        }
         for name in ["scheme", "broken"] {
             self.until(name, || self.reason_of(name, "Ready") == "SpecInvalid").await;
         }
@@ -336,7 +337,7 @@ impl Scene {
         for name in CONTROLLERS.map(|(name, ..)| name) {
             said.push((format!("status of {name}"), self.status_of(name).to_string()));
         }
-        for name in ["credentials", "scheme", "broken", "unreachable"] {
+        for name in ["credentials", "scheme", "broken", "unreachable", "proxied"] {
             said.push((format!("status of {name}"), self.status_of(name).to_string()));
         }
         let address = format!("--address={}", self.metrics);

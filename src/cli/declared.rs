@@ -7,7 +7,11 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
 };
 use pilotlight::{
-    meta::{ControllerKind, api::ControllerStatus},
+    discovery::TypeReport,
+    meta::{
+        ControllerKind,
+        api::{ControllerStatus, StatusCondition},
+    },
     redaction,
 };
 use serde_json::Value;
@@ -18,8 +22,8 @@ pub(super) struct DeclaredObject {
     pub(super) kind: ControllerKind,
     pub(super) name: String,
     pub(super) generation: Option<i64>,
-    /// Plural and `apiVersion` of the first parent type, if the object names one.
-    pub(super) parent: Option<(String, String)>,
+    /// Plural and `apiVersion` of each parent type that the object names.
+    pub(super) parents: Vec<(String, String)>,
     pub(super) status: ControllerStatus,
 }
 
@@ -27,19 +31,45 @@ impl DeclaredObject {
     /// Reads an object; its specification may be invalid.
     pub(super) fn of(kind: ControllerKind, object: &DynamicObject) -> Self {
         let spec = &object.data["spec"];
-        let parent = match kind {
-            ControllerKind::Composite => &spec["parentResource"],
-            ControllerKind::Decorator => &spec["resources"][0],
+        let parents = match kind {
+            ControllerKind::Composite => std::slice::from_ref(&spec["parentResource"]),
+            ControllerKind::Decorator => {
+                spec["resources"].as_array().map(Vec::as_slice).unwrap_or_default()
+            }
         };
-        let text = |field: &str| parent[field].as_str().map(str::to_owned);
+        let parents = parents.iter().filter_map(|parent| {
+            let text = |field: &str| parent[field].as_str().map(str::to_owned);
+            text("resource").zip(text("apiVersion"))
+        });
+        let mut distinct: Vec<(String, String)> = Vec::new();
+        for parent in parents {
+            if !distinct.contains(&parent) {
+                distinct.push(parent);
+            }
+        }
         let status = serde_json::from_value(object.data["status"].clone());
         Self {
             kind,
             name: object.metadata.name.clone().unwrap_or_default(),
             generation: object.metadata.generation,
-            parent: text("resource").zip(text("apiVersion")),
+            parents: distinct,
             status: status.unwrap_or_default(),
         }
+    }
+
+    /// Returns whether a manager runs the newest specification, and that does not declare this type
+    /// at any version.
+    pub(super) fn has_dropped(&self, report: &TypeReport) -> bool {
+        let is_ready = |it: &StatusCondition| it.type_ == "Ready" && it.status == "True";
+        let is_newest = self.status.observed_generation == self.generation;
+        let declares = |(resource, version): &(String, String)| {
+            let group = version.rsplit_once('/').map_or("", |(group, _)| group);
+            let plural = report.name.strip_suffix(&format!(".{group}")).unwrap_or(&report.name);
+            (group, resource.as_str()) == (report.group.as_str(), plural)
+        };
+        is_newest
+            && self.status.conditions.iter().any(is_ready)
+            && !self.parents.iter().any(declares)
     }
 }
 
@@ -153,6 +183,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn message_of_the_server_is_shown_without_credentials() {
+        let message = "calling https://user:hunter2@hook.test/convert?token=x: refused";
+        let status = kube::core::Status::failure(message, "InternalError").with_code(500);
+
+        let shown = unreadable(&kube::Error::Api(status.boxed())).to_string();
+
+        assert_eq!(shown, "calling https://hook.test/convert refused");
+    }
 
     #[test]
     fn a_schema_that_prunes_the_status_is_recognised() {

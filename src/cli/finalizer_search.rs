@@ -1,21 +1,30 @@
 //! Parents that have the finalizer of a declared controller, found by their metadata.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
     core::PartialObjectMeta,
 };
+use parking_lot::Mutex;
 use pilotlight::{
-    discovery::{TypePhase, TypeReport},
+    discovery::{Origin, TypePhase, TypeReport},
     meta::ControllerKind,
     redaction,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::served_types;
+
+/// Number of objects in one page of a list.
+const PAGE: u32 = 500;
+/// Maximum number of types that a glance reads: one request each.
+const GLANCE_TYPES: usize = 50;
+/// Maximum time of a glance: the command has other things to show.
+const GLANCE_TIME: Duration = Duration::from_secs(3);
 
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,22 +53,55 @@ pub(super) struct FinalizerSearch {
     pub(super) errors: Vec<String>,
 }
 
-/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With
-/// `free`, the finalizer is removed from each.
+/// Searches all types for parents of the controllers that `wanted` selects by kind and name, and by
+/// the type of the parent. With `free`, the finalizer is removed from each.
 pub(super) async fn search(
     client: &Client,
-    wanted: impl Fn(ControllerKind, &str) -> bool,
+    wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
     free: bool,
 ) -> anyhow::Result<FinalizerSearch> {
     let mut search = FinalizerSearch::default();
     for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
+        let wanted = |kind, name: &str| wanted(kind, name, &report);
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
             search.errors.push(format!("{}: {}", report.name, redaction::request_error(&error)));
         }
     }
     search.parents.sort();
     Ok(search)
+}
+
+/// Searches the first objects of custom types for parents that are being deleted and have a
+/// finalizer that `wanted` selects. Bounded in requests, objects and time; types that cannot be
+/// read are left out.
+pub(super) async fn glance(
+    client: &Client,
+    wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
+) -> Vec<ParentWithFinalizer> {
+    let found = Mutex::new(FinalizerSearch::default());
+    let read = async {
+        let Ok(types) = served_types::list(client.clone()).await else { return };
+        let custom = types.iter().filter(|report| report.origin == Origin::Crd);
+        for report in custom.take(GLANCE_TYPES) {
+            let Some(resource) = resource(report) else { continue };
+            let all = Api::<DynamicObject>::all_with(client.clone(), &resource);
+            let page = ListParams::default().limit(PAGE);
+            let Ok(list) = all.list_metadata(&page).await else { continue };
+            let going = list.items.iter().filter(|it| it.metadata.deletion_timestamp.is_some());
+            let parents = going.flat_map(|object| {
+                let held = controllers(object).into_iter();
+                let held = held.filter(|(kind, name)| wanted(*kind, name, report));
+                held.map(|(kind, name)| parent(kind, &name, report, object)).collect::<Vec<_>>()
+            });
+            found.lock().parents.extend(parents);
+        }
+    };
+    // The parents that were found until then are reported.
+    timeout(GLANCE_TIME, read).await.ok();
+    let mut parents = found.into_inner().parents;
+    parents.sort();
+    parents
 }
 
 impl FinalizerSearch {
@@ -72,7 +114,7 @@ impl FinalizerSearch {
         free: bool,
     ) -> Result<(), kube::Error> {
         let all = Api::<DynamicObject>::all_with(client.clone(), resource);
-        let mut page = ListParams::default().limit(500);
+        let mut page = ListParams::default().limit(PAGE);
         loop {
             let list = all.list_metadata(&page).await?;
             for object in &list.items {

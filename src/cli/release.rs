@@ -4,11 +4,11 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::DynamicObject};
-use pilotlight::{meta::ControllerKind, transport::TransportOptions};
+use pilotlight::{discovery::TypeReport, meta::ControllerKind, transport::TransportOptions};
 
 use super::{
     connection::ConnectionArgs,
-    declared,
+    declared::{self, DeclaredObject},
     finalizer_search::{self, FinalizerSearch, ParentWithFinalizer},
     flag, output,
     output::Format,
@@ -20,7 +20,8 @@ pub(super) struct ReleaseArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
     /// Name of a declared controller that was removed. Its finalizer is removed from every object
-    /// that has it; the finalize hook is not called.
+    /// that has it; the finalize hook is not called. Of a controller that exists and is ready, the
+    /// objects of types that it no longer declares are released.
     #[arg(value_name = "NAME")]
     name: String,
     /// Kind of the controller: CompositeController or DecoratorController.
@@ -59,11 +60,7 @@ async fn release(
 ) -> anyhow::Result<FinalizerSearch> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &declared::resource(kind));
     match api.get(name).await {
-        Ok(_) => bail!(
-            "the {kind} {name} exists, and its finalize hook frees its parents; \
-             delete it, or remove hooks.finalize from it. Objects of types that it no longer \
-             declares are released after it is deleted"
-        ),
+        Ok(object) => return release_dropped(client, kind, &object, dry_run).await,
         Err(error) if names_missing(&error) => {}
         Err(kube::Error::Api(status))
             if status.code == 404 && crd_is_missing(client, kind).await => {}
@@ -73,8 +70,31 @@ async fn release(
             )));
         }
     }
-    finalizer_search::search(client, |of, controller| (of, controller) == (kind, name), !dry_run)
+    finalizer_search::search(client, |of, controller, _| (of, controller) == (kind, name), !dry_run)
         .await
+}
+
+/// Frees the objects of an existing controller whose types it no longer declares.
+async fn release_dropped(
+    client: &Client,
+    kind: ControllerKind,
+    object: &DynamicObject,
+    dry_run: bool,
+) -> anyhow::Result<FinalizerSearch> {
+    let declared = DeclaredObject::of(kind, object);
+    let of_dropped = |of: ControllerKind, controller: &str, report: &TypeReport| {
+        (of, controller) == (kind, &*declared.name) && declared.has_dropped(report)
+    };
+    let search = finalizer_search::search(client, of_dropped, !dry_run).await?;
+    if search.parents.is_empty() && search.errors.is_empty() {
+        let name = &declared.name;
+        bail!(
+            "the {kind} {name} exists, and its finalize hook frees its parents; delete it, or remove \
+             hooks.finalize from it. Objects of types that it no longer declares are released once \
+             it is ready with its newest specification"
+        );
+    }
+    Ok(search)
 }
 
 /// Returns whether the server names the object that it did not find. Any other 404 proves nothing:
@@ -209,6 +229,58 @@ mod tests {
         assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
     }
 
+    /// Declares the composite `a` of config maps, with this status.
+    fn declare(server: &SimulatedServer, ready: &str, observed: i64) {
+        let mut controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "a"},
+            "spec": {"parentResource": {"apiVersion": "v1", "resource": "configmaps"}},
+        });
+        let condition = json!({
+            "type": "Ready", "status": ready, "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        controller["status"] = json!({"conditions": [condition], "observedGeneration": observed});
+        server.apply(controller).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_types_that_a_controller_no_longer_declares_are_named_and_released() {
+        let server = server().await;
+        let client = server.client();
+        for (ready, observed) in [("False", 1), ("True", 0)] {
+            declare(&server, ready, observed);
+            assert!(release(&client, COMPOSITE, "a", false).await.is_err(), "{ready} {observed}");
+            assert!(!orphans(&client).await.iter().any(|(_, name)| name == "a"));
+        }
+
+        declare(&server, "True", 1);
+
+        assert!(orphans(&client).await.iter().any(|(_, name)| name == "a"));
+        let freed = release(&client, COMPOSITE, "a", false).await.unwrap();
+        assert_eq!(names(&freed), [("widgets.x.test", "one")]);
+        assert_eq!(finalizers(&server, "three"), json!([OF_A]), "its type is declared");
+        assert_eq!(finalizers(&server, "one"), json!([OF_B]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn custom_objects_that_wait_for_a_removed_controller_are_named_without_a_flag() {
+        let server = server().await;
+        server.remove("x.test/v1", "Widget", "default", "two").unwrap();
+        server.remove("v1", "ConfigMap", "default", "three").unwrap();
+        server.forget_requests();
+
+        let held = finalizer_search::glance(&server.client(), |_, name, _| name == "b").await;
+
+        let names: Vec<_> =
+            held.iter().map(|held| (held.name.as_str(), held.terminating)).collect();
+        assert_eq!(names, [("two", true)]);
+        let lists = server.requests();
+        let lists = lists.iter().filter(|request| request.resource() == "widgets.x.test");
+        assert_eq!(lists.count(), 1);
+        assert!(!server.requests().iter().any(|request| request.resource() == "configmaps"));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn type_that_may_not_be_listed_is_reported() {
         let server = server().await;
@@ -254,7 +326,8 @@ mod tests {
     /// Kinds and names of the controllers whose finalizers are reported as orphaned.
     async fn orphans(client: &Client) -> Vec<(String, String)> {
         let listed = declared::list(client.clone()).await.unwrap();
-        let held = status::unowned(client, &listed).await.unwrap();
+        let unproven = status::unproven(client, &listed).await;
+        let held = status::unowned(client, &listed, &unproven).await.unwrap();
         held.into_iter().map(|held| (held.controller_kind, held.controller)).collect()
     }
 

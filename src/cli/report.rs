@@ -92,7 +92,7 @@ impl From<ElectionStatus> for ElectionRow {
 pub(super) struct ControllerRow {
     /// Name in the manager.
     pub(super) name: String,
-    /// Parent type of a declared controller.
+    /// Parent types of a declared controller.
     pub(super) parent: Option<String>,
     /// `True`, `False`, or `Unknown` where no status was written.
     pub(super) ready: String,
@@ -255,9 +255,8 @@ impl DiscoveryRow {
 
 impl From<&DeclaredController> for ControllerRow {
     fn from(declared: &DeclaredController) -> Self {
-        let DeclaredController { kind: _, name, parent, generation, status } = declared;
-        let parent = parent.as_ref().map(|(resource, version)| (resource, version));
-        Self::of_declared(name.to_string(), parent, Some(*generation), status.clone())
+        let DeclaredController { kind: _, name, parents, generation, status } = declared;
+        Self::of_declared(name.to_string(), parents, Some(*generation), status.clone())
     }
 }
 
@@ -332,9 +331,9 @@ impl ControllerRow {
     }
 
     fn of_object(controller: &DeclaredObject) -> Self {
-        let DeclaredObject { kind, name, generation, parent, status } = controller;
-        let parent = parent.as_ref().map(|(resource, version)| (resource, version));
-        Self::of_declared(kind.runnable_name(name).to_string(), parent, *generation, status.clone())
+        let DeclaredObject { kind, name, generation, parents, status } = controller;
+        let name = kind.runnable_name(name).to_string();
+        Self::of_declared(name, parents, *generation, status.clone())
     }
 
     /// Returns the row of a runnable; that of a declared controller has the verdict in the status
@@ -360,12 +359,14 @@ impl ControllerRow {
 
     fn of_declared(
         name: String,
-        parent: Option<(&String, &String)>,
+        parents: &[(String, String)],
         generation: Option<i64>,
         status: ControllerStatus,
     ) -> Self {
         let condition =
             |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
+        let parents: Vec<_> =
+            parents.iter().map(|(resource, version)| format!("{resource} {version}")).collect();
         let newest = status.conditions.iter().map(|condition| condition.last_transition_time).max();
         let ready = condition("Ready");
         let reason = status.reason.clone().unwrap_or_default();
@@ -388,7 +389,7 @@ impl ControllerRow {
             |state: &'static str| status.watches.iter().filter(move |it| it.state == state);
         Self {
             name,
-            parent: parent.map(|(resource, version)| format!("{resource} {version}")),
+            parent: (!parents.is_empty()).then(|| parents.join(", ")),
             ready: ready.map_or("Unknown", |ready| &ready.status).to_owned(),
             group: None,
             state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),

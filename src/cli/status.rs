@@ -7,7 +7,8 @@ use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use pilotlight::{
-    manager::WatchState, meta::ControllerKind, redaction::printable, transport::TransportOptions,
+    discovery::TypeReport, manager::WatchState, meta::ControllerKind, redaction::printable,
+    transport::TransportOptions,
 };
 
 use super::{
@@ -44,8 +45,10 @@ that the source does not know is null:
     cache{whole,entries,accountedBytes}
                counts of objects and bytes of those kept whole, only from an instance
     unmet[], forbidden[], missing[], watches[]
-  held[]         objects with the finalizer of a declared controller that does not exist, with
-                 --finalizers: controllerKind, controller, type, namespace, name, terminating
+  held[]         objects with the finalizer of a declared controller that does not exist, or that does
+                 not declare their type: controllerKind, controller, type, namespace, name,
+                 terminating. Without --finalizers only those that are being deleted, among the
+                 first 500 of each of 50 custom types
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready.";
@@ -59,8 +62,10 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// List also the objects with the finalizer of a declared controller that does not exist, which
-    /// `pilotlight release` frees. Lists the metadata of all objects of the cluster.
+    /// Name all objects with the finalizer of a declared controller that does not exist or does not
+    /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
+    /// the cluster; without it, only custom objects that are being deleted are named, and at most
+    /// 500 of each type are read.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
     /// Output format.
@@ -102,9 +107,21 @@ impl StatusArgs {
             tracing::warn!(%kind, error, "declared controllers of this kind not read");
         }
         let mut report = StatusReport::of_objects(&listed.objects);
-        if self.finalizers {
-            report.held = Some(unowned(&client, &listed).await?);
-        }
+        let unproven = unproven(&client, &listed).await;
+        report.held = if self.finalizers {
+            for kind in &unproven {
+                tracing::warn!(
+                    %kind,
+                    "finalizers of this kind not reported: its controllers are not known"
+                );
+            }
+            Some(unowned(&client, &listed, &unproven).await?)
+        } else {
+            let is_orphan = |kind, name: &str, report: &TypeReport| {
+                is_orphan(&listed, &unproven, kind, name, report)
+            };
+            Some(finalizer_search::glance(&client, is_orphan).await)
+        };
         let mut kept = true;
         for kind in ControllerKind::ALL {
             let is_of = |row: &ControllerRow| {
@@ -123,25 +140,40 @@ impl StatusArgs {
     }
 }
 
-/// Returns the objects with the finalizer of a controller that does not exist.
-pub(super) async fn unowned(
-    client: &Client,
-    listed: &Listed,
-) -> anyhow::Result<Vec<ParentWithFinalizer>> {
-    // Without proof that its controllers do not exist, no finalizer of a kind is reported.
+/// Returns the kinds whose controllers are not known: without proof that a controller does not
+/// exist, its finalizers are not reported.
+pub(super) async fn unproven(client: &Client, listed: &Listed) -> Vec<ControllerKind> {
     let mut unproven: Vec<_> = listed.unread.iter().map(|(kind, _)| *kind).collect();
     for kind in &listed.not_served {
         if !release::crd_is_missing(client, *kind).await {
             unproven.push(*kind);
         }
     }
-    for kind in &unproven {
-        tracing::warn!(%kind, "finalizers of this kind not reported: its controllers are not known");
-    }
-    let is_orphan = |kind, name: &str| {
-        let is_same = |it: &declared::DeclaredObject| (it.kind, &*it.name) == (kind, name);
-        !unproven.contains(&kind) && !listed.objects.iter().any(is_same)
-    };
+    unproven
+}
+
+/// Returns whether a finalizer on an object of this type is removed by no controller: its
+/// controller does not exist, or no longer declares the type.
+fn is_orphan(
+    listed: &Listed,
+    unproven: &[ControllerKind],
+    kind: ControllerKind,
+    name: &str,
+    report: &TypeReport,
+) -> bool {
+    let is_same = |it: &&declared::DeclaredObject| (it.kind, &*it.name) == (kind, name);
+    let is_dropped = |it: &declared::DeclaredObject| it.has_dropped(report);
+    !unproven.contains(&kind) && listed.objects.iter().find(is_same).is_none_or(is_dropped)
+}
+
+/// Returns all objects with a finalizer that no controller removes.
+pub(super) async fn unowned(
+    client: &Client,
+    listed: &Listed,
+    unproven: &[ControllerKind],
+) -> anyhow::Result<Vec<ParentWithFinalizer>> {
+    let is_orphan =
+        |kind, name: &str, report: &TypeReport| is_orphan(listed, unproven, kind, name, report);
     let search = finalizer_search::search(client, is_orphan, false).await?;
     for error in &search.errors {
         tracing::warn!(error, "finalizers not read");

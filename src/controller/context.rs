@@ -15,6 +15,8 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "meta")]
+use super::queue::{Add, LOW_PRIORITY};
 use super::{
     Inputs, Queue, Request,
     inputs::state::NamedInputs,
@@ -46,6 +48,11 @@ pub struct Context {
     )]
     slot: Weak<WorkerSlot>,
 }
+
+/// Context that does not keep its epoch's parts.
+#[cfg(any(test, feature = "meta"))]
+#[derive(Default)]
+pub(super) struct WeakContext(Weak<SharedContext>);
 
 /// Parts that all reconciles of an epoch share.
 struct SharedContext {
@@ -98,8 +105,12 @@ impl Context {
         let fenced = Mutex::default();
         let shared =
             SharedContext { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        Self::without_request(Arc::new(shared))
+    }
+
+    fn without_request(shared: Arc<SharedContext>) -> Self {
         Self {
-            shared: Arc::new(shared),
+            shared,
             client: Arc::default(),
             request: None,
             attempt: 0,
@@ -107,6 +118,12 @@ impl Context {
             after_unknown: false,
             slot: Weak::new(),
         }
+    }
+
+    /// Returns a context that does not keep the parts of the epoch.
+    #[cfg(any(test, feature = "meta"))]
+    pub(super) fn downgrade(&self) -> WeakContext {
+        WeakContext(Arc::downgrade(&self.shared))
     }
 
     /// Returns the context of one reconcile.
@@ -303,6 +320,15 @@ impl Context {
         }
     }
 
+    /// Adds a request at low priority as if it had never failed: its back-off ends.
+    #[cfg(feature = "meta")]
+    pub(crate) fn enqueue_afresh(&self, request: Request) {
+        if let Some(queue) = &self.shared.queue {
+            queue.forget(&request);
+            queue.add_with(request, Add { priority: LOW_PRIORITY, ..Add::default() });
+        }
+    }
+
     /// Gives the worker slot of the reconcile back, so that the next request starts while the
     /// reconcile continues.
     #[cfg(any(test, feature = "meta"))]
@@ -365,6 +391,14 @@ impl SharedContext {
             *fenced = Arc::downgrade(&built);
             built
         })
+    }
+}
+
+#[cfg(any(test, feature = "meta"))]
+impl WeakContext {
+    /// Returns a context without a request; `None` once the run has ended.
+    pub(super) fn upgrade(&self) -> Option<Context> {
+        self.0.upgrade().map(Context::without_request)
     }
 }
 

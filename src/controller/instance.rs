@@ -9,11 +9,14 @@ use futures::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
+#[cfg(feature = "meta")]
+use super::Context;
 use super::{
     BuildError, Builder, Cluster, Inputs, Reconciler,
     inputs::state::NamedInputs,
     run::input::InputSource,
     run::input_status::InputMode,
+    run::slots::WorkerBound,
     run::{self, human},
     source::kind::KindSource,
     spec::{Spec, erase},
@@ -82,6 +85,19 @@ impl Controller {
         Inputs { named: Arc::clone(&self.spec.named), epoch: None }
     }
 
+    /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.
+    #[cfg(feature = "meta")]
+    pub(crate) fn set_workers(&self, workers: usize) {
+        self.spec.workers.set(workers);
+        self.spec.series.max_concurrent.set(i64::try_from(workers).unwrap_or(i64::MAX));
+    }
+
+    /// Returns a context of the running epoch without a request; `None` while no epoch runs.
+    #[cfg(feature = "meta")]
+    pub(crate) fn running(&self) -> Option<Context> {
+        self.spec.running.lock().upgrade()
+    }
+
     pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
         Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
     }
@@ -137,14 +153,15 @@ impl Builder {
             ),
             primaries: Arc::clone(&primaries),
             reconcile: erase(reconciler),
-            workers: self.workers,
-            most_running: self.most_running,
+            workers: WorkerBound::new(self.workers, self.most_running),
             reconcile_timeout: self.reconcile_timeout,
             works_on_standby: self.works_on_standby,
             sync_timeout: self.sync_timeout,
             queue: self.queue,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
+            #[cfg(any(test, feature = "meta"))]
+            running: Mutex::default(),
             name,
         };
         Ok(Controller::new(spec, self.group).with(self.conditions))

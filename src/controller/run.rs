@@ -40,7 +40,7 @@ use super::{
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
     run::slots::WorkerSlots,
-    spec::Spec,
+    spec::{Spec, resource_of},
 };
 use crate::{
     guard,
@@ -112,7 +112,7 @@ impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         spec.series.watch_work(queue.probe());
-        spec.series.max_concurrent.set(i64::try_from(spec.workers).unwrap_or(i64::MAX));
+        spec.series.max_concurrent.set(i64::try_from(spec.workers.workers()).unwrap_or(i64::MAX));
         for delayed in spec.carried_over.take(&spec.primaries) {
             queue.restore(delayed);
         }
@@ -133,8 +133,12 @@ impl EpochRun {
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
         let context = Context::of(inside, client, writes, own, own_statuses, own_queue, named);
+        #[cfg(any(test, feature = "meta"))]
+        {
+            *spec.running.lock() = context.downgrade();
+        }
         let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
-        let slots = WorkerSlots::new(spec.workers, spec.most_running);
+        let slots = WorkerSlots::new(Arc::clone(&spec.workers));
         let mut run = Self {
             spec,
             epoch,
@@ -318,6 +322,7 @@ impl EpochRun {
             epoch = self.epoch.number(),
             namespace = item.key.namespace.as_deref(),
             name = %item.key.name,
+            resource = resource_of(&self.spec.primaries, item.key.primary),
             reconcile_id = %context.reconcile_id(),
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));

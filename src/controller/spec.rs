@@ -4,10 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
+#[cfg(any(test, feature = "meta"))]
+use parking_lot::Mutex;
 
+#[cfg(any(test, feature = "meta"))]
+use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
     metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
+    run::slots::WorkerBound,
 };
 use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 
@@ -26,9 +31,7 @@ pub(super) struct Spec {
     /// Primary type, if the controller has one.
     pub(super) primaries: Arc<[TypeRef]>,
     pub(super) reconcile: Reconcile,
-    pub(super) workers: usize,
-    /// Maximum number of reconciles, those that gave their worker slot back included.
-    pub(super) most_running: usize,
+    pub(super) workers: Arc<WorkerBound>,
     pub(super) reconcile_timeout: Option<Duration>,
     /// True if reconciles begin before this replica leads.
     pub(super) works_on_standby: bool,
@@ -36,6 +39,15 @@ pub(super) struct Spec {
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
+    /// Context of the run, while one lasts.
+    #[cfg(any(test, feature = "meta"))]
+    pub(super) running: Mutex<WeakContext>,
+}
+
+/// Returns the primary type at this position for the log, if a controller has several.
+pub(super) fn resource_of(primaries: &[TypeRef], primary: usize) -> Option<String> {
+    let is_one_of_several = primaries.len() > 1;
+    primaries.get(primary).filter(|_| is_one_of_several).map(ToString::to_string)
 }
 
 /// Erases the type of a reconciler.
@@ -45,4 +57,19 @@ pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
         let reconciler = Arc::clone(&reconciler);
         async move { reconciler.reconcile(request, context).await }.boxed()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_names_the_type_of_a_request_if_there_are_several() {
+        let [things, pods] = [("example.com", "things"), ("", "pods")]
+            .map(|(group, plural)| TypeRef::resource(group, "v1", plural));
+
+        assert_eq!(resource_of(std::slice::from_ref(&things), 0), None);
+        assert_eq!(resource_of(&[things, pods.clone()], 1), Some(pods.to_string()));
+        assert_eq!(resource_of(&[], 0), None);
+    }
 }

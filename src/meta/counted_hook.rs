@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::meta::{
-    ControllerBudget, Hook, HookKind, HookRule, HookSeries, credentials::HookEndpoint,
+use crate::{
+    manager::{Readiness, all_of},
+    meta::{ControllerBudget, Hook, HookKind, HookRule, HookSeries, credentials::HookEndpoint},
 };
 
 /// Hook of a controller, with its protocol and the metrics of its calls.
@@ -31,6 +32,12 @@ impl Hooks {
     /// Returns the hook of this kind, if it is declared.
     pub(crate) fn get(&self, kind: HookKind) -> Option<&CountedHook> {
         self.all().find(|hook| hook.kind == kind)
+    }
+
+    /// Returns the condition that the endpoint of each hook was usable once.
+    pub(crate) fn ready(&self) -> Readiness {
+        let endpoints = self.all().filter_map(|hook| hook.endpoint.as_ref());
+        all_of(endpoints.map(|endpoint| endpoint.ready()))
     }
 
     /// Returns all declared hooks.

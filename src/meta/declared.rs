@@ -72,8 +72,8 @@ pub(crate) struct Judged {
     pub(crate) acceptance: Acceptance,
     /// Generation of the object.
     pub(crate) generation: i64,
-    /// Plural and `apiVersion` of its parent type, if it names one.
-    pub(crate) parent: Option<(String, String)>,
+    /// Plural and `apiVersion` of each parent type that it names.
+    pub(crate) parents: Vec<(String, String)>,
 }
 
 impl Declared {

@@ -223,16 +223,6 @@ impl Definition {
         self.parents.iter().map(|parent| &parent.type_ref)
     }
 
-    /// Returns whether both declare the same controller. Defaults that the server fills in count as
-    /// written.
-    pub(crate) fn declares_same(&self, other: &Self) -> bool {
-        self.kind == other.kind
-            && self.max_owner_depth == other.max_owner_depth
-            && self.workers == other.workers
-            && self.apply_rule() == other.apply_rule()
-            && same_spec(self.kind, &self.controller, &other.controller)
-    }
-
     /// Sets strategy and field manager of the apply, unless the object declares them.
     pub(crate) fn or_apply(mut self, strategy: ApplyStrategy, manager: &FieldManager) -> Self {
         self.apply_strategy.get_or_insert(strategy);
@@ -261,7 +251,7 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
 
 /// Returns whether two accepted objects of a kind declare the same controller. Defaults that the
 /// server fills in count as written.
-fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
+pub(super) fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
     fn same<S: DeserializeOwned + PartialEq>(one: &Bytes, other: &Bytes) -> bool {
         #[derive(Deserialize)]
         struct SpecOnly<S> {

@@ -116,6 +116,11 @@ impl HookHealth {
         next.into_iter().flatten().map(|(key, _)| key).collect()
     }
 
+    /// Returns the parents whose last sync got no usable response.
+    pub(crate) fn failing(&self) -> Vec<Request> {
+        self.lock().failing.keys().cloned().collect()
+    }
+
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
         let mut state = self.lock();

@@ -117,7 +117,7 @@ mod tests {
         *,
     };
     use crate::{
-        informer::{Object, ObjectKey},
+        informer::{COMPARED, Object, ObjectKey},
         kind::Scope,
     };
 
@@ -207,6 +207,30 @@ mod tests {
         assert_eq!(concerned("z"), std::slice::from_ref(&other), "it adopts no orphan");
         index.remove(&Request::namespaced("ns", "a"));
         assert_eq!(concerned("z"), std::slice::from_ref(&other));
+    }
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "the ratio is shown where the test is run by hand")]
+    fn cost_of_an_event_of_an_orphan_or_a_child_does_not_depend_on_the_number_of_parents() {
+        let compared = |parents: usize, owner: Option<&str>| {
+            let index = ParentIndex::default();
+            for number in 0..parents {
+                let (name, key) = (format!("p{number}"), Request::namespaced("ns", "p"));
+                let key = Request { key: ObjectKey::namespaced("ns", &*name), ..key };
+                insert(&index, &key, &name, &Selector::label("parent", &name));
+            }
+            COMPARED.set(0);
+            let changed = object(json!({"parent": "p3", "app": "x"}), owner);
+            let found = concerned(&index, Some(changed.clone()), Some(changed));
+            assert_eq!(found, ["ns/p3"]);
+            COMPARED.get()
+        };
+
+        for owner in [None, Some("p3")] {
+            let [few, many] = [10, 10_000].map(|parents| compared(parents, owner));
+            eprintln!("comparisons at 10 and 10,000 parents: {few} and {many}, owner {owner:?}");
+            assert_eq!(few, many);
+        }
     }
 
     #[test]

@@ -168,6 +168,20 @@ impl ParentWrites {
         self.lock().get_mut(key)?.resync.next(tick, Instant::now())
     }
 
+    /// Moves the next resync of each parent, since the definition has changed. The next sync of
+    /// each counts as work. `tick` returns the end of the period of a uid.
+    pub(crate) fn reschedule(
+        &self,
+        tick: impl Fn(&str) -> Option<Instant>,
+    ) -> Vec<(Request, Option<Instant>)> {
+        let (mut parents, now) = (self.lock(), Instant::now());
+        let moved = parents.iter_mut().map(|(key, entry)| {
+            entry.failed_work = true;
+            (key.clone(), entry.resync.next(tick(&entry.uid), now))
+        });
+        moved.collect()
+    }
+
     /// Records that an object which the parent wants exists and is not the parent's.
     pub(crate) fn contest(
         &self,

@@ -198,6 +198,22 @@ impl Related {
         }
     }
 
+    /// Forgets a parent without a customize hook, if related objects of any parent are known.
+    pub(crate) fn leave(self: &Arc<Self>, parent: &Request, context: &Context) {
+        let is_unused = {
+            let state = self.lock();
+            state.types.is_empty() && state.responses.is_empty()
+        };
+        if !is_unused {
+            self.forget(parent, context);
+        }
+    }
+
+    /// Forgets the responses for all parents: the hook or its request has changed.
+    pub(crate) fn forget_responses(&self) {
+        self.lock().responses.clear();
+    }
+
     /// Forgets all parents at the end of an epoch, with which the inputs have ended.
     pub(crate) fn clear(&self) {
         *self.lock() = RelatedState::default();

@@ -1,10 +1,12 @@
 //! Runnable of a declared controller: its sources, predicates and lifecycle.
 
 mod release;
+mod swap;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use tokio_util::task::TaskTracker;
 
 use self::release::{Cleanup, warn_of};
 use crate::{
@@ -15,8 +17,8 @@ use crate::{
         all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        ControllerKind, Definition, Hook, Lenience, ParentType, Parents, apply::Apply,
-        counted_hook::Hooks, credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
+        ControllerKind, Definition, Lenience, ParentType, Parents, apply::Apply,
+        counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer, hook_health::Health,
         recorder::EventRecorder, related::Related, sync::ParentReconciler,
     },
 };
@@ -28,11 +30,9 @@ const MOST_SYNCS: usize = 50;
 /// Runnable of a declared controller.
 pub(crate) struct DeclaredRunnable {
     controller: Controller,
-    definition: Arc<Definition>,
     cluster: Cluster,
     parents: Arc<Parents>,
-    hooks: Vec<Arc<dyn Hook>>,
-    endpoints: Vec<Arc<HookEndpoint>>,
+    current: CurrentSync,
 }
 
 impl DeclaredRunnable {
@@ -56,15 +56,30 @@ impl DeclaredRunnable {
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let backoff = backoff(definition.resync_period);
+        let current = CurrentSync::new(ParentReconciler {
+            definition: Arc::clone(&definition),
+            finalizer,
+            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            budget: hooks.budget.clone(),
+            hooks,
+            recorder,
+            parents: Arc::clone(&parents),
+            backoff,
+            restricted: cluster.namespace.clone(),
+            types: cluster.types.clone(),
+            running: TaskTracker::new(),
+        });
         let mut builder = Controller::builder(name)
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
-        for parent in &definition.parents {
-            let (parent_type, finalizer) = (parent.clone(), finalizer.clone());
+        for (primary, parent) in definition.parents.iter().enumerate() {
+            let current = current.clone();
             builder =
                 builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
-                    triggers_sync(delta, &parent_type, &finalizer)
+                    let current = current.get();
+                    let parent = current.definition.parents.get(primary);
+                    parent.is_some_and(|parent| triggers_sync(delta, parent, &current.finalizer))
                 }));
             builder = match definition.kind {
                 ControllerKind::Composite => builder.conditional(),
@@ -94,28 +109,8 @@ impl DeclaredRunnable {
                 builder = builder.managed_fields();
             }
         }
-        let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
-        let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();
-        let reconciler = ParentReconciler {
-            definition: Arc::clone(&definition),
-            finalizer,
-            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
-            budget: hooks.budget.clone(),
-            hooks,
-            recorder,
-            parents: Arc::clone(&parents),
-            backoff,
-            restricted: cluster.namespace.clone(),
-            types: cluster.types.clone(),
-        };
-        Ok(Self {
-            controller: builder.build(cluster, reconciler)?,
-            definition,
-            cluster: cluster.clone(),
-            parents,
-            hooks: made,
-            endpoints,
-        })
+        let controller = builder.build(cluster, current.clone())?;
+        Ok(Self { controller, cluster: cluster.clone(), parents, current })
     }
 
     /// Returns the health of the hook, and each later change.
@@ -126,7 +121,8 @@ impl DeclaredRunnable {
 
 impl Runnable for DeclaredRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let cleanup = Cleanup::new(Arc::clone(&self.parents), self.hooks.clone(), epoch.clone());
+        let parents = Arc::clone(&self.parents);
+        let cleanup = Cleanup::new(parents, self.current.clone(), epoch.clone());
         let run = self.controller.start(epoch.clone());
         Box::pin(async move {
             let end = run.await;
@@ -165,23 +161,23 @@ impl Runnable for DeclaredRunnable {
 
 impl ConditionalRunnable for DeclaredRunnable {
     fn ready(&self) -> Readiness {
-        let (types, parents) = (&self.cluster.types, self.definition.parent_types());
-        let parents = match self.definition.kind {
+        let current = self.current.get();
+        let (types, parents) = (&self.cluster.types, current.definition.parent_types());
+        let parents = match current.definition.kind {
             // The status is written through its subresource, which must be served.
             ControllerKind::Composite => {
                 all_of(parents.map(|it| subresource_served(types, it, Subresource::Status)))
             }
             ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
-        let endpoints = self.endpoints.iter().map(|endpoint| endpoint.ready());
-        all_of([parents, self.controller.ready()].into_iter().chain(endpoints))
+        all_of([parents, self.controller.ready(), current.hooks.ready()])
     }
 }
 
 impl fmt::Debug for DeclaredRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeclaredRunnable")
-            .field("name", &self.definition.name)
+            .field("name", &self.current.get().definition.name)
             .finish_non_exhaustive()
     }
 }

@@ -164,6 +164,12 @@ impl View<'_> {
     fn hooks_healthy(&self) -> ConditionParts {
         match (&self.health.example, self.health.proven) {
             (Some((parent, failure)), _) => {
+                let types = self.definition.map(|it| it.parents.as_slice()).unwrap_or_default();
+                // Objects of several types may have one name.
+                let parent = match types.get(parent.primary) {
+                    Some(own) if types.len() > 1 => format!("{} {parent}", own.type_ref),
+                    Some(_) | None => parent.to_string(),
+                };
                 let message = match self.health.failing {
                     1 => format!("{parent}: {}", failure.message),
                     count => format!("{count} parents fail, first {parent}: {}", failure.message),

@@ -9,6 +9,7 @@ mod declared_controllers;
 mod freed_parents;
 mod own_status;
 mod reconciler;
+mod swap;
 #[cfg(test)]
 #[cfg(feature = "testing")]
 mod tests;
@@ -199,6 +200,7 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
+        let keeps_managed_fields = options.lenience.managed_fields;
         let source = ManagerSource {
             kind,
             manager: manager.clone(),
@@ -220,8 +222,10 @@ impl Supervisor {
             credentials,
             pruning_said: AtomicBool::new(false),
         };
-        let controller = Controller::builder(kind.plural())
-            .for_type(kind.type_ref())
+        let builder = Controller::builder(kind.plural()).for_type(kind.type_ref());
+        // Hooks receive the object as `controller`.
+        let builder = if keeps_managed_fields { builder.managed_fields() } else { builder };
+        let controller = builder
             .conditional()
             .predicate(Predicate::new(move |delta| {
                 // The change that makes an object stop matching passes, so that its controller is

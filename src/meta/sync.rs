@@ -20,6 +20,7 @@ use std::{
 
 use futures::FutureExt;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use self::hook_call::HookResponse;
 use super::{
@@ -38,10 +39,8 @@ use super::{
     write_cause::SeenVersion,
 };
 use crate::{
-    controller::{
-        Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
-    },
-    discovery::{TypeChange, TypeRegistry},
+    controller::{Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Request},
+    discovery::{TypeChange, TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
     redaction,
@@ -63,10 +62,54 @@ pub(crate) struct ParentReconciler {
     /// Namespace that is watched, if only one is.
     pub(crate) restricted: Option<Arc<str>>,
     pub(crate) types: TypeRegistry,
+    /// Syncs that run.
+    pub(crate) running: TaskTracker,
 }
 
-impl Reconciler for ParentReconciler {
-    async fn reconcile(
+/// Request for an object whose type has no cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Uncached {
+    /// The type is proven missing, and its objects with it.
+    Gone,
+    /// The epoch is about to stop: a composite needs its parent type.
+    Dropped,
+    /// The type of a decorator is not listed yet.
+    NotListed,
+}
+
+impl Uncached {
+    fn of(kind: ControllerKind, state: &TypeState) -> Self {
+        match kind {
+            _ if state.is_missing() => Self::Gone,
+            ControllerKind::Composite => Self::Dropped,
+            ControllerKind::Decorator => Self::NotListed,
+        }
+    }
+}
+
+impl ParentReconciler {
+    /// Returns the reconciler of another definition of the same controller, which shares the state
+    /// of the parents.
+    pub(crate) fn with(&self, definition: Arc<Definition>, hooks: Hooks) -> Self {
+        let (kind, has_finalize) = (definition.kind, definition.finalize.is_some());
+        let parents = Arc::clone(&self.parents);
+        Self {
+            finalizer: Finalizer::of(kind, &definition.name, has_finalize),
+            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            budget: hooks.budget.clone(),
+            definition,
+            hooks,
+            recorder: self.recorder.clone(),
+            parents,
+            backoff: self.backoff,
+            restricted: self.restricted.clone(),
+            types: self.types.clone(),
+            running: TaskTracker::new(),
+        }
+    }
+
+    /// Syncs a parent, or takes the step that precedes it.
+    pub(crate) async fn reconcile(
         &self,
         request: Request,
         context: Context,
@@ -116,9 +159,7 @@ impl Reconciler for ParentReconciler {
         }
         synced.or_else(|error| self.failed(error, &parent, &context))
     }
-}
 
-impl ParentReconciler {
     /// Handles a request whose type has no cache. The objects of a type that is proven missing are
     /// gone. A type that is served is not listed yet, or the epoch is about to stop.
     fn without_cache(
@@ -127,14 +168,14 @@ impl ParentReconciler {
         request: &Request,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        if self.types.get(type_ref).state.is_missing() {
-            self.forget(request, context);
-            return Err(ReconcileError::Terminal(ObjectGone.into()));
-        }
-        match self.definition.kind {
-            ControllerKind::Composite => Ok(Outcome::Done),
+        match Uncached::of(self.definition.kind, &self.types.get(type_ref).state) {
+            Uncached::Gone => {
+                self.forget(request, context);
+                Err(ReconcileError::Terminal(ObjectGone.into()))
+            }
+            Uncached::Dropped => Ok(Outcome::Done),
             // Not a success, which would end the failures of the request.
-            ControllerKind::Decorator => {
+            Uncached::NotListed => {
                 Err(ReconcileError::RetryAfter(Postponed.into(), NOT_LISTED_AGAIN))
             }
         }
@@ -276,11 +317,15 @@ impl ParentReconciler {
         }
     }
 
+    /// Returns the next end of the period of resyncs of a parent.
+    pub(crate) fn next_tick(&self, uid: &str) -> Option<Instant> {
+        let period = self.definition.resync_period;
+        period.and_then(|period| resync::tick(period, uid, self.parents.begin, Instant::now()))
+    }
+
     /// Sets the time of the next resync, which failures and events do not change.
     fn schedule_resync(&self, parent: &Parent, context: &Context) {
-        let tick = self.definition.resync_period.and_then(|period| {
-            resync::tick(period, &parent.uid, self.parents.begin, Instant::now())
-        });
+        let tick = self.next_tick(&parent.uid);
         context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
     }
 
@@ -316,4 +361,31 @@ fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<Se
     let lasting = children.iter().filter(|child| !child.terminating);
     let related = related.iter().flat_map(|group| &group.objects).map(of);
     lasting.map(|child| child.seen).chain(related).chain([of(parent)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_whose_type_has_no_cache_ends_by_proof_of_absence_alone() {
+        use ControllerKind::{Composite, Decorator};
+        use TypeState::{Absent, NotWatchable, Served, Terminating, Unknown};
+
+        let last = |state| Unknown(Some(Box::new(state)));
+        for (kind, state, expected) in [
+            (Composite, Absent, Uncached::Gone),
+            (Decorator, Absent, Uncached::Gone),
+            (Decorator, NotWatchable, Uncached::Gone),
+            (Decorator, last(Absent), Uncached::Gone),
+            (Composite, Served, Uncached::Dropped),
+            (Composite, Unknown(None), Uncached::Dropped),
+            (Decorator, Served, Uncached::NotListed),
+            (Decorator, Terminating, Uncached::NotListed),
+            (Decorator, last(Served), Uncached::NotListed),
+            (Decorator, Unknown(None), Uncached::NotListed),
+        ] {
+            assert_eq!(Uncached::of(kind, &state), expected, "{kind} {state:?}");
+        }
+    }
 }

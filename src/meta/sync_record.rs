@@ -1,10 +1,9 @@
 //! Record of a sync that found its parent as desired, so that an equal sync can end early.
 //!
 //! A sync decides by the request to the hook, the types, the declaration and the response. The
-//! request contains the parent and its children as cached, with uid and resourceVersion. The
-//! declaration is the same for all syncs of one runnable. If the others are equal too, the sync
-//! would find nothing to do again, so that it need not decode the response, nor merge and compare
-//! any child.
+//! request contains the parent and its children as cached, with uid and resourceVersion, and the
+//! declaration as `controller`. If the others are equal too, the sync would find nothing to do
+//! again, so that it need not decode the response, nor merge and compare any child.
 //!
 //! The record has digests instead of the texts, so that its size does not depend on theirs.
 

@@ -234,7 +234,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
 
     install_own_crds_on(testbed.scope.client()).await;
     testbed.running(SUPERVISOR, 2).await;
-    edited.data["spec"]["hooks"]["sync"]["webhook"]["timeout"] = json!("8s");
+    edited.data["spec"]["childResources"][0]["optional"] = json!(true);
     for mut object in [kept, edited] {
         object.metadata.uid = None;
         object.metadata.resource_version = None;

@@ -12,16 +12,23 @@ use tokio::sync::Notify;
 
 use crate::controller::metrics::Series;
 
+/// Bound of the concurrent reconciles of a controller. May change during a run.
+#[derive(Debug)]
+pub(in crate::controller) struct WorkerBound {
+    workers: AtomicUsize,
+    /// Maximum number of reconciles, those that gave their slot back included; less than `workers`
+    /// counts as `workers`.
+    most_running: usize,
+    /// Wakes the run when a slot may be free: it was given back, or the bound has changed.
+    freed: Notify,
+}
+
 /// Slots of one run.
 #[derive(Debug)]
 pub(in crate::controller) struct WorkerSlots {
-    workers: usize,
-    /// Maximum number of reconciles without a slot; any further ones count as if they had one.
-    most_released: usize,
+    bound: Arc<WorkerBound>,
     /// Reconciles that gave their slots back.
     released: AtomicUsize,
-    /// Wakes the run when a slot is given back.
-    freed: Notify,
 }
 
 /// Slot of one reconcile, held by its task. Counts as an active worker until it is given back.
@@ -31,13 +38,35 @@ pub(in crate::controller) struct WorkerSlot {
     is_released: AtomicBool,
 }
 
-impl WorkerSlots {
-    /// Returns free slots. `most_running` bounds all reconciles; less than `workers` counts as
-    /// `workers`.
+impl WorkerBound {
     pub(in crate::controller) fn new(workers: usize, most_running: usize) -> Arc<Self> {
-        let most_released = most_running.saturating_sub(workers);
-        let (released, freed) = (AtomicUsize::new(0), Notify::new());
-        Arc::new(Self { workers, most_released, released, freed })
+        let (workers, freed) = (AtomicUsize::new(workers), Notify::new());
+        Arc::new(Self { workers, most_running, freed })
+    }
+
+    /// Returns the maximum number of reconciles with a slot.
+    pub(in crate::controller) fn workers(&self) -> usize {
+        self.workers.load(Ordering::SeqCst)
+    }
+
+    /// Sets the maximum number of reconciles with a slot. Those that run are not affected.
+    #[cfg(any(test, feature = "meta"))]
+    pub(in crate::controller) fn set(&self, workers: usize) {
+        self.workers.store(workers, Ordering::SeqCst);
+        self.freed.notify_one();
+    }
+
+    /// Returns the maximum number of reconciles without a slot; any further ones count as if they
+    /// had one.
+    fn most_released(&self) -> usize {
+        self.most_running.saturating_sub(self.workers())
+    }
+}
+
+impl WorkerSlots {
+    /// Returns free slots.
+    pub(in crate::controller) fn new(bound: Arc<WorkerBound>) -> Arc<Self> {
+        Arc::new(Self { bound, released: AtomicUsize::new(0) })
     }
 
     /// Takes a slot for a reconcile.
@@ -50,13 +79,13 @@ impl WorkerSlots {
     /// Returns whether a slot is free beside these reconciles. A reconcile that has ended, and is
     /// still among them, counts as one with a slot.
     pub(in crate::controller) fn has_free(&self, reconciles: usize) -> bool {
-        let released = self.released.load(Ordering::SeqCst).min(self.most_released);
-        reconciles.saturating_sub(released) < self.workers
+        let released = self.released.load(Ordering::SeqCst).min(self.bound.most_released());
+        reconciles.saturating_sub(released) < self.bound.workers()
     }
 
-    /// Resolves after a slot was given back. Cancel safe.
+    /// Resolves after a slot was given back, or the bound has changed. Cancel safe.
     pub(in crate::controller) async fn freed(&self) {
-        self.freed.notified().await;
+        self.bound.freed.notified().await;
     }
 }
 
@@ -67,7 +96,7 @@ impl WorkerSlot {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            self.slots.freed.notify_one();
+            self.slots.bound.freed.notify_one();
         }
     }
 }

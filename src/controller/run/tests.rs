@@ -29,6 +29,7 @@ use crate::{
         queue::QueueOptions,
         run::carried_over::{CarriedOver, CarriedOverByName},
         run::input::{Input, InputSource},
+        run::slots::WorkerBound,
     },
     guard::Held,
     manager::{
@@ -247,8 +248,8 @@ impl Make {
             inputs: self.inputs,
             primaries: Arc::default(),
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
-            workers: self.workers,
-            most_running: self.most_running,
+            workers: WorkerBound::new(self.workers, self.most_running),
+            running: parking_lot::Mutex::default(),
             reconcile_timeout: self.reconcile_timeout,
             works_on_standby: false,
             sync_timeout: Duration::from_secs(120),

@@ -12,7 +12,7 @@ use super::{
     times::{ElectionTimes, JITTER},
 };
 
-/// What this replica knows about the lease, and whether it leads.
+/// Knowledge of this replica about the lease, and its leadership.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     identity: Arc<str>,
@@ -54,7 +54,7 @@ pub(super) enum Step {
     Read,
     /// Acquire or renew.
     Write(LeaseWrite),
-    /// Nothing to do before this time, unless the lease changes.
+    /// Wait until this time, unless the lease changes.
     Wait(Duration),
     /// This replica no longer leads.
     Lost(Loss),
@@ -75,7 +75,7 @@ pub(super) enum WriteResult {
     Stored(SeenLease),
     /// The lease is another than the one that was seen.
     Conflict,
-    /// It failed, or its outcome is unknown.
+    /// The write failed, or its outcome is unknown.
     Failed,
 }
 
@@ -237,7 +237,7 @@ impl Candidate {
                     self.write_after = next.max(now.saturating_add(self.times.retry_period / 4));
                 }
                 None => {
-                    // It may have been stored.
+                    // The write may have been stored.
                     self.own = Some(write.record.transitions);
                     self.write_after = now.saturating_add(self.pause(jitter));
                 }

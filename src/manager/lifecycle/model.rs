@@ -219,6 +219,7 @@ impl Model {
             | Event::Overdue
             | Event::Remove
             | Event::Wake
+            | Event::LeaseLost
             | Event::Tick => true,
         }
     }

@@ -94,7 +94,7 @@ impl Owner {
                         return;
                     }
                     if groups.contains(&RunnableGroup::LeaderElection) {
-                        // Nothing that was elected is left.
+                        // No elected epoch is left.
                         self.leading.release();
                     }
                     self.phase = ManagerPhase::Closing { step: step + 1, asked: false };

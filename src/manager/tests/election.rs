@@ -213,7 +213,7 @@ async fn no_write_passes_after_the_deadline_by_a_clock_that_counts_suspension() 
 
     a.clock.jump(Duration::from_secs(11));
 
-    // Nothing has run since.
+    // No task has run since.
     assert!(a.epoch().unwrap().fence().pass().is_err());
     let refused = a.write("after").await.unwrap_err();
     assert!(refused.to_string().contains("does not lead"), "{refused}");

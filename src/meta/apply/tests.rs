@@ -227,6 +227,21 @@ async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, Vec::new());
+
+    let deleted = scene.server.sent().await.remove(0);
+
+    assert_eq!(deleted.name, "delete old");
+    assert_eq!(deleted.body["propagationPolicy"], "Background");
+    assert_eq!(deleted.body["preconditions"]["uid"], *observed(0, "old").uid);
+    deleted.refuse(404, "NotFound");
+    tasks.join_next().await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
     let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
     let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);

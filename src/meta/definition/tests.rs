@@ -3,7 +3,10 @@
 use serde_json::json;
 
 use super::{
-    super::{EtagRule, HookVersion},
+    super::{
+        EtagRule, HookVersion,
+        change::{Change, change},
+    },
     *,
 };
 
@@ -89,7 +92,7 @@ fn annotation_sets_the_longest_chain_of_owners() {
         assert_eq!(depth, expected, "{said:?}");
     }
     let (usual, deep) = (with(None).unwrap(), with(Some(json!("40"))).unwrap());
-    assert!(!usual.declares_same(&deep), "the edit takes effect");
+    assert_ne!(change(&usual, &deep), Change::Keep, "the edit takes effect");
     let Err(Rejected::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
     assert_eq!(problems[0].field, "metadata.annotations[pilotlight.dev/max-owner-depth]");
 }

@@ -9,7 +9,7 @@ use tracing::warn;
 use crate::{
     guard,
     manager::Epoch,
-    meta::{Hook, Parents},
+    meta::{Hook, Parents, current::CurrentSync},
 };
 
 /// Time after the grace in which a hook may release its resources. Shorter than the time after
@@ -20,8 +20,8 @@ const RELEASE_SLACK: Duration = Duration::from_millis(500);
 /// period.
 pub(super) struct Cleanup {
     parents: Arc<Parents>,
-    // Empty once the hooks are released.
-    hooks: Vec<Arc<dyn Hook>>,
+    // `None` once the hooks are released.
+    hooks: Option<CurrentSync>,
     epoch: Epoch,
 }
 
@@ -37,21 +37,22 @@ pub(super) enum ReleaseError {
 }
 
 impl Cleanup {
-    pub(super) fn new(parents: Arc<Parents>, hooks: Vec<Arc<dyn Hook>>, epoch: Epoch) -> Self {
-        Self { parents, hooks, epoch }
+    pub(super) fn new(parents: Arc<Parents>, hooks: CurrentSync, epoch: Epoch) -> Self {
+        Self { parents, hooks: Some(hooks), epoch }
     }
 
     pub(super) async fn run(mut self) -> Result<(), ReleaseError> {
         self.parents.clear();
-        let released = self.hooks.iter().map(|hook| release(&**hook, &self.epoch));
+        let hooks = self.hooks.as_ref().map(CurrentSync::release).unwrap_or_default();
+        let released = hooks.iter().map(|hook| release(&**hook, &self.epoch));
         let released = join_all(released).await;
-        self.hooks.clear();
+        self.hooks = None;
         released.into_iter().collect()
     }
 }
 
 /// Releases a hook; drops the release shortly after the grace of the epoch.
-async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
+pub(super) async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
     let over = async {
         epoch.grace_over().await;
         sleep(RELEASE_SLACK).await;
@@ -72,13 +73,11 @@ pub(super) fn warn_of(epoch: &Epoch, error: &ReleaseError) {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        if self.hooks.is_empty() {
-            return;
-        }
+        let Some(hooks) = self.hooks.take() else { return };
         self.parents.clear();
         // The epoch awaits the tasks, and so is not done before the hooks are released.
         let Ok(runtime) = Handle::try_current() else { return };
-        for hook in self.hooks.drain(..) {
+        for hook in hooks.release() {
             let epoch = self.epoch.clone();
             let release = async move {
                 if let Err(error) = release(&*hook, &epoch).await {

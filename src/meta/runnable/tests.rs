@@ -12,9 +12,9 @@ use crate::{
     informer::ObjectKey,
     kind::TypeRef,
     meta::{
-        ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex, ParentRule,
-        ResponseBudget, Selector, children::fixtures::parent, counted_hook::CountedHook,
-        hook_health::Failure,
+        ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ParentIndex,
+        ParentRule, ResponseBudget, Selector, children::fixtures::parent,
+        counted_hook::CountedHook, hook_health::Failure,
     },
 };
 

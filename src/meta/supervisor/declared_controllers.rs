@@ -23,8 +23,8 @@ pub struct DeclaredController {
     pub kind: ControllerKind,
     /// Name of the runnable, which the manager has unless the object is rejected or paused.
     pub name: ControllerName,
-    /// Plural and `apiVersion` of the parent type, if the object names one.
-    pub parent: Option<(String, String)>,
+    /// Plural and `apiVersion` of each parent type that the object names.
+    pub parents: Vec<(String, String)>,
     /// Generation of the object that was judged.
     pub generation: i64,
     /// Status that the object has or is about to get.
@@ -51,7 +51,7 @@ impl DeclaredControllers {
             let previous = written.unwrap_or_default();
             Some(DeclaredController {
                 kind,
-                parent: judged.parent.clone(),
+                parents: judged.parents.clone(),
                 generation: judged.generation,
                 status: declared.status(judged, run.as_deref(), &previous, Timestamp::now()),
                 name,

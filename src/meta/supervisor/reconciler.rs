@@ -21,6 +21,7 @@ use crate::{
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
         Rejected, Webhook,
+        change::{Change, change},
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
@@ -126,7 +127,7 @@ impl DeclarationReconciler {
             }
         }
         let generation = header.generation;
-        let judged = Judged { acceptance, generation, parent: parent_of(object) };
+        let judged = Judged { acceptance, generation, parents: parents_of(object) };
         declared.judged = Some(judged.clone());
         // Stored before the next await, so that a cancelled reconcile forgets no running
         // controller.
@@ -182,24 +183,30 @@ impl DeclarationReconciler {
         let runnable = self.kind.runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
-        if there
-            && declared.run.as_ref().is_some_and(|run| run.definition.declares_same(&definition))
-        {
+        let effect = self.effect(name, declared, &definition);
+        if effect == Change::Keep {
             return (Acceptance::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let withdrawn = |before: &Run| waits && before.definition.declares_same(&definition);
+        let withdrawn =
+            |before: &Run| waits && change(&before.definition, &definition) == Change::Keep;
         if declared.before.as_ref().is_some_and(withdrawn) {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
         let workers = definition.workers.unwrap_or(self.options.workers);
-        let hooks = match self.hooks(&definition) {
+        let mut hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
         };
         if hooks.all().any(|hook| hook.endpoint.is_some()) {
             self.read_credentials().await;
+        }
+        if let Change::Swap(syncs) = effect {
+            match self.swap(name, &definition, hooks, syncs, declared).await {
+                Ok(()) => return (Acceptance::Accepted, None),
+                Err(unready) => hooks = unready,
+            }
         }
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
@@ -429,9 +436,9 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of the first parent type that an object names, whatever else is wrong
-/// with it.
-fn parent_of(object: &Object) -> Option<(String, String)> {
+/// Plural and `apiVersion` of each parent type that an object names, whatever else is wrong with
+/// it.
+fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
         spec: DeclaringSpec,
@@ -449,9 +456,16 @@ fn parent_of(object: &Object) -> Option<(String, String)> {
         api_version: String,
         resource: String,
     }
-    let Declaring { spec } = object.decode().ok()?;
-    let first = spec.parent_resource.or(spec.resources.into_iter().next());
-    first.map(|DeclaredParent { api_version, resource }| (resource, api_version))
+    let Ok(Declaring { spec }) = object.decode() else { return Vec::new() };
+    let named = spec.parent_resource.into_iter().chain(spec.resources);
+    let mut parents = Vec::new();
+    for DeclaredParent { api_version, resource } in named {
+        let parent = (resource, api_version);
+        if !parents.contains(&parent) {
+            parents.push(parent);
+        }
+    }
+    parents
 }
 
 fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {

@@ -25,7 +25,11 @@ impl ParentReconciler {
         object: &Object,
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, SyncError> {
-        let Some(hook) = self.hooks.get(HookKind::Customize) else { return Ok(Vec::new()) };
+        let Some(hook) = self.hooks.get(HookKind::Customize) else {
+            // An earlier definition may have declared the hook.
+            self.parents.related.leave(&parent.key, context);
+            return Ok(Vec::new());
+        };
         let rules = self.rules(hook, parent, object, context).await?;
         let related = &self.parents.related;
         related.read(&parent.key, &rules, &self.types, context).await.map_err(|error| match error {

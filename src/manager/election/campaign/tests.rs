@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// One replica, as its manager sees it.
+/// Replica, as its manager sees it.
 struct Replica {
     terms: watch::Receiver<Option<Arc<Term>>>,
     status: watch::Receiver<ElectionStatus>,
@@ -299,7 +299,7 @@ async fn broken_watch_is_opened_again() {
 async fn frozen_leader_does_not_lead_when_it_goes_on() {
     let (server, mut a, mut b) = pair().await;
     let term = a.until_leading().await;
-    // Its task does not run, as at SIGSTOP.
+    // The task does not run, as at SIGSTOP.
     a.task.shutdown().await;
     b.until_leading().await;
 

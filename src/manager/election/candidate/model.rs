@@ -20,7 +20,7 @@ enum Happening {
     Delete,
     /// The replica frees the lease if it leads.
     Release(usize),
-    /// Nothing of this replica runs for a time, such as at SIGSTOP.
+    /// The replica does not run for a time, such as at SIGSTOP.
     Freeze(usize, u64),
 }
 
@@ -153,7 +153,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                 let leads = replica.candidate.leads_until();
                 let leads = leads.is_some_and(|until| until > now + replica.offset);
                 if leads && let Some(release) = replica.candidate.release() {
-                    // Nothing of the replica runs any more when it frees the lease.
+                    // No epoch of the replica is left when it frees the lease.
                     writes_until[*number] = Duration::ZERO;
                     replica.candidate.released();
                     server.write(&release);

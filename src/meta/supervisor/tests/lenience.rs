@@ -55,7 +55,12 @@ async fn hook_receives_managed_fields_if_that_is_enabled() {
         let lenience = Lenience { managed_fields, ..Lenience::default() };
         let one = |_, _: &Value| json!({"children": [child("1")]});
         let (harness, calls) = harness_with(lenience, one).await;
-        harness.declare("a", spec());
+        let managed = json!([{"manager": "m", "operation": "Update"}]);
+        let controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "a", "managedFields": managed}, "spec": spec(),
+        });
+        harness.server.apply(controller).unwrap();
         harness.server.apply(thing(1)).unwrap();
         pass().await;
         harness.server.apply(thing(2)).unwrap();
@@ -63,7 +68,8 @@ async fn hook_receives_managed_fields_if_that_is_enabled() {
 
         let calls = std::mem::take(&mut *calls.lock().unwrap());
         let request = &calls.last().unwrap().1;
-        let objects = [&request["parent"], &request["children"]["ConfigMap.v1"]["default/c"]];
+        let child = &request["children"]["ConfigMap.v1"]["default/c"];
+        let objects = [&request["controller"], &request["parent"], child];
         for object in objects {
             let found = object["metadata"].get("managedFields").is_some();
             assert_eq!(found, managed_fields, "{request:#}");

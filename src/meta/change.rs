@@ -1,0 +1,134 @@
+//! Change of a declared controller: the effect of an edit on its runnable. A decision without I/O.
+//!
+//! Types of parents and children are inputs of the runnable, so that a change of theirs needs a new
+//! epoch. Everything else is read by each sync, and is replaced while the epoch runs.
+
+use super::{ChildRule, Definition, HookRule, ParentType, definition::same_spec};
+
+/// Effect of an edit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Change {
+    /// The same controller; nothing is replaced.
+    Keep,
+    /// The definition is replaced while the epoch runs.
+    Swap(NextSyncs),
+    /// A new epoch replaces the current one.
+    Restart,
+}
+
+/// Time of the syncs that follow a swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NextSyncs {
+    /// The next change or resync of each parent, since its result stays the same. Parents whose
+    /// last sync failed are synced at once.
+    WhenDue,
+    /// Every parent, spread over a minute: its result may differ.
+    Spread,
+    /// Every parent at once: the user waits for the effect.
+    AtOnce,
+}
+
+/// Returns the effect of an edit from `old` to `new`.
+pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
+    // Without `..`, so that a new field cannot be forgotten.
+    let Definition {
+        kind,
+        name,
+        parents,
+        children,
+        generate_selector,
+        resync_period,
+        max_owner_depth,
+        max_children,
+        recreates_at_once,
+        lenience,
+        workers,
+        apply_strategy,
+        field_manager,
+        sync,
+        finalize,
+        customize,
+        controller,
+    } = old;
+    let is_same_process = *max_children == new.max_children
+        && *recreates_at_once == new.recreates_at_once
+        && *lenience == new.lenience;
+    // The digests of a parent's children are those of one strategy.
+    let is_same_apply =
+        *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
+    let is_same_process = is_same_process && is_same_apply;
+    if *kind != new.kind || *name != new.name || !is_same_process {
+        return Change::Restart;
+    }
+    let swap = |is_same: bool, syncs| if is_same { Change::Keep } else { Change::Swap(syncs) };
+    let changes = [
+        of_parents(parents, &new.parents),
+        of_children(children, &new.children),
+        swap(*generate_selector == new.generate_selector, NextSyncs::AtOnce),
+        swap(*resync_period == new.resync_period, NextSyncs::WhenDue),
+        swap(*max_owner_depth == new.max_owner_depth, NextSyncs::Spread),
+        swap(*workers == new.workers, NextSyncs::WhenDue),
+        of_hook(sync.as_ref(), new.sync.as_ref()),
+        of_hook(finalize.as_ref(), new.finalize.as_ref()),
+        of_hook(customize.as_ref(), new.customize.as_ref()),
+    ];
+    let change = changes.into_iter().max().unwrap_or(Change::Keep);
+    if change == Change::Keep && !same_spec(*kind, controller, &new.controller) {
+        // Only the hooks read the field: they receive the specification as `controller`.
+        return Change::Swap(NextSyncs::Spread);
+    }
+    change
+}
+
+/// Returns the effect of an edit of the parent types. Their order is that of the requests.
+fn of_parents(old: &[ParentType], new: &[ParentType]) -> Change {
+    let pairs = || old.iter().zip(new);
+    let is_same_type = |(old, new): (&ParentType, &ParentType)| {
+        let ParentType { type_ref, rules: _ } = old;
+        *type_ref == new.type_ref
+    };
+    if old.len() != new.len() || !pairs().all(is_same_type) {
+        return Change::Restart;
+    }
+    if pairs().any(|(old, new)| old.rules != new.rules) {
+        return Change::Swap(NextSyncs::AtOnce);
+    }
+    Change::Keep
+}
+
+/// Returns the effect of an edit of the child types.
+fn of_children(old: &[ChildRule], new: &[ChildRule]) -> Change {
+    if old.len() != new.len() {
+        return Change::Restart;
+    }
+    let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
+        let ChildRule { type_ref, strategy, optional } = old;
+        if *type_ref != new.type_ref || *optional != new.optional {
+            return Change::Restart;
+        }
+        if *strategy != new.strategy {
+            return Change::Swap(NextSyncs::AtOnce);
+        }
+        Change::Keep
+    };
+    old.iter().zip(new).map(of_rule).max().unwrap_or(Change::Keep)
+}
+
+/// Returns the effect of an edit of one hook.
+fn of_hook(old: Option<&HookRule>, new: Option<&HookRule>) -> Change {
+    let (Some(old), Some(new)) = (old, new) else {
+        let is_same = old.is_none() && new.is_none();
+        return if is_same { Change::Keep } else { Change::Swap(NextSyncs::AtOnce) };
+    };
+    let HookRule { version, strict, url, timeout, etag, endpoint } = old;
+    if (*version, *strict) != (new.version, new.strict) || *url != new.url {
+        return Change::Swap(NextSyncs::AtOnce);
+    }
+    if (*timeout, *etag) != (new.timeout, new.etag) || *endpoint != new.endpoint {
+        return Change::Swap(NextSyncs::WhenDue);
+    }
+    Change::Keep
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Table of the effects of edits.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::meta::{ControllerKind, Lenience};
+
+const DUE: Change = Change::Swap(NextSyncs::WhenDue);
+const SPREAD: Change = Change::Swap(NextSyncs::Spread);
+const AT_ONCE: Change = Change::Swap(NextSyncs::AtOnce);
+
+fn composite() -> Value {
+    json!({
+        "metadata": {"name": "things"},
+        "spec": {
+            "parentResource": {
+                "apiVersion": "example.com/v1", "resource": "things",
+                "labelSelector": {"matchLabels": {"app": "x"}},
+            },
+            "childResources": [
+                {"apiVersion": "v1", "resource": "configmaps"},
+                {"apiVersion": "v1", "resource": "secrets", "optional": true},
+            ],
+            "resyncPeriodSeconds": 60,
+            "generateSelector": true,
+            "hooks": {
+                "sync": {"webhook": {"url": "http://hook.default/sync"}},
+                "finalize": {"webhook": {"url": "http://hook.default/finalize"}},
+            },
+        },
+    })
+}
+
+fn decorator() -> Value {
+    json!({
+        "metadata": {"name": "things"},
+        "spec": {
+            "resources": [
+                {"apiVersion": "example.com/v1", "resource": "things"},
+                {"apiVersion": "v1", "resource": "pods"},
+            ],
+            "attachments": [{"apiVersion": "v1", "resource": "configmaps"}],
+            "hooks": {"sync": {"webhook": {"url": "http://hook.default/sync"}}},
+        },
+    })
+}
+
+fn parse(kind: ControllerKind, object: &Value) -> Definition {
+    Definition::parse(kind, &object.to_string().into()).unwrap()
+}
+
+#[track_caller]
+fn check(kind: ControllerKind, pointer: &str, value: Value, expected: Change) {
+    let object = match kind {
+        ControllerKind::Composite => composite(),
+        ControllerKind::Decorator => decorator(),
+    };
+    let mut edited = object.clone();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let parent = edited.pointer_mut(parent).unwrap();
+    match parent {
+        Value::Array(items) => match key.parse::<usize>() {
+            Ok(index) => items[index] = value,
+            Err(_) => items.push(value),
+        },
+        _ => parent[key] = value,
+    }
+    let (old, new) = (parse(kind, &object), parse(kind, &edited));
+
+    assert_eq!(change(&old, &new), expected, "{pointer}");
+    assert_eq!(change(&new, &old), expected, "{pointer} undone");
+}
+
+#[test]
+fn each_field_of_a_composite_controller_has_its_effect() {
+    let check = |pointer, value, expected| {
+        check(ControllerKind::Composite, pointer, value, expected);
+    };
+    let hook = || json!({"webhook": {"url": "http://hook.default/more"}});
+    check("/metadata/labels", json!({"a": "b"}), Change::Keep);
+    check("/spec/hooks/sync/version", json!("v1"), Change::Keep);
+    check("/spec/parentResource/apiVersion", json!("example.com/v2"), Change::Restart);
+    check("/spec/parentResource/resource", json!("others"), Change::Restart);
+    check("/spec/parentResource/labelSelector", json!({}), AT_ONCE);
+    check("/spec/parentResource/ignoreStatusChanges", json!(true), AT_ONCE);
+    check("/spec/parentResource/revisionHistory", json!({"fieldPaths": ["spec.a"]}), SPREAD);
+    check("/spec/childResources/0/apiVersion", json!("v2"), Change::Restart);
+    check("/spec/childResources/0/resource", json!("pods"), Change::Restart);
+    check("/spec/childResources/0/optional", json!(true), Change::Restart);
+    check(
+        "/spec/childResources/-",
+        json!({"apiVersion": "v1", "resource": "pods"}),
+        Change::Restart,
+    );
+    check("/spec/childResources/1/updateStrategy", json!({"method": "InPlace"}), AT_ONCE);
+    check("/spec/generateSelector", json!(false), AT_ONCE);
+    check("/spec/resyncPeriodSeconds", json!(61), DUE);
+    check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);
+    check("/metadata/annotations", json!({"pilotlight.dev/max-owner-depth": "7"}), SPREAD);
+    check("/spec/hooks/customize", hook(), AT_ONCE);
+    check("/spec/hooks/finalize", Value::Null, AT_ONCE);
+    check("/spec/hooks/sync", Value::Null, AT_ONCE);
+    check("/spec/hooks/preUpdateChild", hook(), SPREAD);
+    check("/spec/hooks/finalize/webhook/url", json!("http://hook.default/other"), AT_ONCE);
+    check("/spec/hooks/sync/version", json!("v2"), AT_ONCE);
+    check("/spec/hooks/sync/webhook/responseUnMarshallMode", json!("strict"), AT_ONCE);
+    check("/spec/hooks/sync/webhook/timeout", json!("3s"), DUE);
+    check("/spec/hooks/sync/webhook/etag", json!({"enabled": true}), DUE);
+    let token = json!({"secretRef": {"name": "a", "namespace": "b", "key": "c"}});
+    check("/spec/hooks/sync/webhook/authorization", token.clone(), DUE);
+    let config = json!([{"host": "hook.default", "authorization": token}]);
+    check("/spec/endpointConfigs", config, DUE);
+}
+
+#[test]
+fn each_field_of_a_decorator_controller_has_its_effect() {
+    let check = |pointer, value, expected| {
+        check(ControllerKind::Decorator, pointer, value, expected);
+    };
+    let pods = json!({"apiVersion": "v1", "resource": "pods"});
+    check("/spec/resources/-", json!({"apiVersion": "v1", "resource": "nodes"}), Change::Restart);
+    check("/spec/resources/0", pods, Change::Restart);
+    let selector = json!({"matchAnnotations": {"a": "b"}});
+    check("/spec/resources/1/annotationSelector", selector, AT_ONCE);
+    check("/spec/resources/1/labelSelector", json!({"matchLabels": {"a": "b"}}), AT_ONCE);
+    check("/spec/resources/0/ignoreStatusChanges", json!(true), AT_ONCE);
+    check("/spec/attachments/0/resource", json!("secrets"), Change::Restart);
+    check("/spec/attachments/0/updateStrategy", json!({"method": "Recreate"}), AT_ONCE);
+    check("/spec/resyncPeriodSeconds", json!(9), DUE);
+}
+
+#[test]
+fn options_of_the_process_need_a_restart() {
+    let parsed = || parse(ControllerKind::Composite, &composite());
+    let lenience = Lenience { unlimited_writes: true, ..Lenience::default() };
+    for edited in [
+        Definition { name: "other".to_owned(), ..parsed() },
+        Definition { max_children: 7, ..parsed() },
+        Definition { recreates_at_once: true, ..parsed() },
+        Definition { lenience, ..parsed() },
+        Definition { kind: ControllerKind::Decorator, ..parsed() },
+    ] {
+        assert_eq!(change(&parsed(), &edited), Change::Restart);
+    }
+}
+
+#[test]
+fn largest_effect_of_an_edit_counts() {
+    let mut edited = composite();
+    edited["spec"]["resyncPeriodSeconds"] = json!(61);
+    edited["spec"]["generateSelector"] = json!(false);
+    let old = parse(ControllerKind::Composite, &composite());
+    assert_eq!(change(&old, &parse(ControllerKind::Composite, &edited)), AT_ONCE);
+
+    edited["spec"]["childResources"] = json!([]);
+    assert_eq!(change(&old, &parse(ControllerKind::Composite, &edited)), Change::Restart);
+}

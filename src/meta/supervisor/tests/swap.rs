@@ -1,0 +1,402 @@
+//! Edits that are executed in the running epoch.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::Semaphore;
+
+use super::{
+    finalize::{Calls, harness, pass},
+    *,
+};
+use crate::testing::Verb;
+
+/// Hook that records the URL of its definition with each parent, once a permit admits the call.
+struct Gated {
+    url: String,
+    calls: Arc<Mutex<Vec<(String, String)>>>,
+    gate: Arc<Semaphore>,
+    released: Arc<AtomicUsize>,
+}
+
+impl Hook for Gated {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let name = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
+        self.calls.lock().unwrap().push((self.url.clone(), name));
+        async move {
+            self.gate.acquire().await.unwrap().forget();
+            Ok(Bytes::from_static(b"{}"))
+        }
+        .boxed()
+    }
+
+    fn release(&self) -> futures::future::BoxFuture<'_, ()> {
+        self.released.fetch_add(1, Ordering::SeqCst);
+        Box::pin(std::future::ready(()))
+    }
+}
+
+fn thing(name: &str) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": name, "labels": {"app": name}},
+    })
+}
+
+/// Gets and lists. Watches are compared by their number.
+fn reads(harness: &Harness) -> Vec<String> {
+    let requests = harness.server.requests();
+    let reads =
+        requests.iter().filter(|request| matches!(request.info.verb, Verb::Get | Verb::List));
+    reads.map(|request| format!("{:?} {}", request.info.verb, request.resource())).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a_read() {
+    let (calls, gate) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(Semaphore::new(0)));
+    let released = Arc::<AtomicUsize>::default();
+    let (made, gated, counted) = (Arc::clone(&calls), Arc::clone(&gate), Arc::clone(&released));
+    let factory: HookFactory = Arc::new(move |definition, kind| {
+        let url = definition.hook(kind).unwrap().url.to_string();
+        let (calls, gate) = (Arc::clone(&made), Arc::clone(&gated));
+        Arc::new(Gated { url, calls, gate, released: Arc::clone(&counted) })
+    });
+    let harness = Harness::with(factory, RESYNC).await;
+    for name in ["p", "q"] {
+        harness.server.apply(thing(name)).unwrap();
+    }
+    let mut spec = good();
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("a", spec.clone());
+    harness.running("a", 1).await;
+    settle().await;
+    let watches = harness.server.open_watches();
+    harness.server.forget_requests();
+
+    spec["hooks"]["sync"]["webhook"]["url"] = json!("http://other/");
+    harness.declare("a", spec);
+    settle().await;
+    assert_eq!(released.load(Ordering::SeqCst), 0, "its calls run");
+    gate.add_permits(4);
+    settle().await;
+
+    let mut calls = calls.lock().unwrap().clone();
+    calls.sort();
+    // A status that was written syncs its parent again.
+    calls.dedup();
+    let expected = [
+        ("http://other/", "p"),
+        ("http://other/", "q"),
+        ("http://scripted/", "p"),
+        ("http://scripted/", "q"),
+    ];
+    assert_eq!(calls, expected.map(|(url, name)| (url.to_owned(), name.to_owned())));
+    assert_eq!(harness.epoch("a"), Some(1));
+    assert_eq!(harness.server.open_watches(), watches);
+    assert_eq!(reads(&harness), [""; 0]);
+    assert_eq!(released.load(Ordering::SeqCst), 1, "the hook of the first URL");
+    harness.end().await;
+    assert_eq!(released.load(Ordering::SeqCst), 2);
+}
+
+fn sync_only(spec: Value) -> Value {
+    let mut spec = spec;
+    let hooks = json!({"sync": {"webhook": {"url": "http://scripted/"}}});
+    spec["hooks"] = hooks;
+    spec
+}
+
+/// Removes the recorded calls. Returns the parents of those of one hook, each once.
+fn take(calls: &Calls, kind: HookKind) -> Vec<String> {
+    let calls = std::mem::take(&mut *calls.lock().unwrap());
+    let of_kind = calls.iter().filter(|(it, _)| *it == kind);
+    let names = of_kind.map(|(_, request)| request["parent"]["metadata"]["name"].as_str().unwrap());
+    let names: std::collections::BTreeSet<_> = names.map(str::to_owned).collect();
+    names.into_iter().collect()
+}
+
+async fn with_things(names: &[&str]) -> (Harness, Calls) {
+    let (harness, calls) = harness(|kind, _| match kind {
+        HookKind::Customize => json!({"relatedResources": [
+            {"apiVersion": "v1", "resource": "configmaps", "labelSelector": {}},
+        ]}),
+        HookKind::Sync | HookKind::Finalize => json!({"children": [], "finalized": true}),
+    })
+    .await;
+    for name in names {
+        harness.server.apply(thing(name)).unwrap();
+    }
+    (harness, calls)
+}
+
+#[tokio::test(start_paused = true)]
+async fn selector_is_swapped_and_only_the_parents_that_it_selects_are_synced() {
+    let (harness, calls) = with_things(&["p", "q"]).await;
+    let select = |name: &str| {
+        let mut spec = good();
+        spec["parentResource"]["labelSelector"] = json!({"matchLabels": {"app": name}});
+        spec
+    };
+    harness.declare("a", select("p"));
+    harness.running("a", 1).await;
+    pass().await;
+    assert_eq!(take(&calls, HookKind::Sync), ["p"]);
+    harness.server.forget_requests();
+
+    harness.declare("a", select("q"));
+    pass().await;
+    harness
+        .server
+        .merge(&json!({
+            "apiVersion": "example.com/v1", "kind": "Thing",
+            "metadata": {"name": "p", "labels": {"app": "p", "more": "yes"}},
+        }))
+        .unwrap();
+    pass().await;
+
+    assert_eq!(take(&calls, HookKind::Sync), ["q"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    assert_eq!(reads(&harness), [""; 0]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalize_hook_that_is_added_gets_its_finalizer_and_one_that_is_dropped_frees_the_parents()
+{
+    let (harness, calls) = with_things(&["p"]).await;
+    let mut finalizing = good();
+    finalizing["hooks"]["finalize"] = json!({"webhook": {"url": "http://scripted/"}});
+    let finalizers = || {
+        let thing = harness.server.get("example.com/v1", "Thing", "", "p").unwrap();
+        thing["metadata"]["finalizers"].clone()
+    };
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    pass().await;
+    assert_eq!(finalizers(), Value::Null);
+
+    harness.declare("a", finalizing.clone());
+    pass().await;
+    assert_eq!(finalizers(), json!(["metacontroller.io/compositecontroller-a"]));
+    harness.declare("a", sync_only(finalizing.clone()));
+    pass().await;
+    assert_eq!(finalizers(), Value::Null);
+    harness.declare("a", finalizing);
+    pass().await;
+    harness.server.remove("example.com/v1", "Thing", "", "p").unwrap();
+    pass().await;
+
+    assert!(harness.server.get("example.com/v1", "Thing", "", "p").is_err());
+    assert_eq!(take(&calls, HookKind::Finalize), ["p"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn customize_hook_is_added_changed_and_dropped_in_place() {
+    let (harness, calls) = with_things(&["p"]).await;
+    let customizing = |url: &str| {
+        let mut spec = good();
+        spec["hooks"]["customize"] = json!({"webhook": {"url": url}});
+        spec
+    };
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    pass().await;
+    let watched = || harness.server.open_watches().contains_key("configmaps");
+    assert!(!watched());
+
+    harness.declare("a", customizing("http://one/"));
+    pass().await;
+    assert_eq!(take(&calls, HookKind::Customize), ["p"]);
+    assert!(watched());
+    harness.declare("a", customizing("http://two/"));
+    pass().await;
+    assert_eq!(take(&calls, HookKind::Customize), ["p"], "answers of the old hook are void");
+    harness.declare("a", good());
+    // The informer lingers.
+    sleep(Duration::from_secs(15)).await;
+
+    assert!(!watched(), "{:?}", harness.server.open_watches());
+    assert_eq!(take(&calls, HookKind::Sync), ["p"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resync_period_is_swapped_without_a_sync() {
+    let (harness, calls) = with_things(&["p", "q"]).await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    pass().await;
+    take(&calls, HookKind::Sync);
+    let mut spec = good();
+    spec["resyncPeriodSeconds"] = json!(100);
+
+    harness.declare("a", spec);
+    settle().await;
+    assert_eq!(take(&calls, HookKind::Sync), [""; 0]);
+    sleep(Duration::from_secs(100)).await;
+
+    assert_eq!(take(&calls, HookKind::Sync), ["p", "q"]);
+    harness.declare("a", good());
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(take(&calls, HookKind::Sync), [""; 0], "the default period is a day");
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn strategy_is_swapped_and_applies_at_once() {
+    let (harness, _) = harness(|_, request| {
+        let name = request["parent"]["metadata"]["name"].clone();
+        json!({"children": [{
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": "default"},
+            "data": {"size": request["parent"]["spec"]["size"].to_string()},
+        }]})
+    })
+    .await;
+    let sized = |size: u32| {
+        let mut thing = thing("p");
+        thing["spec"] = json!({ "size": size });
+        thing
+    };
+    let child = || {
+        let child = harness.server.get("v1", "ConfigMap", "default", "p").unwrap();
+        child["data"]["size"].as_str().unwrap().to_owned()
+    };
+    let with = |method: &str| {
+        let mut spec = good();
+        spec["childResources"] = json!([{
+            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": method},
+        }]);
+        spec
+    };
+    harness.server.apply(sized(1)).unwrap();
+    harness.declare("a", with("OnDelete"));
+    harness.running("a", 1).await;
+    pass().await;
+    harness.server.merge(&sized(2)).unwrap();
+    pass().await;
+    assert_eq!(child(), "1");
+    harness.server.forget_requests();
+
+    harness.declare("a", with("InPlace"));
+    pass().await;
+
+    assert_eq!(child(), "2");
+    assert_eq!(reads(&harness), [""; 0]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_parents_are_synced_at_once_when_the_timeout_is_swapped() {
+    let fails = Arc::new(AtomicUsize::new(1));
+    let made = Arc::clone(&fails);
+    let (harness, calls) = harness(move |_, _| match made.load(Ordering::SeqCst) {
+        0 => json!({}),
+        _ => json!("not an object"),
+    })
+    .await;
+    harness.server.apply(thing("p")).unwrap();
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    sleep(Duration::from_secs(600)).await;
+    take(&calls, HookKind::Sync);
+    fails.store(0, Ordering::SeqCst);
+    let mut spec = good();
+    spec["hooks"]["sync"]["webhook"]["timeout"] = json!("60s");
+
+    harness.declare("a", spec);
+    settle().await;
+
+    assert_eq!(take(&calls, HookKind::Sync), ["p"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejected_edit_keeps_the_last_definition_that_was_swapped_in() {
+    let (harness, calls) = with_things(&["p"]).await;
+    let mut selecting = good();
+    selecting["parentResource"]["labelSelector"] = json!({"matchLabels": {"app": "q"}});
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    pass().await;
+    harness.declare("a", selecting);
+    pass().await;
+    take(&calls, HookKind::Sync);
+
+    harness.declare("a", rejected());
+    pass().await;
+    harness.server.apply(thing("r")).unwrap();
+    harness.server.apply(thing("q")).unwrap();
+    pass().await;
+
+    assert_eq!(take(&calls, HookKind::Sync), ["q"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn swapped_definition_is_that_of_the_next_epoch_too() {
+    let (harness, calls) = with_things(&["p"]).await;
+    let mut selecting = good();
+    selecting["parentResource"]["labelSelector"] = json!({"matchLabels": {"app": "q"}});
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    pass().await;
+    harness.declare("a", selecting);
+    pass().await;
+
+    harness.server.uninstall("things.example.com").unwrap();
+    harness.until(&runnable("a"), |status| status.state == ControllerState::Waiting).await;
+    let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things.build()).unwrap();
+    harness.running("a", 2).await;
+    take(&calls, HookKind::Sync);
+    for name in ["p", "q"] {
+        harness.server.apply(thing(name)).unwrap();
+    }
+    pass().await;
+
+    assert_eq!(take(&calls, HookKind::Sync), ["q"]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_credentials_are_swapped_once_they_can_be_read_and_wait_while_they_are_missing() {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    let harness = Harness::over(server, client, MetaOptions::default()).await;
+    let secret = |name: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name, "namespace": "default"}, "data": {"token": "YQ=="},
+        })
+    };
+    let with = |name: &str| {
+        let token = json!({"name": name, "namespace": "default", "key": "token"});
+        let mut spec = good();
+        spec["hooks"]["sync"]["webhook"]["authorization"] = json!({ "secretRef": token });
+        spec
+    };
+    let pending = || harness.manager.status_of(runnable("a")).unwrap().pending.is_some();
+    harness.server.apply(secret("one")).unwrap();
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+
+    harness.declare("a", with("one"));
+    pass().await;
+    assert_eq!((harness.epoch("a"), pending()), (Some(1), false), "changed in place");
+    harness.declare("a", with("two"));
+    pass().await;
+    assert_eq!((harness.epoch("a"), pending()), (Some(1), true), "the old ones stay in use");
+    harness.server.apply(secret("two")).unwrap();
+    harness.running("a", 2).await;
+
+    assert!(!pending());
+    harness.end().await;
+}
