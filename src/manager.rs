@@ -123,7 +123,7 @@ pub enum ManagerError {
 pub struct Manager {
     options: ManagerOptions,
     handle: ManagerHandle,
-    commands: mpsc::Receiver<handle::Command>,
+    commands: mpsc::Receiver<handle::ManagerCommand>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
 }
@@ -203,7 +203,7 @@ impl Manager {
             owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
         for (name, runnable, options) in waiting {
             // Names were checked in `add`, so this cannot fail.
-            owner.add(name, entry::Spec::new(runnable, options)).unwrap_or_default();
+            owner.add(name, entry::RunnableSpec::new(runnable, options)).unwrap_or_default();
         }
         owner.run(stop).await
     }

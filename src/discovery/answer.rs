@@ -8,7 +8,7 @@ use crate::kind::{Scope, Subresources};
 
 /// A discovery answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct DiscoveryAnswer {
     /// True if all served group versions are listed: one that is not listed is not served.
     pub(super) complete: bool,
     /// Listed group versions.
@@ -21,12 +21,12 @@ pub(super) struct AnsweredVersion {
     pub(super) group: Arc<str>,
     pub(super) version: Arc<str>,
     /// `None` if the backing server could not be reached or the answer is stale.
-    pub(super) resources: Option<Vec<Resource>>,
+    pub(super) resources: Option<Vec<ServedResource>>,
 }
 
 /// A resource of a group version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(super) struct ServedResource {
     pub(super) plural: Arc<str>,
     pub(super) kind: Arc<str>,
     pub(super) scope: Scope,
@@ -35,7 +35,7 @@ pub(super) struct Resource {
     pub(super) subresources: Subresources,
 }
 
-impl Answer {
+impl DiscoveryAnswer {
     /// Joins the answers of `/api` and `/apis`. The result is complete if both are.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.complete &= other.complete;
@@ -104,7 +104,7 @@ struct SubresourceDiscovery {
     subresource: String,
 }
 
-impl From<GroupDiscoveryList> for Answer {
+impl From<GroupDiscoveryList> for DiscoveryAnswer {
     fn from(list: GroupDiscoveryList) -> Self {
         // Every API server serves something: an empty answer is a defect and proves nothing.
         let complete = !list.items.is_empty();
@@ -117,7 +117,7 @@ impl From<GroupDiscoveryList> for Answer {
                     group: name.clone(),
                     version: version.version.into(),
                     resources: (version.freshness != "Stale")
-                        .then(|| version.resources.into_iter().map(Resource::from).collect()),
+                        .then(|| version.resources.into_iter().map(ServedResource::from).collect()),
                 })
             })
             .collect();
@@ -125,7 +125,7 @@ impl From<GroupDiscoveryList> for Answer {
     }
 }
 
-impl From<ResourceDiscovery> for Resource {
+impl From<ResourceDiscovery> for ServedResource {
     fn from(found: ResourceDiscovery) -> Self {
         let has = |name: &str| found.subresources.iter().any(|own| own.subresource == name);
         Self {
@@ -149,12 +149,12 @@ pub(super) struct CoreVersions {
 #[derive(Deserialize)]
 pub(super) struct GroupList {
     #[serde(default)]
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<LegacyGroup>,
 }
 
 /// A group of legacy discovery.
 #[derive(Deserialize)]
-pub(super) struct Group {
+pub(super) struct LegacyGroup {
     pub(super) name: String,
     #[serde(default)]
     pub(super) versions: Vec<GroupVersion>,
@@ -184,7 +184,7 @@ struct LegacyResource {
     verbs: Vec<String>,
 }
 
-impl From<ResourceList> for Vec<Resource> {
+impl From<ResourceList> for Vec<ServedResource> {
     fn from(list: ResourceList) -> Self {
         let (parts, whole): (Vec<_>, Vec<_>) =
             list.resources.into_iter().partition(|resource| resource.name.contains('/'));
@@ -194,7 +194,7 @@ impl From<ResourceList> for Vec<Resource> {
                 let has = |part: &str| {
                     parts.iter().any(|own| own.name.split_once('/') == Some((&resource.name, part)))
                 };
-                Resource {
+                ServedResource {
                     subresources: Subresources { status: has("status"), scale: has("scale") },
                     watchable: watchable(&resource.verbs),
                     scope: if resource.namespaced { Scope::Namespaced } else { Scope::Cluster },
@@ -229,13 +229,13 @@ mod tests {
         }))
         .unwrap();
 
-        let answer = Answer::from(list);
+        let answer = DiscoveryAnswer::from(list);
 
         assert!(answer.complete);
         assert_eq!(answer.versions[0].resources, None);
         assert_eq!(
             answer.versions[1].resources,
-            Some(vec![Resource {
+            Some(vec![ServedResource {
                 plural: "nodes".into(),
                 kind: "NodeMetrics".into(),
                 scope: Scope::Cluster,
@@ -249,7 +249,7 @@ mod tests {
     fn an_empty_answer_is_not_complete() {
         let list: GroupDiscoveryList = serde_json::from_value(json!({ "items": [] })).unwrap();
 
-        assert!(!Answer::from(list).complete);
+        assert!(!DiscoveryAnswer::from(list).complete);
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         ] }))
         .unwrap();
 
-        let resources = Vec::<Resource>::from(list);
+        let resources = Vec::<ServedResource>::from(list);
 
         assert_eq!(resources.len(), 2);
         assert_eq!(resources[0].subresources, Subresources { status: true, scale: false });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{
-    raw::{Condition, Conditions, Raw},
+    raw::{Conditions, Raw, RawCondition},
     watch::Watched,
 };
 
@@ -14,7 +14,7 @@ pub(super) const AGGREGATOR: &str = "apiregistration.k8s.io";
 
 /// The header of an APIService.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ApiService {
+pub(super) struct ApiServiceHeader {
     pub(super) group: Arc<str>,
     pub(super) version: Arc<str>,
     pub(super) backend: Backend,
@@ -53,7 +53,7 @@ impl Backend {
 /// Fields that are read from an APIService's spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawSpec {
+pub(super) struct RawApiServiceSpec {
     group: String,
     version: String,
     service: Option<RawService>,
@@ -70,18 +70,18 @@ struct RawService {
 /// Fields that are read from an APIService's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawStatus {
+pub(super) struct RawApiServiceStatus {
     conditions: Conditions,
 }
 
-impl Watched for ApiService {
-    type Spec = RawSpec;
-    type Status = RawStatus;
+impl Watched for ApiServiceHeader {
+    type Spec = RawApiServiceSpec;
+    type Status = RawApiServiceStatus;
 
     const PATH: &'static str = "/apis/apiregistration.k8s.io/v1/apiservices";
     const RESOURCE: &'static str = "apiservices.apiregistration.k8s.io";
 
-    fn slim(raw: Raw<RawSpec, RawStatus>) -> Self {
+    fn slim(raw: Raw<RawApiServiceSpec, RawApiServiceStatus>) -> Self {
         // Set by the API server on the APIServices that it creates: `onstart` for built-in group
         // versions, `true` for those that follow CRDs.
         const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
@@ -98,7 +98,7 @@ impl Watched for ApiService {
                     .status
                     .as_ref()
                     .and_then(|status| status.conditions.get("Available"))
-                    .map(Condition::is_true),
+                    .map(RawCondition::is_true),
             },
             None if raw.metadata.label(AUTOMANAGED) == Some("onstart") => Backend::BuiltIn,
             None => Backend::Crds,

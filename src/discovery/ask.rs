@@ -8,7 +8,9 @@ use serde::Deserialize;
 use tracing::debug;
 
 use super::{
-    answer::{Answer, AnsweredVersion, CoreVersions, GroupDiscoveryList, GroupList, ResourceList},
+    answer::{
+        AnsweredVersion, CoreVersions, DiscoveryAnswer, GroupDiscoveryList, GroupList, ResourceList,
+    },
     request::{Error, get, get_json},
 };
 
@@ -23,7 +25,7 @@ const CONCURRENT: usize = 8;
 /// Requests all served types: two requests, more only for servers before Kubernetes 1.27.
 ///
 /// If only one of `/api` and `/apis` succeeds, its answer is returned and is not complete.
-pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<Answer, Error> {
+pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<DiscoveryAnswer, Error> {
     let (core, groups) = future::join(
         endpoint(client, Root::Core, deadline),
         endpoint(client, Root::Groups, deadline),
@@ -33,7 +35,7 @@ pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<Answer, E
         (Ok(core), Ok(groups)) => Ok(core.join(groups)),
         (Ok(half), Err(error)) | (Err(error), Ok(half)) => {
             debug!(%error, "discovery answered in part");
-            Ok(Answer { complete: false, ..half })
+            Ok(DiscoveryAnswer { complete: false, ..half })
         }
         (Err(error), Err(_)) => Err(error),
     }
@@ -60,7 +62,11 @@ struct Kind {
     kind: String,
 }
 
-async fn endpoint(client: &Client, root: Root, deadline: Duration) -> Result<Answer, Error> {
+async fn endpoint(
+    client: &Client,
+    root: Root,
+    deadline: Duration,
+) -> Result<DiscoveryAnswer, Error> {
     let body = match get(client, root.path(), AGGREGATED, deadline).await {
         Ok(body) => body,
         Err(error) if matches!(error.code(), Some(404 | 406 | 415)) => {
@@ -80,7 +86,7 @@ async fn endpoint(client: &Client, root: Root, deadline: Duration) -> Result<Ans
     legacy(client, root, deadline).await
 }
 
-async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<Answer, Error> {
+async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<DiscoveryAnswer, Error> {
     let names: Vec<(String, String)> = match root {
         Root::Core => {
             let core: CoreVersions = get_json(client, root.path(), PLAIN, deadline).await?;
@@ -117,5 +123,5 @@ async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<Answe
         .buffer_unordered(CONCURRENT)
         .collect()
         .await;
-    Ok(Answer { complete, versions })
+    Ok(DiscoveryAnswer { complete, versions })
 }

@@ -26,8 +26,8 @@ pub(super) use self::{
     touched::Touched,
 };
 use super::{
-    answer::{Answer, AnsweredVersion, Resource},
-    api_service::{AGGREGATOR, ApiService, Backend},
+    answer::{AnsweredVersion, DiscoveryAnswer, ServedResource},
+    api_service::{AGGREGATOR, ApiServiceHeader, Backend},
     crd::Crd,
     schedule::Unsettled,
 };
@@ -40,7 +40,7 @@ pub(super) struct Catalog {
     /// True once all CRDs have been listed.
     crds_listed: bool,
     services: ByGroup<Backend>,
-    services_listed: Listed,
+    services_listed: ListState,
     documents: ByGroup<Document>,
     /// True once a complete discovery answer has arrived.
     enumerated: bool,
@@ -57,7 +57,7 @@ pub(super) struct Catalog {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Listed {
+enum ListState {
     #[default]
     NotYet,
     Yes,
@@ -112,7 +112,7 @@ impl Catalog {
         let Some(old) = take(&mut self.crds, &crd.group, &crd.plural) else { return };
         touched.crd(&old);
         self.unnamed.remove(&old.uid);
-        if self.services_listed != Listed::Yes {
+        if self.services_listed != ListState::Yes {
             let kinds = old.kinds().map(|kind| TypeName::Kind(kind.to_string()));
             let plural = TypeName::Resource(old.plural.to_string());
             let names = kinds.chain([plural]).map(|name| ((old.group.clone(), name), 0));
@@ -132,9 +132,9 @@ impl Catalog {
         }
         self.forget_what_is_missing();
         match self.services_listed {
-            Listed::Yes => self.forget_what_crds_explain(),
+            ListState::Yes => self.forget_what_crds_explain(),
             // Documents of static mode may describe CRDs that are deleted by now.
-            Listed::NotYet | Listed::Refused => {
+            ListState::NotYet | ListState::Refused => {
                 self.documents.clear();
                 self.enumerated = false;
             }
@@ -145,10 +145,10 @@ impl Catalog {
     /// again.
     pub(super) fn services_listed(
         &mut self,
-        services: Vec<ApiService>,
+        services: Vec<ApiServiceHeader>,
         touched: &mut Touched,
     ) -> bool {
-        if self.services_listed != Listed::Yes {
+        if self.services_listed != ListState::Yes {
             // The first list is as recent as the documents: no second request is needed.
             for service in services {
                 let document = find_mut(&mut self.documents, &service.group, &service.version);
@@ -162,7 +162,7 @@ impl Catalog {
                     .or_default()
                     .insert(service.version, service.backend);
             }
-            self.services_listed = Listed::Yes;
+            self.services_listed = ListState::Yes;
             self.retired = HashMap::new();
             if self.static_mode.is_none() {
                 self.forget_what_crds_explain();
@@ -188,15 +188,19 @@ impl Catalog {
 
     /// Records that APIServices may not be read: only discovery lists types without a CRD.
     pub(super) fn services_refused(&mut self, touched: &mut Touched) {
-        if self.services_listed == Listed::NotYet {
-            self.services_listed = Listed::Refused;
+        if self.services_listed == ListState::NotYet {
+            self.services_listed = ListState::Refused;
             touched.all = true;
         }
     }
 
     /// Adds or updates an APIService. Returns true if discovery must be requested again.
-    pub(super) fn service_applied(&mut self, service: ApiService, touched: &mut Touched) -> bool {
-        let ApiService { group, version, backend } = service;
+    pub(super) fn service_applied(
+        &mut self,
+        service: ApiServiceHeader,
+        touched: &mut Touched,
+    ) -> bool {
+        let ApiServiceHeader { group, version, backend } = service;
         let old = find(&self.services, &group, &version);
         if old == Some(&backend) {
             return false;
@@ -229,7 +233,12 @@ impl Catalog {
     }
 
     /// Applies a discovery answer.
-    pub(super) fn answered(&mut self, answer: Answer, reading: Reading, touched: &mut Touched) {
+    pub(super) fn answered(
+        &mut self,
+        answer: DiscoveryAnswer,
+        reading: Reading,
+        touched: &mut Touched,
+    ) {
         let polled = match reading {
             Reading::Static(polled) if answer.complete => Some(polled),
             Reading::Static(_) | Reading::Watching => None,
@@ -289,7 +298,7 @@ impl Catalog {
         let is_discovered = backend.is_some_and(Backend::is_discovered);
         let is_static = self.static_mode.is_some();
         let old = find(&self.documents, group, version);
-        if self.services_listed == Listed::Yes
+        if self.services_listed == ListState::Yes
             && (!is_static && !is_discovered || self.is_orphan(group, version, old))
         {
             // The group version belongs to CRDs, or the answer is older than the APIService's
@@ -298,7 +307,7 @@ impl Catalog {
         }
         let crds = self.crds.get(group);
         let resources = answered.resources.map(|mut resources| {
-            if self.services_listed == Listed::Refused && !is_static {
+            if self.services_listed == ListState::Refused && !is_static {
                 resources.retain(|resource| {
                     let is_crd = crds.is_some_and(|crds| crds.contains_key(&resource.plural));
                     let plural = TypeName::Resource(resource.plural.to_string());
@@ -343,13 +352,13 @@ impl Catalog {
     /// Returns whether every source that could explain a type has been read.
     pub(super) fn is_complete(&self) -> bool {
         let crds = self.crds_listed || self.static_mode.is_some();
-        crds && self.services_listed != Listed::NotYet && self.enumerated
+        crds && self.services_listed != ListState::NotYet && self.enumerated
     }
 
     /// Drops the names of deleted CRDs that discovery no longer lists.
-    fn forget_retired(&mut self, answer: &Answer) {
+    fn forget_retired(&mut self, answer: &DiscoveryAnswer) {
         self.retired.retain(|(group, name), missed| {
-            let is_meant = |resource: &Resource| match name {
+            let is_meant = |resource: &ServedResource| match name {
                 TypeName::Resource(plural) => *resource.plural == **plural,
                 TypeName::Kind(kind) => *resource.kind == **kind,
             };

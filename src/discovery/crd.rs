@@ -7,7 +7,7 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
     InstallingReason, TypeState,
-    raw::{Condition, Conditions, Raw},
+    raw::{Conditions, Raw, RawCondition},
     state::TypeJudgement,
     watch::Watched,
 };
@@ -27,9 +27,9 @@ pub(super) struct Crd {
     pub(super) generation: i64,
     pub(super) scope: Scope,
     /// Names that the spec asks for.
-    pub(super) wanted: Names,
+    pub(super) wanted: KindNames,
     /// Names that the server serves; `None` before it has accepted any.
-    pub(super) accepted: Option<Names>,
+    pub(super) accepted: Option<KindNames>,
     pub(super) versions: Vec<CrdVersion>,
     pub(super) readiness: CrdReadiness,
     /// True if the CRD has a deletion timestamp.
@@ -38,12 +38,12 @@ pub(super) struct Crd {
 
 /// Kind and kind of lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct KindNames {
     pub(super) kind: Arc<str>,
     pub(super) list_kind: Arc<str>,
 }
 
-impl Names {
+impl KindNames {
     /// Returns the names of a type whose CRD is not known: discovery omits the list kind.
     pub(super) fn by_convention(kind: &Arc<str>) -> Self {
         Self { kind: kind.clone(), list_kind: format!("{kind}List").into() }
@@ -73,7 +73,7 @@ pub(super) enum CrdReadiness {
 
 impl Crd {
     /// Returns the names that clients see.
-    pub(super) fn names(&self) -> &Names {
+    pub(super) fn names(&self) -> &KindNames {
         self.accepted.as_ref().unwrap_or(&self.wanted)
     }
 
@@ -109,9 +109,9 @@ impl Crd {
     }
 
     /// Returns the names that the type is published with, under its uid or without one.
-    pub(super) fn names_under(&self, uid: Option<&Arc<str>>) -> Names {
+    pub(super) fn names_under(&self, uid: Option<&Arc<str>>) -> KindNames {
         let names = self.names();
-        if uid.is_some() { names.clone() } else { Names::by_convention(&names.kind) }
+        if uid.is_some() { names.clone() } else { KindNames::by_convention(&names.kind) }
     }
 
     /// Returns the judgement for a request by `name` at `version`. `uid` is the one that the type
@@ -150,7 +150,7 @@ impl Crd {
             let served = self.served_versions();
             return TypeJudgement::installing(InstallingReason::VersionNotServed { served });
         };
-        let Names { kind, list_kind } = self.names_under(uid);
+        let KindNames { kind, list_kind } = self.names_under(uid);
         let served = ServedType {
             identity: TypeIdentity {
                 group: self.group.clone(),
@@ -172,7 +172,7 @@ impl Crd {
 /// Fields that are read from a CRD's spec; schemas are skipped.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawSpec {
+pub(super) struct RawCrdSpec {
     group: String,
     names: RawNames,
     scope: String,
@@ -205,14 +205,14 @@ struct RawSubresources {
 /// Fields that are read from a CRD's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct RawStatus {
+pub(super) struct RawCrdStatus {
     accepted_names: Option<RawNames>,
     conditions: Conditions,
 }
 
 impl RawNames {
     /// Returns `None` for empty kinds, which the server writes before it has accepted any names.
-    fn names(&self) -> Option<Names> {
+    fn names(&self) -> Option<KindNames> {
         if self.kind.is_empty() {
             return None;
         }
@@ -221,21 +221,21 @@ impl RawNames {
         } else {
             self.list_kind.as_str().into()
         };
-        Some(Names { kind: self.kind.as_str().into(), list_kind })
+        Some(KindNames { kind: self.kind.as_str().into(), list_kind })
     }
 }
 
 impl Watched for Crd {
-    type Spec = RawSpec;
-    type Status = RawStatus;
+    type Spec = RawCrdSpec;
+    type Status = RawCrdStatus;
 
     const PATH: &'static str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     const RESOURCE: &'static str = "customresourcedefinitions.apiextensions.k8s.io";
 
-    fn slim(raw: Raw<RawSpec, RawStatus>) -> Self {
+    fn slim(raw: Raw<RawCrdSpec, RawCrdStatus>) -> Self {
         let status = raw.status.unwrap_or_default();
         let names_accepted = status.conditions.get("NamesAccepted");
-        let refused = names_accepted.filter(|it| it.is_false()).map(Condition::why);
+        let refused = names_accepted.filter(|it| it.is_false()).map(RawCondition::why);
         let readiness = match (status.conditions.get("Established"), refused) {
             (Some(condition), refused) if condition.is_true() => {
                 CrdReadiness::Established { refused }
@@ -265,7 +265,7 @@ impl Watched for Crd {
                 }
             })
             .collect();
-        let empty = || Names { kind: "".into(), list_kind: "".into() };
+        let empty = || KindNames { kind: "".into(), list_kind: "".into() };
         Self {
             group: raw.spec.group.into(),
             wanted: raw.spec.names.names().unwrap_or_else(empty),

@@ -9,7 +9,7 @@ use prometheus_client::{
 /// Counters and gauges; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
-    pub(super) types: Family<StateLabel, Gauge>,
+    pub(super) types: Family<TypeStateLabel, Gauge>,
     pub(super) watch_failures: Family<ResourceLabel, Counter>,
     pub(super) requests: Family<OutcomeLabel, Counter>,
     pub(super) updates: Counter,
@@ -17,7 +17,7 @@ pub(super) struct Metrics {
 
 /// State of a type, as a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct StateLabel {
+pub(super) struct TypeStateLabel {
     pub(super) state: &'static str,
 }
 

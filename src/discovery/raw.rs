@@ -11,7 +11,7 @@ use serde::{Deserialize, de::IgnoredAny};
     bound(deserialize = "Spec: Deserialize<'de> + Default, Status: Deserialize<'de> + Default")
 )]
 pub(super) struct Raw<Spec, Status> {
-    pub(super) metadata: Metadata,
+    pub(super) metadata: RawMetadata,
     pub(super) spec: Spec,
     pub(super) status: Option<Status>,
 }
@@ -19,7 +19,7 @@ pub(super) struct Raw<Spec, Status> {
 /// Fields that are read from an object's metadata.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Metadata {
+pub(super) struct RawMetadata {
     pub(super) uid: String,
     pub(super) generation: i64,
     pub(super) resource_version: String,
@@ -30,12 +30,12 @@ pub(super) struct Metadata {
 /// Conditions of a status. The server writes `null` until a controller has processed the object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Conditions(Option<Vec<Condition>>);
+pub(super) struct Conditions(Option<Vec<RawCondition>>);
 
 /// A condition.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Condition {
+pub(super) struct RawCondition {
     #[serde(rename = "type")]
     type_: String,
     status: String,
@@ -43,7 +43,7 @@ pub(super) struct Condition {
     message: String,
 }
 
-impl Metadata {
+impl RawMetadata {
     /// Returns the value of a label.
     pub(super) fn label(&self, key: &str) -> Option<&str> {
         self.labels.as_ref()?.get(key).map(String::as_str)
@@ -52,12 +52,12 @@ impl Metadata {
 
 impl Conditions {
     /// Returns the condition of a type, if it is set.
-    pub(super) fn get(&self, type_: &str) -> Option<&Condition> {
+    pub(super) fn get(&self, type_: &str) -> Option<&RawCondition> {
         self.0.iter().flatten().find(|condition| condition.type_ == type_)
     }
 }
 
-impl Condition {
+impl RawCondition {
     pub(super) fn is_true(&self) -> bool {
         self.status == "True"
     }

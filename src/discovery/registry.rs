@@ -57,11 +57,11 @@ pub enum DiscoveryMode {
 /// Cloneable handle to the types that the cluster serves.
 #[derive(Clone)]
 pub struct TypeRegistry {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRegistry>,
 }
 
 /// State shared by the handle and the task. No lock is held across an await.
-pub(super) struct Shared {
+pub(super) struct SharedRegistry {
     known: RwLock<Known>,
     pub(super) mode: watch::Sender<DiscoveryMode>,
     changes: watch::Sender<()>,
@@ -84,7 +84,7 @@ impl TypeRegistry {
     /// Creates an empty registry and the task that fills it. Spawns nothing.
     pub fn new(client: Client, options: DiscoveryOptions) -> (Self, Discovery) {
         let now = Timestamp::now();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedRegistry {
             known: RwLock::new(Known {
                 catalog: Catalog::default(),
                 health: DiscoveryHealth::new(now),
@@ -192,7 +192,7 @@ impl fmt::Debug for TypeRegistry {
     }
 }
 
-impl Shared {
+impl SharedRegistry {
     /// Ignores poisoning: a reader changes nothing, and after a writer's panic the next event
     /// judges the touched types again.
     fn read(&self) -> RwLockReadGuard<'_, Known> {

@@ -27,7 +27,7 @@ pub(super) enum Unsettled {
 /// Decides when discovery is requested: at once after a change, then with growing gaps until all is
 /// settled, then at the interval. At most one request is in flight.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct RequestSchedule {
     interval: Duration,
     due: Instant,
     asked: Option<Instant>,
@@ -37,7 +37,7 @@ pub(super) struct Schedule {
     retries: u32,
 }
 
-impl Schedule {
+impl RequestSchedule {
     /// Requests at once, and at least once per `interval`. The interval is at least the first
     /// delay, since a tiny one would cause requests without pause.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
@@ -117,7 +117,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(600);
 
     /// Returns the gaps between the next `count` requests, each answered at once.
-    fn gaps(schedule: &mut Schedule, unsettled: Unsettled, count: usize) -> Vec<u128> {
+    fn gaps(schedule: &mut RequestSchedule, unsettled: Unsettled, count: usize) -> Vec<u128> {
         let mut now = schedule.due().unwrap();
         let mut gaps = Vec::new();
         for _ in 0..count {
@@ -132,7 +132,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gaps_double_up_to_ten_seconds_while_something_is_unsettled() {
-        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+        let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
         let gaps = gaps(&mut schedule, Unsettled::Silent, 9);
 
@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_announced_change_is_left_to_its_event_in_the_end() {
-        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+        let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
         let gaps = gaps(&mut schedule, Unsettled::Announced, 8);
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_settled_answer_waits_for_the_interval_with_jitter() {
-        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+        let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
         let gaps = gaps(&mut schedule, Unsettled::Nothing, 1);
 
@@ -161,8 +161,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_interval_of_zero_does_not_ask_without_pause() {
         let now = Instant::now();
-        let mut never_pausing = Schedule::new(now, Duration::ZERO);
-        let mut told_later = Schedule::new(now, INTERVAL);
+        let mut never_pausing = RequestSchedule::new(now, Duration::ZERO);
+        let mut told_later = RequestSchedule::new(now, INTERVAL);
         told_later.set_interval(now, Duration::ZERO);
 
         for schedule in [&mut never_pausing, &mut told_later] {
@@ -176,7 +176,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn endless_interval_causes_one_request_a_year() {
         let now = Instant::now();
-        let mut schedule = Schedule::new(now, Duration::MAX);
+        let mut schedule = RequestSchedule::new(now, Duration::MAX);
         for unsettled in [Unsettled::Silent, Unsettled::Announced, Unsettled::Nothing] {
             gaps(&mut schedule, unsettled, 20);
         }
@@ -192,7 +192,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn first_change_causes_a_request_at_once_and_a_burst_causes_one() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(start, INTERVAL);
+        let mut schedule = RequestSchedule::new(start, INTERVAL);
         gaps(&mut schedule, Unsettled::Nothing, 1);
         let later = start + Duration::from_secs(60);
 
@@ -212,7 +212,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn hints_ask_at_most_once_a_second() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(start, INTERVAL);
+        let mut schedule = RequestSchedule::new(start, INTERVAL);
         gaps(&mut schedule, Unsettled::Nothing, 1);
 
         schedule.hinted(start + Duration::from_millis(10));

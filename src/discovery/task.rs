@@ -11,16 +11,16 @@ use tracing::{debug, info, warn};
 
 use super::{
     DiscoveryMode, DiscoveryOptions,
-    answer::Answer,
-    api_service::ApiService,
+    answer::DiscoveryAnswer,
+    api_service::ApiServiceHeader,
     ask::ask,
     catalog::{Polled, Reading, Touched},
     crd::Crd,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
-    registry::Shared,
+    registry::SharedRegistry,
     request::Error,
-    schedule::{Schedule, Unsettled},
-    watch::{Change, Watched, watch},
+    schedule::{RequestSchedule, Unsettled},
+    watch::{CollectionChange, Watched, watch},
 };
 use crate::duration::LONGEST;
 
@@ -41,7 +41,7 @@ const BATCH: usize = 64;
 pub struct Discovery {
     client: Client,
     options: DiscoveryOptions,
-    shared: Arc<Shared>,
+    shared: Arc<SharedRegistry>,
 }
 
 impl fmt::Debug for Discovery {
@@ -52,24 +52,24 @@ impl fmt::Debug for Discovery {
 
 /// Inputs of the task.
 enum Event {
-    Crds(Change<Crd>),
-    Services(Change<ApiService>),
+    Crds(CollectionChange<Crd>),
+    Services(CollectionChange<ApiServiceHeader>),
     AskDue,
-    Answered(Result<Answer, Error>),
+    Answered(Result<DiscoveryAnswer, Error>),
     Hinted,
     Stop,
 }
 
 /// State of the running task. It owns its watches and its request and spawns nothing, so that
 /// nothing outlives it.
-struct Running {
+struct RunningDiscovery {
     client: Client,
     options: DiscoveryOptions,
-    shared: Arc<Shared>,
-    crds: Pin<Box<dyn Stream<Item = Change<Crd>> + Send>>,
-    services: Pin<Box<dyn Stream<Item = Change<ApiService>> + Send>>,
-    request: Option<BoxFuture<'static, Result<Answer, Error>>>,
-    schedule: Schedule,
+    shared: Arc<SharedRegistry>,
+    crds: Pin<Box<dyn Stream<Item = CollectionChange<Crd>> + Send>>,
+    services: Pin<Box<dyn Stream<Item = CollectionChange<ApiServiceHeader>> + Send>>,
+    request: Option<BoxFuture<'static, Result<DiscoveryAnswer, Error>>>,
+    schedule: RequestSchedule,
     /// Refusals of the CRD watch since it was last open.
     refusals: u32,
     /// Failures of the APIService watch since it was last open.
@@ -77,7 +77,11 @@ struct Running {
 }
 
 impl Discovery {
-    pub(super) fn new(client: Client, options: DiscoveryOptions, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        client: Client,
+        options: DiscoveryOptions,
+        shared: Arc<SharedRegistry>,
+    ) -> Self {
         Self { client, options, shared }
     }
 
@@ -88,11 +92,11 @@ impl Discovery {
     /// Dropping the future closes all watches; the registry keeps its last state.
     pub async fn run(self, stop: CancellationToken) {
         let Self { client, options, shared } = self;
-        let mut running = Running {
+        let mut running = RunningDiscovery {
             crds: Box::pin(watch(client.clone())),
             services: Box::pin(watch(client.clone())),
             request: None,
-            schedule: Schedule::new(Instant::now(), options.backstop),
+            schedule: RequestSchedule::new(Instant::now(), options.backstop),
             refusals: 0,
             service_failures: 0,
             client,
@@ -121,7 +125,7 @@ impl Discovery {
     }
 }
 
-impl Running {
+impl RunningDiscovery {
     /// Cancel safe: pending work stays in its stream or future.
     async fn next_event(&mut self, stop: &CancellationToken) -> Event {
         let due = self.schedule.due();
@@ -164,15 +168,15 @@ impl Running {
         }
     }
 
-    fn on_crds(&mut self, change: Change<Crd>, touched: &mut Touched) {
+    fn on_crds(&mut self, change: CollectionChange<Crd>, touched: &mut Touched) {
         let mut known = self.shared.write();
         match change {
-            Change::Listed(crds) => {
+            CollectionChange::Listed(crds) => {
                 debug!(count = crds.len(), "CRDs listed");
                 known.catalog.crds_listed(crds, touched);
                 known.health.crds.current();
             }
-            Change::Opened => {
+            CollectionChange::Opened => {
                 known.catalog.crds_watched(touched);
                 known.health.crds.current();
                 drop(known);
@@ -182,9 +186,9 @@ impl Running {
                     self.schedule.set_interval(Instant::now(), self.options.backstop);
                 }
             }
-            Change::Applied(crd) => known.catalog.crd_applied(crd, touched),
-            Change::Deleted(crd) => known.catalog.crd_deleted(&crd, touched),
-            Change::Failed(error) => {
+            CollectionChange::Applied(crd) => known.catalog.crd_applied(crd, touched),
+            CollectionChange::Deleted(crd) => known.catalog.crd_deleted(&crd, touched),
+            CollectionChange::Failed(error) => {
                 known.health.crds.failed(error.to_string(), Timestamp::now());
                 drop(known);
                 self.count_failure(Crd::RESOURCE);
@@ -201,25 +205,25 @@ impl Running {
         }
     }
 
-    fn on_services(&mut self, change: Change<ApiService>, touched: &mut Touched) {
+    fn on_services(&mut self, change: CollectionChange<ApiServiceHeader>, touched: &mut Touched) {
         let mut known = self.shared.write();
         let ask = match change {
-            Change::Listed(services) => {
+            CollectionChange::Listed(services) => {
                 known.health.api_services.current();
                 known.catalog.services_listed(services, touched)
             }
-            Change::Opened => {
+            CollectionChange::Opened => {
                 known.health.api_services.current();
                 self.service_failures = 0;
                 false
             }
-            Change::Applied(service) => known.catalog.service_applied(service, touched),
-            Change::Deleted(service) => {
+            CollectionChange::Applied(service) => known.catalog.service_applied(service, touched),
+            CollectionChange::Deleted(service) => {
                 known.catalog.service_deleted(&service.group, &service.version, touched)
             }
-            Change::Failed(error) => {
+            CollectionChange::Failed(error) => {
                 known.health.api_services.failed(error.to_string(), Timestamp::now());
-                self.count_failure(ApiService::RESOURCE);
+                self.count_failure(ApiServiceHeader::RESOURCE);
                 self.service_failures += 1;
                 let refused = error.is_refusal() && self.service_failures >= REFUSALS;
                 if refused || self.service_failures >= SERVICE_FAILURES {
@@ -234,7 +238,7 @@ impl Running {
         }
     }
 
-    fn on_answered(&mut self, answer: Result<Answer, Error>, touched: &mut Touched) {
+    fn on_answered(&mut self, answer: Result<DiscoveryAnswer, Error>, touched: &mut Touched) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
             DiscoveryMode::Watching => Reading::Watching,

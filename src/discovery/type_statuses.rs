@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     TypeStatus,
     catalog::{Catalog, Touched},
-    metrics::{Metrics, StateLabel},
+    metrics::{Metrics, TypeStateLabel},
     subscriptions::blank,
 };
 use crate::kind::{GroupResource, TypeName, TypeRef};
@@ -53,11 +53,11 @@ impl TypeStatuses {
                 old.unwrap_or(&blank(now)).succeed(judgement, now)
             });
             if let Some(old) = old {
-                metrics.types.get_or_create(&StateLabel { state: old.state.word() }).dec();
+                metrics.types.get_or_create(&TypeStateLabel { state: old.state.word() }).dec();
             }
             match new {
                 Some(new) => {
-                    metrics.types.get_or_create(&StateLabel { state: new.state.word() }).inc();
+                    metrics.types.get_or_create(&TypeStateLabel { state: new.state.word() }).inc();
                     self.statuses.insert(name, new);
                 }
                 None => {

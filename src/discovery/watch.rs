@@ -61,7 +61,7 @@ pub(super) type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
 
 /// Change of a collection.
 #[derive(Debug)]
-pub(super) enum Change<T> {
+pub(super) enum CollectionChange<T> {
     /// Complete list; objects not in it were deleted.
     Listed(Vec<T>),
     /// The watch is open: every later change is reported.
@@ -75,15 +75,15 @@ pub(super) enum Change<T> {
 }
 
 /// Watches the collection of `T` for ever. Dropping the stream closes the watch.
-pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>> + Send {
-    let reader = Reader::<T> { client, phase: WatchPhase::List, wait: None, attempt: 0 };
+pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = CollectionChange<T>> + Send {
+    let reader = CollectionReader::<T> { client, phase: WatchPhase::List, wait: None, attempt: 0 };
     stream::unfold(reader, |mut reader| async move {
         let change = reader.next().await;
         Some((change, reader))
     })
 }
 
-struct Reader<T: Watched> {
+struct CollectionReader<T: Watched> {
     client: Client,
     phase: WatchPhase<T>,
     /// Delay before the next request.
@@ -95,18 +95,18 @@ struct Reader<T: Watched> {
 enum WatchPhase<T: Watched> {
     List,
     Open { resource_version: String },
-    Watch(Watch<T>),
+    Watch(OpenWatch<T>),
 }
 
-struct Watch<T: Watched> {
+struct OpenWatch<T: Watched> {
     resource_version: String,
     opened: Instant,
     idle: Duration,
     events: BoxStream<'static, kube::Result<WatchEvent<RawOf<T>>>>,
 }
 
-impl<T: Watched> Reader<T> {
-    async fn next(&mut self) -> Change<T> {
+impl<T: Watched> CollectionReader<T> {
+    async fn next(&mut self) -> CollectionChange<T> {
         loop {
             if let Some(wait) = self.wait.take() {
                 sleep(wait).await;
@@ -123,7 +123,7 @@ impl<T: Watched> Reader<T> {
         }
     }
 
-    async fn list(&mut self) -> Change<T> {
+    async fn list(&mut self) -> CollectionChange<T> {
         let mut items = Vec::new();
         let mut from = String::new();
         loop {
@@ -146,13 +146,13 @@ impl<T: Watched> Reader<T> {
                 Some(next) => from = next,
                 None => {
                     self.phase = WatchPhase::Open { resource_version };
-                    return Change::Listed(items);
+                    return CollectionChange::Listed(items);
                 }
             }
         }
     }
 
-    async fn open(&mut self, resource_version: String) -> Change<T> {
+    async fn open(&mut self, resource_version: String) -> CollectionChange<T> {
         let seconds = WATCH_SECONDS + fastrand::u64(0..WATCH_JITTER_SECONDS);
         let path = format!(
             "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
@@ -165,13 +165,13 @@ impl<T: Watched> Reader<T> {
         };
         match timeout(OPEN_DEADLINE, self.client.request_events::<RawOf<T>>(request)).await {
             Ok(Ok(events)) => {
-                self.phase = WatchPhase::Watch(Watch {
+                self.phase = WatchPhase::Watch(OpenWatch {
                     resource_version,
                     opened: Instant::now(),
                     idle: Duration::from_secs(seconds) + IDLE_GRACE,
                     events: Box::pin(events),
                 });
-                Change::Opened
+                CollectionChange::Opened
             }
             Ok(Err(source)) => {
                 self.failed_watch(resource_version, Error::Watch { path, source: Box::new(source) })
@@ -183,7 +183,7 @@ impl<T: Watched> Reader<T> {
     }
 
     /// Returns the next change; `None` if there is none to report.
-    async fn read(&mut self, mut watch: Watch<T>) -> Option<Change<T>> {
+    async fn read(&mut self, mut watch: OpenWatch<T>) -> Option<CollectionChange<T>> {
         let next = match timeout(watch.idle, watch.events.next()).await {
             Ok(next) => next,
             Err(_elapsed) => {
@@ -197,11 +197,11 @@ impl<T: Watched> Reader<T> {
         let change = match next {
             Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw))) => {
                 watch.resource_version = raw.metadata.resource_version.clone();
-                Change::Applied(T::slim(raw))
+                CollectionChange::Applied(T::slim(raw))
             }
             Some(Ok(WatchEvent::Deleted(raw))) => {
                 watch.resource_version = raw.metadata.resource_version.clone();
-                Change::Deleted(T::slim(raw))
+                CollectionChange::Deleted(T::slim(raw))
             }
             Some(Ok(WatchEvent::Bookmark(bookmark))) => {
                 watch.resource_version = bookmark.metadata.resource_version;
@@ -237,12 +237,12 @@ impl<T: Watched> Reader<T> {
         Some(change)
     }
 
-    fn proceed(&mut self, watch: Watch<T>) {
+    fn proceed(&mut self, watch: OpenWatch<T>) {
         self.attempt = 0;
         self.phase = WatchPhase::Watch(watch);
     }
 
-    fn failed_watch(&mut self, resource_version: String, error: Error) -> Change<T> {
+    fn failed_watch(&mut self, resource_version: String, error: Error) -> CollectionChange<T> {
         // After a refusal, a list reports the changes missed, before the watch opens again.
         let is_lost = error.code() == Some(410) || error.is_refusal();
         let phase = if is_lost || (self.attempt + 1).is_multiple_of(RESUMES) {
@@ -253,11 +253,11 @@ impl<T: Watched> Reader<T> {
         self.failed(phase, error)
     }
 
-    fn failed(&mut self, phase: WatchPhase<T>, error: Error) -> Change<T> {
+    fn failed(&mut self, phase: WatchPhase<T>, error: Error) -> CollectionChange<T> {
         self.back_off();
         self.phase = phase;
         debug!(resource = T::RESOURCE, attempt = self.attempt, %error, "watch failed");
-        Change::Failed(error)
+        CollectionChange::Failed(error)
     }
 
     fn back_off(&mut self) {

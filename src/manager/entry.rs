@@ -11,12 +11,12 @@ use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
     end::RunEnd,
-    lifecycle::{Cause, Lifecycle},
+    lifecycle::{Lifecycle, StopCause},
 };
 use crate::guard::{self, Held};
 
 /// Specification of a runnable and how it is supervised. Answers that never change are read once.
-pub(super) struct Spec {
+pub(super) struct RunnableSpec {
     pub(super) runnable: Held<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
     pub(super) group: RunnableGroup,
@@ -26,7 +26,7 @@ pub(super) struct Spec {
     broken: Option<String>,
 }
 
-impl Spec {
+impl RunnableSpec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
         let ask = || (runnable.group(), runnable.reports_running(), runnable.keeps_grace());
         let (answers, broken) = match guard::run(ask) {
@@ -67,8 +67,8 @@ impl Spec {
 }
 
 /// New specification that waits to take over.
-pub(super) struct Pending {
-    pub(super) spec: Spec,
+pub(super) struct PendingReplacement {
+    pub(super) spec: RunnableSpec,
     /// Serial number; answers to an earlier specification carry another one.
     pub(super) serial: u64,
     pub(super) verdict: Verdict,
@@ -88,7 +88,7 @@ pub(super) enum Preparation {
     Done,
 }
 
-impl Pending {
+impl PendingReplacement {
     /// Cancels the preparation and releases what it acquired.
     pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
         match std::mem::replace(&mut self.preparation, Preparation::None) {
@@ -102,12 +102,12 @@ impl Pending {
 
 pub(super) struct RunnableEntry {
     pub(super) name: ControllerName,
-    pub(super) spec: Spec,
+    pub(super) spec: RunnableSpec,
     pub(super) serial: u64,
     pub(super) lifecycle: Lifecycle,
     pub(super) epoch: Option<Epoch>,
     pub(super) epoch_number: u64,
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<PendingReplacement>,
     pub(super) removers: Vec<oneshot::Sender<()>>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
@@ -225,8 +225,8 @@ impl RunnableEntry {
             }
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {
-                    Some(Cause::Returned(reason)) => reason.error(),
-                    Some(Cause::Asked(_)) | None => None,
+                    Some(StopCause::Returned(reason)) => reason.error(),
+                    Some(StopCause::Asked(_)) | None => None,
                 };
                 let failed = |error| format!("the run failed: {error}");
                 (Reason::Draining, error.map(failed).unwrap_or_default())

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence, Report, StopReason, end::RunEnd, tasks::Tasks};
+use super::{ControllerName, Fence, Report, StopReason, end::RunEnd, tasks::SpawnedTasks};
 use crate::duration::after;
 
 /// Run of a runnable: its number, its stop signal and its permission to write.
@@ -20,10 +20,10 @@ use crate::duration::after;
 /// before the epoch is announced as done.
 #[derive(Clone)]
 pub struct Epoch {
-    inner: Arc<Inner>,
+    inner: Arc<EpochInner>,
 }
 
-struct Inner {
+struct EpochInner {
     controller: ControllerName,
     number: u64,
     grace: Duration,
@@ -32,7 +32,7 @@ struct Inner {
     returned: watch::Sender<Option<RunEnd>>,
     report: watch::Sender<Report>,
     fence: Fence,
-    tasks: Tasks,
+    tasks: SpawnedTasks,
     // Tasks that the run itself ends; counted and awaited, but never aborted from here.
     tracker: TaskTracker,
 }
@@ -59,7 +59,7 @@ impl Epoch {
         panics: Counter,
     ) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EpochInner {
                 controller,
                 number,
                 grace,
@@ -68,7 +68,7 @@ impl Epoch {
                 returned: watch::Sender::new(None),
                 report: watch::Sender::default(),
                 fence: Fence::new(),
-                tasks: Tasks::new(panics),
+                tasks: SpawnedTasks::new(panics),
                 tracker: TaskTracker::new(),
             }),
         }
@@ -148,7 +148,7 @@ impl Epoch {
     }
 
     /// Tasks spawned by [`Epoch::spawn`].
-    pub(super) fn tasks(&self) -> &Tasks {
+    pub(super) fn tasks(&self) -> &SpawnedTasks {
         &self.inner.tasks
     }
 

@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use tower::service_fn;
 use tracing::debug;
 
-use self::exchange::{Exchange, Slot};
+use self::exchange::{Exchange, ExchangeSlot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
 use self::write::AnswerBody;
@@ -53,7 +53,7 @@ struct FenceState {
     under_way: usize,
     unknown: usize,
     /// Requests and response bodies that the fence owns, by number.
-    exchanges: HashMap<u64, Arc<Slot>>,
+    exchanges: HashMap<u64, Arc<ExchangeSlot>>,
     next: u64,
 }
 
@@ -145,7 +145,7 @@ impl Fence {
     }
 
     /// Takes ownership of an exchange and returns its number; `None` if the fence is closed.
-    fn remember(&self, slot: &Arc<Slot>) -> Option<u64> {
+    fn remember(&self, slot: &Arc<ExchangeSlot>) -> Option<u64> {
         let mut id = None;
         self.state.send_if_modified(|state| {
             if !state.closed {

@@ -6,7 +6,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
     Always, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
-    RunnableStatus, Snapshot, Transition, entry::Spec,
+    RunnableStatus, Snapshot, Transition, entry::RunnableSpec,
 };
 
 /// Reason for which a runnable was not accepted.
@@ -25,19 +25,19 @@ pub enum AddError {
 }
 
 /// Command from a handle to the manager.
-pub(super) enum Command {
-    Add(ControllerName, Spec, Reply),
-    Replace(ControllerName, Spec, Reply),
+pub(super) enum ManagerCommand {
+    Add(ControllerName, RunnableSpec, ManagerReply),
+    Replace(ControllerName, RunnableSpec, ManagerReply),
     Remove(ControllerName, oneshot::Sender<()>),
 }
 
-pub(super) type Reply = oneshot::Sender<Result<(), AddError>>;
+pub(super) type ManagerReply = oneshot::Sender<Result<(), AddError>>;
 
 /// Handle to add, replace and remove runnables and to read their status. Cheap to clone; works
 /// before and while the manager runs.
 #[derive(Clone, Debug)]
 pub struct ManagerHandle {
-    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) commands: mpsc::Sender<ManagerCommand>,
     pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
     pub(super) transitions: broadcast::Sender<Transition>,
 }
@@ -61,8 +61,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        let spec = Spec::new(runnable, options);
-        self.ask(|reply| Command::Add(name, spec, reply)).await
+        let spec = RunnableSpec::new(runnable, options);
+        self.ask(|reply| ManagerCommand::Add(name, spec, reply)).await
     }
 
     /// Adds a runnable without a condition.
@@ -96,8 +96,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        let spec = Spec::new(runnable, options);
-        self.ask(|reply| Command::Replace(name, spec, reply)).await
+        let spec = RunnableSpec::new(runnable, options);
+        self.ask(|reply| ManagerCommand::Replace(name, spec, reply)).await
     }
 
     /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
@@ -108,7 +108,7 @@ impl ManagerHandle {
     /// Once polled, the removal happens even if the future is dropped.
     pub async fn remove(&self, name: impl Into<ControllerName>) {
         let (reply, removed) = oneshot::channel();
-        if self.commands.send(Command::Remove(name.into(), reply)).await.is_ok() {
+        if self.commands.send(ManagerCommand::Remove(name.into(), reply)).await.is_ok() {
             // A manager that has ended has removed everything.
             removed.await.unwrap_or_default();
         }
@@ -135,7 +135,10 @@ impl ManagerHandle {
         self.transitions.subscribe()
     }
 
-    async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<(), AddError> {
+    async fn ask(
+        &self,
+        command: impl FnOnce(ManagerReply) -> ManagerCommand,
+    ) -> Result<(), AddError> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
         answer.await.unwrap_or(Err(AddError::Stopping))

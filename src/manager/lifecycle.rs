@@ -10,7 +10,7 @@ use crate::token_bucket::TokenBucket;
 
 /// Reason for which an epoch is stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Cause {
+pub(super) enum StopCause {
     /// The epoch was asked to stop.
     Asked(StopReason),
     /// The run has ended by itself.
@@ -31,7 +31,7 @@ pub enum RestartPolicy {
 
 /// Everything that can happen to a runnable.
 #[derive(Clone, Debug)]
-pub(super) enum Input {
+pub(super) enum LifecycleInput {
     /// The condition published this verdict.
     Verdict(Verdict),
     /// True if the group is open (and this replica leads, where that matters).
@@ -49,13 +49,13 @@ pub(super) enum Input {
     Supersede,
     /// The runnable is to be removed.
     Remove,
-    /// The time of an [`Action::WakeAt`] has come.
+    /// The time of an [`LifecycleAction::WakeAt`] has come.
     Wake,
 }
 
 /// Action that the owner must take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum LifecycleAction {
     /// Begin an epoch.
     Start,
     /// Ask the epoch to stop.
@@ -64,7 +64,7 @@ pub(super) enum Action {
     Drain,
     /// Announce the end of the epoch.
     Done(DoneReason),
-    /// Send [`Input::Wake`] at this time.
+    /// Send [`LifecycleInput::Wake`] at this time.
     WakeAt(Instant),
     /// Remove the entry: it was to be removed, and no epoch is live.
     Forget,
@@ -90,7 +90,7 @@ pub(super) struct Lifecycle {
 enum State {
     Waiting,
     Live { since: Instant, running: bool, basis: Vec<Basis> },
-    Stopping { cause: Cause, overdue: bool },
+    Stopping { cause: StopCause, overdue: bool },
     BackingOff,
     Stopped,
 }
@@ -128,7 +128,7 @@ impl Lifecycle {
     }
 
     /// Reason for which the epoch is stopping, if it is.
-    pub(super) fn stopping(&self) -> Option<&Cause> {
+    pub(super) fn stopping(&self) -> Option<&StopCause> {
         match &self.state {
             State::Stopping { cause, .. } => Some(cause),
             State::Waiting | State::Live { .. } | State::BackingOff | State::Stopped => None,
@@ -168,7 +168,7 @@ impl Lifecycle {
 
     /// Resets the machine for another specification, with a new condition and no earlier failures.
     ///
-    /// Only allowed between epochs: the caller has seen [`Action::Done`], or no epoch is live.
+    /// Only allowed between epochs: the caller has seen [`LifecycleAction::Done`], or no epoch is live.
     pub(super) fn renew(&mut self, policy: RestartPolicy) {
         debug_assert!(!self.live(), "a live epoch keeps its specification");
         self.policy = policy;
@@ -185,39 +185,44 @@ impl Lifecycle {
         self.flapping
     }
 
-    pub(super) fn step(&mut self, input: Input, now: Instant, jitter: f64) -> Vec<Action> {
+    pub(super) fn step(
+        &mut self,
+        input: LifecycleInput,
+        now: Instant,
+        jitter: f64,
+    ) -> Vec<LifecycleAction> {
         match input {
-            Input::Verdict(verdict) => self.verdict = verdict,
-            Input::Allowed(allowed) => self.allowed = allowed,
-            Input::Remove => self.removed = true,
-            Input::Wake => {}
-            Input::Running => {
+            LifecycleInput::Verdict(verdict) => self.verdict = verdict,
+            LifecycleInput::Allowed(allowed) => self.allowed = allowed,
+            LifecycleInput::Remove => self.removed = true,
+            LifecycleInput::Wake => {}
+            LifecycleInput::Running => {
                 if let State::Live { running, .. } = &mut self.state {
                     *running = true;
                 }
             }
-            Input::Overdue => {
+            LifecycleInput::Overdue => {
                 if let State::Stopping { overdue, .. } = &mut self.state {
                     *overdue = true;
                 }
             }
-            Input::Supersede => {
+            LifecycleInput::Supersede => {
                 if matches!(self.state, State::Live { .. }) {
                     return self.stop(StopReason::Superseded, now);
                 }
             }
-            Input::Returned(end) => return self.returned(end, now, jitter),
+            LifecycleInput::Returned(end) => return self.returned(end, now, jitter),
             // The caller may put another specification in place now, so nothing is started here.
-            Input::Ended => return self.ended(now, jitter),
+            LifecycleInput::Ended => return self.ended(now, jitter),
         }
         self.settle(now)
     }
 
-    fn settle(&mut self, now: Instant) -> Vec<Action> {
+    fn settle(&mut self, now: Instant) -> Vec<LifecycleAction> {
         match &self.state {
             State::Waiting | State::BackingOff | State::Stopped if self.removed => {
                 self.state = State::Stopped;
-                vec![Action::Forget]
+                vec![LifecycleAction::Forget]
             }
             State::Waiting | State::BackingOff => self.begin(now),
             State::Live { .. } if self.removed || !self.allowed => {
@@ -232,7 +237,7 @@ impl Lifecycle {
         }
     }
 
-    fn begin(&mut self, now: Instant) -> Vec<Action> {
+    fn begin(&mut self, now: Instant) -> Vec<LifecycleAction> {
         let Verdict::Met(basis) = &self.verdict else {
             self.state = State::Waiting;
             return Vec::new();
@@ -244,28 +249,28 @@ impl Lifecycle {
         match self.not_before {
             Some(until) if until > now => {
                 self.state = State::BackingOff;
-                vec![Action::WakeAt(until)]
+                vec![LifecycleAction::WakeAt(until)]
             }
             _ => {
                 self.state = State::Live { since: now, running: false, basis: basis.clone() };
-                vec![Action::Start]
+                vec![LifecycleAction::Start]
             }
         }
     }
 
-    fn stop(&mut self, reason: StopReason, now: Instant) -> Vec<Action> {
+    fn stop(&mut self, reason: StopReason, now: Instant) -> Vec<LifecycleAction> {
         // A long run resets the failures, however it ends.
         if let State::Live { since, .. } = self.state
             && now.duration_since(since) >= self.backoff.healthy
         {
             self.failures = 0;
         }
-        self.state = State::Stopping { cause: Cause::Asked(reason), overdue: false };
-        vec![Action::Stop(reason)]
+        self.state = State::Stopping { cause: StopCause::Asked(reason), overdue: false };
+        vec![LifecycleAction::Stop(reason)]
     }
 
     /// Begins the back-off at the end of the run, so that draining its tasks does not prolong it.
-    fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
+    fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
         // A run that was asked to stop ends for that reason, whatever it returns.
         let State::Live { since, .. } = self.state else { return Vec::new() };
         let reason = match end {
@@ -280,8 +285,8 @@ impl Lifecycle {
             self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
             self.flapping = false;
         }
-        self.state = State::Stopping { cause: Cause::Returned(reason), overdue: false };
-        vec![Action::Drain]
+        self.state = State::Stopping { cause: StopCause::Returned(reason), overdue: false };
+        vec![LifecycleAction::Drain]
     }
 
     fn restarts(&self, reason: &DoneReason) -> bool {
@@ -292,12 +297,12 @@ impl Lifecycle {
         }
     }
 
-    fn ended(&mut self, now: Instant, jitter: f64) -> Vec<Action> {
+    fn ended(&mut self, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
         // An end without a return is a defect of the caller; the epoch is over nevertheless.
         drop(self.returned(RunEnd::Aborted, now, jitter));
         let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
         let (reason, state) = match cause {
-            Cause::Asked(reason) => {
+            StopCause::Asked(reason) => {
                 if *reason == StopReason::TypeGone {
                     let limit = self.flaps.get_or_insert_with(|| self.backoff.flap_limit(now));
                     let wait = limit.reserve(now);
@@ -308,11 +313,13 @@ impl Lifecycle {
                 }
                 (DoneReason::from(*reason), State::Waiting)
             }
-            Cause::Returned(reason) if self.restarts(reason) => (reason.clone(), State::Waiting),
-            Cause::Returned(reason) => (reason.clone(), State::Stopped),
+            StopCause::Returned(reason) if self.restarts(reason) => {
+                (reason.clone(), State::Waiting)
+            }
+            StopCause::Returned(reason) => (reason.clone(), State::Stopped),
         };
         self.state = state;
-        vec![Action::Done(reason)]
+        vec![LifecycleAction::Done(reason)]
     }
 }
 

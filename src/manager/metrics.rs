@@ -21,16 +21,16 @@ struct NameLabel {
 
 /// Labels of a gauge: a runnable and a kind of task or timer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct Owned {
+pub(super) struct OwnedLabels {
     controller: String,
     kind: &'static str,
 }
 
 /// Counts of the tasks of one epoch.
-pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 3]);
+pub(super) type EpochTasks = (Counted<OwnedLabels>, [Followed<OwnedLabels>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabels {
+struct ControllerStateLabels {
     controller: String,
     state: &'static str,
 }
@@ -40,14 +40,14 @@ type Histograms = Family<NameLabel, Histogram, fn() -> Histogram>;
 /// Metrics of one manager; register them once.
 #[derive(Clone, Debug)]
 pub struct ManagerMetrics {
-    state: Family<StateLabels, Gauge>,
+    state: Family<ControllerStateLabels, Gauge>,
     epoch: Family<NameLabel, Gauge>,
     failures: Family<NameLabel, Counter>,
     panics: Family<NameLabel, Counter>,
     start: Histograms,
     stop: Histograms,
-    tasks: OwnerGauge<Owned>,
-    timers: OwnerGauge<Owned>,
+    tasks: OwnerGauge<OwnedLabels>,
+    timers: OwnerGauge<OwnedLabels>,
 }
 
 impl Default for ManagerMetrics {
@@ -125,12 +125,12 @@ impl ManagerMetrics {
     }
 
     /// Counts the task of a preparation until the returned value is dropped.
-    pub(super) fn preparation(&self, name: &ControllerName) -> Counted<Owned> {
+    pub(super) fn preparation(&self, name: &ControllerName) -> Counted<OwnedLabels> {
         self.tasks.of(Self::owned(name, "preparation")).count()
     }
 
     /// Counts a timer until the returned value is dropped.
-    pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<Owned> {
+    pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<OwnedLabels> {
         self.timers.of(Self::owned(name, kind)).count()
     }
 
@@ -182,11 +182,11 @@ impl ManagerMetrics {
         NameLabel { controller: name.as_str().to_owned() }
     }
 
-    fn owned(name: &ControllerName, kind: &'static str) -> Owned {
-        Owned { controller: name.as_str().to_owned(), kind }
+    fn owned(name: &ControllerName, kind: &'static str) -> OwnedLabels {
+        OwnedLabels { controller: name.as_str().to_owned(), kind }
     }
 
-    fn state(name: &ControllerName, state: ControllerState) -> StateLabels {
-        StateLabels { controller: name.as_str().to_owned(), state: state.word() }
+    fn state(name: &ControllerName, state: ControllerState) -> ControllerStateLabels {
+        ControllerStateLabels { controller: name.as_str().to_owned(), state: state.word() }
     }
 }

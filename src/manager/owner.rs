@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
 use self::{
-    event::{Event, Id, Prepared, Timer, Timers, Watches, next_command_or_change},
+    event::{EntryTimer, Event, Id, PreparationResult, Timers, Watches, next_command_or_change},
     phase::ManagerPhase,
     retired::Retired,
 };
@@ -29,9 +29,9 @@ use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
     end::RunEnd,
-    entry::{RunnableEntry, Spec},
-    handle::Command,
-    lifecycle::{Input, Lifecycle},
+    entry::{RunnableEntry, RunnableSpec},
+    handle::ManagerCommand,
+    lifecycle::{Lifecycle, LifecycleInput},
 };
 
 /// Largest number of events before a snapshot is published. Bounds the delay of the first change of a
@@ -41,7 +41,7 @@ const BATCH: usize = 128;
 pub(super) struct Owner {
     options: ManagerOptions,
     metrics: ManagerMetrics,
-    commands: mpsc::Receiver<Command>,
+    commands: mpsc::Receiver<ManagerCommand>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     transitions: broadcast::Sender<Transition>,
     entries: BTreeMap<Id, RunnableEntry>,
@@ -51,7 +51,7 @@ pub(super) struct Owner {
     next: u64,
     /// Runs under way; at most one for each entry.
     runs: JoinSet<(Id, RunEnd)>,
-    prepares: JoinSet<Option<Prepared>>,
+    prepares: JoinSet<Option<PreparationResult>>,
     watches: Watches,
     /// True if a change is taken before a command when both are ready. Alternates.
     watches_first: bool,
@@ -76,7 +76,7 @@ impl Owner {
     pub(super) fn new(
         options: ManagerOptions,
         metrics: ManagerMetrics,
-        commands: mpsc::Receiver<Command>,
+        commands: mpsc::Receiver<ManagerCommand>,
         snapshot: watch::Sender<Arc<Snapshot>>,
         transitions: broadcast::Sender<Transition>,
     ) -> Self {
@@ -198,29 +198,29 @@ impl Owner {
         }
     }
 
-    fn on_command(&mut self, command: Command) {
+    fn on_command(&mut self, command: ManagerCommand) {
         match command {
-            Command::Add(name, spec, reply) => {
+            ManagerCommand::Add(name, spec, reply) => {
                 let added = self.add(name, spec);
                 self.outgoing.push(Outgoing::Answer(reply, added));
             }
-            Command::Replace(name, spec, reply) => {
+            ManagerCommand::Replace(name, spec, reply) => {
                 let replaced = self.replace(&name, spec);
                 self.outgoing.push(Outgoing::Answer(reply, replaced));
             }
-            Command::Remove(name, reply) => match self.names.get(&name).copied() {
+            ManagerCommand::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {
                     let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
                     entry.removers.push(reply);
                     self.drop_pending(id);
-                    self.step(id, Input::Remove);
+                    self.step(id, LifecycleInput::Remove);
                 }
                 None => self.outgoing.push(Outgoing::Removed(reply)),
             },
         }
     }
 
-    pub(super) fn add(&mut self, name: ControllerName, spec: Spec) -> Result<(), AddError> {
+    pub(super) fn add(&mut self, name: ControllerName, spec: RunnableSpec) -> Result<(), AddError> {
         if self.is_closing() {
             return Err(AddError::Stopping);
         }
@@ -261,8 +261,8 @@ impl Owner {
         self.metrics.entered(&name, ControllerState::Waiting, ControllerState::Waiting);
         self.announce(&name, 0, TransitionKind::Entered(ControllerState::Waiting));
         let allowed = self.is_open(group);
-        self.step(id, Input::Allowed(allowed));
-        self.step(id, Input::Verdict(verdict));
+        self.step(id, LifecycleInput::Allowed(allowed));
+        self.step(id, LifecycleInput::Verdict(verdict));
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl Owner {
         if entry.serial == serial {
             let watching = entry.watching.clone();
             self.watch(id, serial, readiness, &watching);
-            self.step(id, Input::Verdict(verdict));
+            self.step(id, LifecycleInput::Verdict(verdict));
             self.swap_if_due(id);
         } else if let Some(pending) = entry.pending.as_ref().filter(|new| new.serial == serial) {
             let watching = pending.watching.clone();
@@ -291,7 +291,7 @@ impl Owner {
         self.dirty.push(id);
         let starting = |entry: &RunnableEntry| entry.lifecycle.state() == ControllerState::Starting;
         if running && self.entries.get(&id).is_some_and(starting) {
-            self.step(id, Input::Running);
+            self.step(id, LifecycleInput::Running);
         }
     }
 
@@ -319,7 +319,7 @@ impl Owner {
                 false => warn!(controller = %entry.name, epoch, %error, "run failed"),
             }
         }
-        self.step(id, Input::Returned(end));
+        self.step(id, LifecycleInput::Returned(end));
         if self.failure.is_some() {
             self.close();
         }
@@ -342,33 +342,33 @@ impl Owner {
         let Some(entry) = self.entries.get(&id) else { return };
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
-        self.step(id, Input::Ended);
+        self.step(id, LifecycleInput::Ended);
         self.swap_if_due(id);
-        self.step(id, Input::Wake);
+        self.step(id, LifecycleInput::Wake);
     }
 
-    fn on_timer(&mut self, id: Id, timer: Timer) {
+    fn on_timer(&mut self, id: Id, timer: EntryTimer) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         match timer {
-            Timer::Wake => {
+            EntryTimer::Wake => {
                 entry.wake = None;
-                self.step(id, Input::Wake);
+                self.step(id, LifecycleInput::Wake);
             }
-            Timer::Grace(epoch) => {
+            EntryTimer::Grace(epoch) => {
                 entry.overdue = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
                     self.grace_over(id);
                 }
             }
-            Timer::Overdue(epoch) => {
+            EntryTimer::Overdue(epoch) => {
                 entry.overdue = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
                     let late = entry.epoch.as_ref().map(Epoch::late).unwrap_or_default();
                     warn!(controller = %entry.name, epoch, late, "the epoch does not end");
-                    self.step(id, Input::Overdue);
+                    self.step(id, LifecycleInput::Overdue);
                 }
             }
-            Timer::Retry(serial) => {
+            EntryTimer::Retry(serial) => {
                 if let Some(pending) =
                     entry.pending.as_mut().filter(|pending| pending.serial == serial)
                 {

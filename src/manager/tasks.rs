@@ -9,13 +9,13 @@ use crate::guard;
 
 /// Tasks that an epoch has spawned and may abort.
 #[derive(Debug)]
-pub(super) struct Tasks {
+pub(super) struct SpawnedTasks {
     tracker: TaskTracker,
     abort: CancellationToken,
     panics: Counter,
 }
 
-impl Tasks {
+impl SpawnedTasks {
     /// No tasks yet; `panics` counts those that will panic.
     pub(super) fn new(panics: Counter) -> Self {
         Self { tracker: TaskTracker::new(), abort: CancellationToken::new(), panics }

@@ -58,17 +58,17 @@ pub(crate) fn selector_of(
     generate: bool,
 ) -> Result<Selector, String> {
     #[derive(Deserialize)]
-    struct Parent {
-        spec: Option<Spec>,
+    struct ParentWithSelector {
+        spec: Option<SpecWithSelector>,
     }
     #[derive(Deserialize)]
-    struct Spec {
+    struct SpecWithSelector {
         selector: Option<LabelSelector>,
     }
     if generate {
         return Ok(Selector::label(UID_LABEL, parent_uid));
     }
-    let parent: Parent = serde_json::from_slice(parent_json).map_err(|error| {
+    let parent: ParentWithSelector = serde_json::from_slice(parent_json).map_err(|error| {
         format!("spec.selector: is not a label selector: {}", redaction::decoding(error))
     })?;
     let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();

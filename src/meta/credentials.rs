@@ -45,13 +45,13 @@ pub(crate) struct HookCredentials {
 struct Shared {
     types: TypeRegistry,
     informers: InformerSet,
-    state: Mutex<State>,
+    state: Mutex<CredentialsState>,
     /// Notified when an object is named for the first time, or by no hook any more.
     named: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct CredentialsState {
     objects: HashMap<ObjectReference, NamedObject>,
     holders: BTreeMap<u64, Holder>,
     last: u64,
@@ -226,7 +226,7 @@ impl Shared {
     /// Records the state of an object, and resolves the endpoints that read it.
     fn read(&self, object: &ObjectReference, read: Result<Arc<ObjectContent>, EndpointError>) {
         let mut state = self.state.lock();
-        let State { objects, holders, .. } = &mut *state;
+        let CredentialsState { objects, holders, .. } = &mut *state;
         let Some(named) = objects.get_mut(object) else { return };
         match read {
             Ok(content) => (named.content, named.problem) = (Some(content), None),

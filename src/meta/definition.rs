@@ -272,11 +272,11 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
 fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
     fn same<S: DeserializeOwned + PartialEq>(one: &Bytes, other: &Bytes) -> bool {
         #[derive(Deserialize)]
-        struct Declared<S> {
+        struct SpecOnly<S> {
             spec: S,
         }
         let spec =
-            |object: &Bytes| serde_json::from_slice(object).map(|Declared::<S> { spec }| spec);
+            |object: &Bytes| serde_json::from_slice(object).map(|SpecOnly::<S> { spec }| spec);
         match (spec(one), spec(other)) {
             (Ok(one), Ok(other)) => one == other,
             _ => one == other,

@@ -42,7 +42,7 @@ impl Fingerprint {
     pub(crate) fn of_declared(json: &[u8]) -> Result<Self, serde_json::Error> {
         let mut decoder = serde_json::Deserializer::from_slice(json);
         let metadata: &[&str] = &["resourceVersion", "managedFields"];
-        let fields = Fields { metadata: Some(metadata), ignored: &["status"] };
+        let fields = FingerprintReader { metadata: Some(metadata), ignored: &["status"] };
         let found = decoder.deserialize_map(fields)?;
         decoder.end()?;
         Ok(found)
@@ -55,7 +55,8 @@ impl Fingerprint {
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_object(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
         let mut decoder = serde_json::Deserializer::from_slice(json);
-        let found = decoder.deserialize_map(Fields { metadata: Some(ignored), ignored: &[] })?;
+        let found =
+            decoder.deserialize_map(FingerprintReader { metadata: Some(ignored), ignored: &[] })?;
         decoder.end()?;
         Ok(found)
     }
@@ -63,7 +64,7 @@ impl Fingerprint {
 
 impl<'de> Deserialize<'de> for Fingerprint {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
-        decoder.deserialize_any(Fields { metadata: None, ignored: &[] })
+        decoder.deserialize_any(FingerprintReader { metadata: None, ignored: &[] })
     }
 }
 
@@ -72,13 +73,13 @@ fn hash(value: impl Hash) -> Fingerprint {
 }
 
 /// Reads a value; of an object the fields that are not ignored.
-struct Fields<'a> {
+struct FingerprintReader<'a> {
     /// Fields to ignore within the field `metadata`.
     metadata: Option<&'a [&'a str]>,
     ignored: &'a [&'a str],
 }
 
-impl<'de> serde::de::DeserializeSeed<'de> for Fields<'_> {
+impl<'de> serde::de::DeserializeSeed<'de> for FingerprintReader<'_> {
     type Value = Fingerprint;
 
     fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<Fingerprint, D::Error> {
@@ -86,7 +87,7 @@ impl<'de> serde::de::DeserializeSeed<'de> for Fields<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Fields<'_> {
+impl<'de> Visitor<'de> for FingerprintReader<'_> {
     type Value = Fingerprint;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -140,7 +141,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 continue;
             }
             let ignored = self.metadata.filter(|_| key == "metadata").unwrap_or_default();
-            let value = fields.next_value_seed(Fields { metadata: None, ignored })?;
+            let value = fields.next_value_seed(FingerprintReader { metadata: None, ignored })?;
             if value != NULL {
                 // A sum does not depend on the order.
                 sum = sum.wrapping_add(hash(("field", key, value.0)).0);

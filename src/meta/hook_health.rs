@@ -22,7 +22,7 @@ const DOWN: Pace = Pace {
 /// Health of the hook of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct HookHealth {
-    parents: Mutex<Parents>,
+    state: Mutex<HookHealthState>,
     health: watch::Sender<Health>,
     changed: OnChange,
 }
@@ -31,7 +31,7 @@ pub(crate) struct HookHealth {
 struct OnChange(Box<dyn Fn() + Send + Sync>);
 
 #[derive(Debug, Default)]
-struct Parents {
+struct HookHealthState {
     // Failure of the last sync.
     failing: BTreeMap<Request, Failure>,
     // For each hook, the parents for which it was down at the last call.
@@ -71,18 +71,18 @@ impl HookHealth {
 
     /// Records a usable response for a parent.
     pub(crate) fn succeeded(&self, key: &Request) {
-        let mut parents = self.lock();
-        if parents.failing.remove(key).is_some() || !self.health.borrow().proven {
-            self.publish(&parents, true);
+        let mut state = self.lock();
+        if state.failing.remove(key).is_some() || !self.health.borrow().proven {
+            self.publish(&state, true);
         }
     }
 
     /// Records that a parent got no usable response. Returns whether the failure is a new one.
     pub(crate) fn failed(&self, key: &Request, failure: Failure) -> bool {
-        let mut parents = self.lock();
-        let new = parents.failing.get(key) != Some(&failure);
-        parents.failing.insert(key.clone(), failure);
-        self.publish(&parents, false);
+        let mut state = self.lock();
+        let new = state.failing.get(key) != Some(&failure);
+        state.failing.insert(key.clone(), failure);
+        self.publish(&state, false);
         new
     }
 
@@ -98,8 +98,8 @@ impl HookHealth {
         let pace = Pace { longest: backoff.max, ..DOWN };
         let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
         let (spread, now) = (fastrand::f64(), Instant::now());
-        let mut parents = self.lock();
-        parents.gates.entry(kind).or_default().failed(key.clone(), wait, &pace, spread, now)
+        let mut state = self.lock();
+        state.gates.entry(kind).or_default().failed(key.clone(), wait, &pace, spread, now)
     }
 
     /// Removes a parent from the gates: no hook was called for it, or the hook failed for another
@@ -111,33 +111,33 @@ impl HookHealth {
     /// Records that a hook responded for a parent. Returns the parents to sync at once.
     pub(crate) fn responded(&self, kind: HookKind, key: &Request) -> Vec<Request> {
         // The remaining wait of each is zero, since `wait` sets no minimum.
-        let mut parents = self.lock();
-        let next = parents.gates.get_mut(&kind).map(|gate| gate.answered(key, Instant::now()));
+        let mut state = self.lock();
+        let next = state.gates.get_mut(&kind).map(|gate| gate.answered(key, Instant::now()));
         next.into_iter().flatten().map(|(key, _)| key).collect()
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
-        let mut parents = self.lock();
-        parents.leave_gates(key);
-        if parents.failing.remove(key).is_some() {
-            self.publish(&parents, false);
+        let mut state = self.lock();
+        state.leave_gates(key);
+        if state.failing.remove(key).is_some() {
+            self.publish(&state, false);
         }
     }
 
     /// Forgets all parents at the end of an epoch.
     pub(crate) fn clear(&self) {
-        *self.lock() = Parents::default();
+        *self.lock() = HookHealthState::default();
         self.health.send_replace(Health::default());
         (self.changed.0)();
     }
 
-    fn publish(&self, parents: &Parents, proven: bool) {
+    fn publish(&self, state: &HookHealthState, proven: bool) {
         let changed = self.health.send_if_modified(|health| {
-            let first = parents.failing.first_key_value();
+            let first = state.failing.first_key_value();
             let now = Health {
                 proven: proven || health.proven,
-                failing: parents.failing.len(),
+                failing: state.failing.len(),
                 example: first.map(|(key, failure)| (key.clone(), failure.clone())),
             };
             let changed = *health != now;
@@ -149,12 +149,12 @@ impl HookHealth {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Parents> {
-        self.parents.lock()
+    fn lock(&self) -> MutexGuard<'_, HookHealthState> {
+        self.state.lock()
     }
 }
 
-impl Parents {
+impl HookHealthState {
     fn leave_gates(&mut self, key: &Request) {
         self.gates.values_mut().for_each(|gate| gate.forget(key));
     }

@@ -15,10 +15,10 @@ use crate::{
 
 /// Parents of one controller, each with the children that concern it.
 #[derive(Debug, Default)]
-pub(crate) struct ParentIndex(Mutex<Parents>);
+pub(crate) struct ParentIndex(Mutex<ParentInterests>);
 
 #[derive(Debug, Default)]
-struct Parents {
+struct ParentInterests {
     interests: HashMap<Request, Vec<Interest>>,
     index: InterestIndex<Request>,
 }
@@ -62,7 +62,7 @@ impl ParentIndex {
 
     /// Removes all parents.
     pub(crate) fn clear(&self) {
-        *self.lock() = Parents::default();
+        *self.lock() = ParentInterests::default();
     }
 
     /// Keys of all parents.
@@ -95,12 +95,12 @@ impl ParentIndex {
         keys
     }
 
-    fn lock(&self) -> MutexGuard<'_, Parents> {
+    fn lock(&self) -> MutexGuard<'_, ParentInterests> {
         self.0.lock()
     }
 }
 
-impl Parents {
+impl ParentInterests {
     fn unindex(&mut self, key: &Request, interests: Option<Vec<Interest>>) {
         for interest in interests.iter().flatten() {
             self.index.remove(interest, key);

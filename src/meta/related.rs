@@ -40,13 +40,13 @@ const NAMESPACES: &str = "selected namespaces";
 /// Related objects of the parents of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct Related {
-    state: Mutex<State>,
+    state: Mutex<RelatedState>,
     /// True if `managedFields` are kept.
     managed_fields: bool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RelatedState {
     answers: HashMap<Request, CustomizeAnswer>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
@@ -200,7 +200,7 @@ impl Related {
 
     /// Forgets all parents at the end of an epoch, with which the inputs have ended.
     pub(crate) fn clear(&self) {
-        *self.lock() = State::default();
+        *self.lock() = RelatedState::default();
     }
 
     /// Adds the inputs of the types that the rules of a parent name, and removes those that no
@@ -373,7 +373,7 @@ impl Related {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RelatedState> {
         self.state.lock()
     }
 }

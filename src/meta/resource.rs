@@ -93,12 +93,12 @@ pub(crate) struct LiveOwner {
 impl<'de> Deserialize<'de> for Live {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Head {
+        struct LiveHead {
             #[serde(default)]
             metadata: LiveMetadata,
         }
         let json = Box::<RawValue>::deserialize(decoder)?;
-        let Head { metadata } = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
+        let LiveHead { metadata } = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
         Ok(Self { json, metadata })
     }
 }
@@ -122,21 +122,21 @@ impl Live {
     /// Returns the name of the other field manager that wrote the object last.
     pub(crate) fn other_writer(&self) -> Option<String> {
         #[derive(Deserialize)]
-        struct Object {
-            metadata: Metadata,
+        struct ManagedObject {
+            metadata: ManagedMetadata,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Metadata {
-            managed_fields: Vec<Entry>,
+        struct ManagedMetadata {
+            managed_fields: Vec<ManagedFieldsEntry>,
         }
         #[derive(Deserialize)]
-        struct Entry {
+        struct ManagedFieldsEntry {
             manager: String,
             // All times are in UTC and of one format, so that they compare as text.
             time: Option<String>,
         }
-        let object: Object = serde_json::from_str(self.json.get()).ok()?;
+        let object: ManagedObject = serde_json::from_str(self.json.get()).ok()?;
         let entries = object.metadata.managed_fields.into_iter();
         let others = entries.filter(|entry| entry.manager != FIELD_MANAGER);
         others.max_by_key(|entry| entry.time.clone()).map(|entry| entry.manager)

@@ -48,7 +48,7 @@ pub(crate) fn with_field(
 ) -> Result<(), serde_json::Error> {
     let mut decoder = serde_json::Deserializer::from_slice(json);
     put::<serde_json::Error>(into, b"{")?;
-    let mut fields = Fields { into: &mut *into, first: true, without: Some(field) };
+    let mut fields = FieldsWriter { into: &mut *into, first: true, without: Some(field) };
     decoder.deserialize_map(&mut fields)?;
     if !fields.first {
         put::<serde_json::Error>(into, b",")?;
@@ -138,13 +138,13 @@ impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<(), A::Error> {
         put(self.0, b"{")?;
-        Fields { into: &mut *self.0, first: true, without: None }.visit_map(fields)?;
+        FieldsWriter { into: &mut *self.0, first: true, without: None }.visit_map(fields)?;
         put(self.0, b"}")
     }
 }
 
 /// Writes the fields of an object, without its braces.
-struct Fields<'w, W> {
+struct FieldsWriter<'w, W> {
     into: &'w mut W,
     /// No field has been written.
     first: bool,
@@ -152,7 +152,7 @@ struct Fields<'w, W> {
     without: Option<&'w str>,
 }
 
-impl<'de, W: io::Write> Visitor<'de> for &mut Fields<'_, W> {
+impl<'de, W: io::Write> Visitor<'de> for &mut FieldsWriter<'_, W> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -46,7 +46,7 @@ enum Truth {
 }
 
 /// Status, reason and message of a condition.
-type Parts = (Truth, String, String);
+type ConditionParts = (Truth, String, String);
 
 impl View<'_> {
     /// Returns the status to be written.
@@ -74,7 +74,7 @@ impl View<'_> {
         }
     }
 
-    fn ready(&self) -> Parts {
+    fn ready(&self) -> ConditionParts {
         match (self.acceptance, self.run) {
             (Acceptance::Rejected(rejected), _) => {
                 (Truth::False, rejected.reason().to_owned(), rejected.to_string())
@@ -99,7 +99,7 @@ impl View<'_> {
     }
 
     /// No sync has succeeded for a minute; the reason is the hook's, if it has failed.
-    fn failing(&self, run: &RunnableStatus) -> Parts {
+    fn failing(&self, run: &RunnableStatus) -> ConditionParts {
         let hooks = self.hooks_healthy();
         if hooks.0 == Truth::False {
             return hooks;
@@ -109,7 +109,7 @@ impl View<'_> {
         (Truth::False, "SyncsFailing".to_owned(), message)
     }
 
-    fn types_ready(&self) -> Parts {
+    fn types_ready(&self) -> ConditionParts {
         let Some(run) = self.run else {
             return (Truth::Unknown, "NotStarted".to_owned(), String::new());
         };
@@ -142,7 +142,7 @@ impl View<'_> {
         }
     }
 
-    fn running(&self) -> Parts {
+    fn running(&self) -> ConditionParts {
         let Some(run) = self.run else {
             let reason = match self.acceptance {
                 Acceptance::Paused => "Paused",
@@ -161,7 +161,7 @@ impl View<'_> {
         (status, run.reason.to_string(), message)
     }
 
-    fn hooks_healthy(&self) -> Parts {
+    fn hooks_healthy(&self) -> ConditionParts {
         match (&self.health.example, self.health.proven) {
             (Some((parent, failure)), _) => {
                 let message = match self.health.failing {
@@ -175,7 +175,7 @@ impl View<'_> {
         }
     }
 
-    fn condition(&self, type_: &str, (status, reason, message): Parts) -> StatusCondition {
+    fn condition(&self, type_: &str, (status, reason, message): ConditionParts) -> StatusCondition {
         let status = status.word();
         let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
         let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);

@@ -21,7 +21,7 @@ use std::{
 use futures::FutureExt;
 use tokio::time::Instant;
 
-use self::hook_call::Response;
+use self::hook_call::HookResponse;
 use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     apply::Apply,
@@ -222,13 +222,13 @@ impl ParentReconciler {
             return Err(SyncError::Cancelled);
         }
         let recheck = match response {
-            Response::Unchanged(record) => {
+            HookResponse::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 self.parents.writes.keep_record(&parent.key, record);
                 self.resync_after(parent, record.resync_after);
                 self.report_flapping(parent, context)
             }
-            Response::Checked(response) => {
+            HookResponse::Checked(response) => {
                 self.resync_after(parent, response.record.resync_after);
                 match self.definition.kind {
                     ControllerKind::Composite => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::answer::Resource;
+use super::super::answer::ServedResource;
 
 /// Consecutive complete answers that prove a group version gone where no APIService does. An API
 /// server that is starting omits groups for a second or two; the first few answers are requested
@@ -15,7 +15,7 @@ pub(super) const CONFIRMATIONS: u8 = 7;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Document {
     /// Resources of the last current answer; `None` before the first one.
-    pub(super) resources: Option<Vec<Resource>>,
+    pub(super) resources: Option<Vec<ServedResource>>,
     /// Resources of static mode that `resources` lacks and that are not proven gone.
     pub(super) missing: Vec<Missing>,
     /// uid of the APIService that names the backing service.
@@ -31,14 +31,14 @@ pub(super) struct Document {
 /// Resource that an earlier answer or a CRD named, and that is not proven gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
-    pub(super) resource: Resource,
+    pub(super) resource: ServedResource,
     /// Arrival of the first complete answer without it.
     pub(super) since: Option<Instant>,
 }
 
 impl Document {
     /// Returns the resources that are not proven gone.
-    pub(super) fn known(&self) -> impl Iterator<Item = &Resource> {
+    pub(super) fn known(&self) -> impl Iterator<Item = &ServedResource> {
         let missing = self.missing.iter().map(|missing| &missing.resource);
         self.resources.iter().flatten().chain(missing)
     }

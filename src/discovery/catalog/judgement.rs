@@ -11,13 +11,13 @@ use kube::core::Version;
 use super::{
     super::{
         Origin, TypeState,
-        answer::Resource,
+        answer::ServedResource,
         api_service::{AGGREGATOR, Backend},
-        crd::{Crd, Names},
+        crd::{Crd, KindNames},
         schedule::Unsettled,
         state::TypeJudgement,
     },
-    Catalog, Listed,
+    Catalog, ListState,
     by_group::{entries, find},
     document::Document,
 };
@@ -69,7 +69,8 @@ impl Catalog {
             });
         let known = entries(&self.documents)
             .filter(|(group, version, document)| {
-                let is_pushed = self.services_listed == Listed::Yes && self.static_mode.is_none();
+                let is_pushed =
+                    self.services_listed == ListState::Yes && self.static_mode.is_none();
                 let is_down = find(&self.services, group, version).is_some_and(Backend::is_down);
                 self.is_orphan(group, version, Some(document))
                     || (document.stale && !is_pushed && !is_down)
@@ -192,9 +193,9 @@ impl Catalog {
         // built in. If they may not be read, the same holds for CRDs until those are listed. The
         // core group can be neither aggregated nor served by CRDs.
         let is_explained = match self.services_listed {
-            Listed::Yes => true,
-            Listed::NotYet => false,
-            Listed::Refused => self.crds_listed || self.static_mode.is_some(),
+            ListState::Yes => true,
+            ListState::NotYet => false,
+            ListState::Refused => self.crds_listed || self.static_mode.is_some(),
         };
         if !is_explained && !group.is_empty() {
             return TypeJudgement::unknown();
@@ -222,10 +223,10 @@ impl Catalog {
         group: &str,
         version: &str,
         name: &TypeName,
-        resources: &[Resource],
+        resources: &[ServedResource],
         document: &Document,
     ) -> TypeJudgement {
-        let is_meant = |resource: &&Resource| match name {
+        let is_meant = |resource: &&ServedResource| match name {
             TypeName::Resource(plural) => *resource.plural == **plural,
             TypeName::Kind(kind) => *resource.kind == **kind,
         };
@@ -259,7 +260,7 @@ impl Catalog {
                 uid: uid.cloned(),
             },
             kind: resource.kind.clone(),
-            list_kind: names.unwrap_or_else(|| Names::by_convention(&resource.kind)).list_kind,
+            list_kind: names.unwrap_or_else(|| KindNames::by_convention(&resource.kind)).list_kind,
             subresources: resource.subresources,
             version_order: self.version_order(group, version, document, crd),
         };
@@ -359,8 +360,8 @@ impl Catalog {
             return false;
         }
         match self.services_listed {
-            Listed::Yes if !is_static && group != AGGREGATOR => true,
-            Listed::Yes | Listed::NotYet | Listed::Refused => self.enumerated,
+            ListState::Yes if !is_static && group != AGGREGATOR => true,
+            ListState::Yes | ListState::NotYet | ListState::Refused => self.enumerated,
         }
     }
 
@@ -373,7 +374,7 @@ impl Catalog {
     ) -> bool {
         // In static mode the other documents may belong to CRDs.
         let is_aggregated = document.is_some_and(|document| document.uid.is_some());
-        self.services_listed == Listed::Yes
+        self.services_listed == ListState::Yes
             && (self.static_mode.is_none() || is_aggregated)
             && find(&self.services, group, version).is_none()
     }

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        answer::Resource,
+        answer::ServedResource,
         api_service::Backend,
         crd::{Crd, CrdReadiness},
     },
-    Catalog, Listed, Touched,
+    Catalog, ListState, Touched,
     by_group::find,
     document::{CONFIRMATIONS, Document, Missing},
 };
@@ -98,7 +98,7 @@ impl Catalog {
                 if document.known().any(|resource| resource.plural == crd.plural) {
                     continue;
                 }
-                let resource = Resource {
+                let resource = ServedResource {
                     plural: crd.plural.clone(),
                     kind: crd.names().kind.clone(),
                     scope: crd.scope,
@@ -115,7 +115,7 @@ impl Catalog {
     /// `polled` is the time of a complete answer; a partial answer proves nothing.
     pub(super) fn missing_from(
         &self,
-        answered: &[Resource],
+        answered: &[ServedResource],
         old: &Document,
         (group, version): (&str, &str),
         polled: Option<Polled>,
@@ -205,9 +205,9 @@ impl Catalog {
     ) -> bool {
         let backend = find(&self.services, group, version);
         let is_static = self.static_mode.is_some();
-        let is_expected = self.services_listed != Listed::Yes
+        let is_expected = self.services_listed != ListState::Yes
             || backend.is_some_and(|it| is_static || it.is_discovered());
-        let is_silent = self.services_listed != Listed::Yes || !is_expected;
+        let is_silent = self.services_listed != ListState::Yes || !is_expected;
         match polled {
             // The deletion of its APIService was observed, and discovery agrees.
             _ if !is_expected && (document.uid.is_some() || !is_static) => true,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         InstallingReason, Origin, TypeState,
-        crd::{CrdVersion, Names},
+        crd::{CrdVersion, KindNames},
         state::TypeJudgement,
         watch::Watched,
     },
@@ -92,16 +92,16 @@ impl CrdBuilder {
     }
 }
 
-fn service(group: &str, version: &str, backend: Backend) -> ApiService {
-    ApiService { group: group.into(), version: version.into(), backend }
+fn service(group: &str, version: &str, backend: Backend) -> ApiServiceHeader {
+    ApiServiceHeader { group: group.into(), version: version.into(), backend }
 }
 
 fn aggregated(uid: &str, available: Option<bool>) -> Backend {
     Backend::Aggregated { uid: uid.into(), service: "default/metrics:443".into(), available }
 }
 
-fn resource(plural: &str, kind: &str) -> Resource {
-    Resource {
+fn resource(plural: &str, kind: &str) -> ServedResource {
+    ServedResource {
         plural: plural.into(),
         kind: kind.into(),
         scope: Scope::Namespaced,
@@ -111,25 +111,25 @@ fn resource(plural: &str, kind: &str) -> Resource {
 }
 
 /// A complete answer of group, version and resources, without stale entries.
-fn answer(versions: &[(&str, &str, Option<&[Resource]>)]) -> Answer {
-    Answer {
+fn answer(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryAnswer {
+    DiscoveryAnswer {
         complete: true,
         versions: versions
             .iter()
             .map(|(group, version, resources)| AnsweredVersion {
                 group: (*group).into(),
                 version: (*version).into(),
-                resources: resources.map(<[Resource]>::to_vec),
+                resources: resources.map(<[ServedResource]>::to_vec),
             })
             .collect(),
     }
 }
 
-fn apps() -> (&'static str, &'static str, Option<&'static [Resource]>) {
+fn apps() -> (&'static str, &'static str, Option<&'static [ServedResource]>) {
     ("apps", "v1", Some(Box::leak(Box::new([resource("deployments", "Deployment")]))))
 }
 
-fn metrics() -> (&'static str, &'static str, Option<&'static [Resource]>) {
+fn metrics() -> (&'static str, &'static str, Option<&'static [ServedResource]>) {
     ("metrics.example.com", "v1", Some(Box::leak(Box::new([resource("loads", "Load")]))))
 }
 
@@ -175,12 +175,12 @@ impl Catalog {
         self.crd_deleted(&crd.build(), &mut Touched::default());
     }
 
-    fn discover(&mut self, answer: Answer) {
+    fn discover(&mut self, answer: DiscoveryAnswer) {
         self.answered(answer, Reading::Watching, &mut Touched::default());
     }
 
     /// Applies an answer in static mode, `seconds` after a fixed instant.
-    fn poll(&mut self, answer: Answer, seconds: u64) -> Touched {
+    fn poll(&mut self, answer: DiscoveryAnswer, seconds: u64) -> Touched {
         static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let mut touched = Touched::default();
         let polled = Polled { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
@@ -194,7 +194,7 @@ impl Catalog {
         self.crds_watched(&mut Touched::default());
     }
 
-    fn serve(&mut self, service: ApiService) -> bool {
+    fn serve(&mut self, service: ApiServiceHeader) -> bool {
         self.service_applied(service, &mut Touched::default())
     }
 
@@ -303,7 +303,7 @@ fn a_header_takes_less_than_two_kilobytes() {
 
     // An `Arc<str>` has two counters.
     let text = |text: &str| text.len() + 2 * size_of::<usize>();
-    let names = |names: &Names| text(&names.kind) + text(&names.list_kind);
+    let names = |names: &KindNames| text(&names.kind) + text(&names.list_kind);
     let heap = text(&header.group)
         + text(&header.plural)
         + text(&header.uid)

@@ -23,11 +23,11 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{BoxError, Fence, FenceClosed, Passage};
 
 /// Future of a response's head.
-type Request = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+type ResponseFuture = BoxFuture<'static, Result<Response<Body>, BoxError>>;
 
 /// Content of one exchange, shared by its caller and its fence.
 #[derive(Debug, Default)]
-pub(super) struct Slot(Mutex<ExchangePhase>);
+pub(super) struct ExchangeSlot(Mutex<ExchangePhase>);
 
 #[derive(Default)]
 enum ExchangePhase {
@@ -37,43 +37,43 @@ enum ExchangePhase {
     /// The exchange was cut while the caller polled the content; the caller drops it.
     Late,
     /// The slot holds the content between two polls. The waker is the caller's.
-    Held(Held, Waker),
+    Held(HeldExchange, Waker),
     /// The exchange was cut, and the content has been dropped.
     Cut,
 }
 
 /// Remaining content of an exchange.
-struct Held {
+struct HeldExchange {
     content: Content,
     // Present for a write until its outcome is known, for a read until its head has arrived.
     passage: Option<Passage>,
 }
 
 enum Content {
-    Request(Request),
+    Request(ResponseFuture),
     Body(Body),
     Nothing,
 }
 
 /// Caller's end of a slot. Dropping it drops the content.
-struct Owned {
+struct OwnedSlot {
     fence: Fence,
     id: u64,
-    slot: Arc<Slot>,
+    slot: Arc<ExchangeSlot>,
 }
 
 /// Future of a request under way.
-pub(super) struct Exchange(Option<Owned>);
+pub(super) struct Exchange(Option<OwnedSlot>);
 
 /// Body of a response. The body of a write's response keeps the write under way until it has been
 /// read.
-pub(super) struct Answer {
-    owned: Owned,
+pub(super) struct FencedAnswer {
+    owned: OwnedSlot,
     // True once the caller has received the error for the cut.
     cut: bool,
 }
 
-impl Slot {
+impl ExchangeSlot {
     /// Cuts the exchange; returns whether none of its content is left. A body that was read to its
     /// end stays ended.
     pub(super) fn cut(&self) -> bool {
@@ -104,25 +104,25 @@ impl Slot {
 }
 
 /// Drops the content, which is code of the client's author and may panic.
-fn drop_quietly(held: Held) {
+fn drop_quietly(held: HeldExchange) {
     if catch_unwind(AssertUnwindSafe(|| drop(held))).is_err() {
         tracing::warn!("a request panicked when it was dropped");
     }
 }
 
-impl Owned {
+impl OwnedSlot {
     /// Polls the content; `None` once the exchange has been cut.
     fn poll<T>(
         &self,
         context: &mut Context<'_>,
-        poll: impl FnOnce(&mut Held, &mut Context<'_>) -> T,
+        poll: impl FnOnce(&mut HeldExchange, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let mut held = self.take()?;
         let polled = poll(&mut held, context);
         self.put(held, context.waker().clone()).then_some(polled)
     }
 
-    fn take(&self) -> Option<Held> {
+    fn take(&self) -> Option<HeldExchange> {
         let mut phase = self.slot.lock();
         match mem::replace(&mut *phase, ExchangePhase::Polled) {
             ExchangePhase::Held(held, _) => Some(held),
@@ -134,7 +134,7 @@ impl Owned {
     }
 
     /// Puts the content back; `false` if the exchange has been cut meanwhile.
-    fn put(&self, held: Held, waker: Waker) -> bool {
+    fn put(&self, held: HeldExchange, waker: Waker) -> bool {
         let mut phase = self.slot.lock();
         if matches!(*phase, ExchangePhase::Late) {
             drop(phase);
@@ -153,7 +153,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedSlot {
     fn drop(&mut self) {
         let phase = mem::replace(&mut *self.slot.lock(), ExchangePhase::Cut);
         match phase {
@@ -168,7 +168,7 @@ impl Drop for Owned {
     }
 }
 
-impl Held {
+impl HeldExchange {
     fn poll_head(
         &mut self,
         context: &mut Context<'_>,
@@ -239,27 +239,27 @@ fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage>
 
 impl Exchange {
     /// Creates the exchange of a request that has passed. The request is sent at the first poll.
-    pub(super) fn new(passage: Passage, request: Request) -> Self {
+    pub(super) fn new(passage: Passage, request: ResponseFuture) -> Self {
         let fence = passage.fence.clone();
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(ExchangeSlot::default());
         let Some(id) = fence.remember(&slot) else {
             // The fence was closed since the request passed, so it is not sent.
             passage.answered();
             return Self(None);
         };
-        let owned = Owned { fence, id, slot };
-        let held = Held { content: Content::Request(request), passage: Some(passage) };
+        let owned = OwnedSlot { fence, id, slot };
+        let held = HeldExchange { content: Content::Request(request), passage: Some(passage) };
         owned.put(held, Waker::noop().clone());
         Self(Some(owned))
     }
 }
 
 impl Future for Exchange {
-    type Output = Result<Response<Answer>, BoxError>;
+    type Output = Result<Response<FencedAnswer>, BoxError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let head = match &self.0 {
-            Some(owned) => owned.poll(context, Held::poll_head),
+            Some(owned) => owned.poll(context, HeldExchange::poll_head),
             None => None,
         };
         match (head, self.0.take()) {
@@ -268,7 +268,7 @@ impl Future for Exchange {
                 Poll::Pending
             }
             (Some(Poll::Ready(Ok(head))), Some(owned)) => {
-                Poll::Ready(Ok(Response::from_parts(head, Answer { owned, cut: false })))
+                Poll::Ready(Ok(Response::from_parts(head, FencedAnswer { owned, cut: false })))
             }
             (Some(Poll::Ready(Err(error))), _) => Poll::Ready(Err(error)),
             (Some(Poll::Ready(Ok(_))) | None, _) => Poll::Ready(Err(FenceClosed.into())),
@@ -276,7 +276,7 @@ impl Future for Exchange {
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for FencedAnswer {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -284,7 +284,7 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.owned.poll(context, Held::poll_frame) {
+        match self.owned.poll(context, HeldExchange::poll_frame) {
             Some(frame) => frame.map(|frame| frame.map(|frame| frame.map_err(BoxError::from))),
             None if self.cut => Poll::Ready(None),
             None => {
@@ -303,10 +303,10 @@ impl HttpBody for Answer {
 
     fn size_hint(&self) -> SizeHint {
         match &*self.owned.slot.lock() {
-            ExchangePhase::Held(Held { content: Content::Body(body), .. }, _) => {
+            ExchangePhase::Held(HeldExchange { content: Content::Body(body), .. }, _) => {
                 HttpBody::size_hint(body)
             }
-            ExchangePhase::Held(Held { content: Content::Nothing, .. }, _) => {
+            ExchangePhase::Held(HeldExchange { content: Content::Nothing, .. }, _) => {
                 SizeHint::with_exact(0)
             }
             ExchangePhase::Held(..)

@@ -50,19 +50,22 @@ impl Model {
         let backoff =
             RestartBackoff { flaps: BURST, flap_interval: INTERVAL, ..RestartBackoff::default() };
         let mut machine = Lifecycle::new(RestartPolicy::Always, backoff);
-        machine.step(Input::Allowed(true), now, 0.0);
+        machine.step(LifecycleInput::Allowed(true), now, 0.0);
         Self { machine, now, wake: None, starts: None }
     }
 
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: LifecycleInput) {
         for action in self.machine.step(input, self.now, 0.0) {
             match action {
-                Action::Start => self.started(),
-                Action::WakeAt(at) => {
+                LifecycleAction::Start => self.started(),
+                LifecycleAction::WakeAt(at) => {
                     assert!(at > self.now && at - self.now <= INTERVAL, "held down for longer");
                     self.wake = Some(at);
                 }
-                Action::Stop(_) | Action::Drain | Action::Done(_) | Action::Forget => {}
+                LifecycleAction::Stop(_)
+                | LifecycleAction::Drain
+                | LifecycleAction::Done(_)
+                | LifecycleAction::Forget => {}
             }
         }
     }
@@ -77,26 +80,26 @@ impl Model {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Met(uid) => self.feed(Input::Verdict(met_by(uid))),
-            Event::Unmet => self.feed(Input::Verdict(Verdict::Unmet(Vec::new()))),
-            Event::Unknown => self.feed(Input::Verdict(Verdict::Unknown(Vec::new()))),
+            Event::Met(uid) => self.feed(LifecycleInput::Verdict(met_by(uid))),
+            Event::Unmet => self.feed(LifecycleInput::Verdict(Verdict::Unmet(Vec::new()))),
+            Event::Unknown => self.feed(LifecycleInput::Verdict(Verdict::Unknown(Vec::new()))),
             Event::Ended => {
                 if self.machine.stopping().is_some() {
-                    self.feed(Input::Ended);
-                    self.feed(Input::Wake);
+                    self.feed(LifecycleInput::Ended);
+                    self.feed(LifecycleInput::Wake);
                 }
             }
             Event::Renewed => {
                 if !self.machine.live() {
                     self.machine.renew(RestartPolicy::Always);
                     self.starts = None;
-                    self.feed(Input::Verdict(Verdict::Unknown(Vec::new())));
+                    self.feed(LifecycleInput::Verdict(Verdict::Unknown(Vec::new())));
                 }
             }
             Event::HalfAnInterval => {
                 self.now += INTERVAL / 2;
                 if self.wake.take_if(|at| *at <= self.now).is_some() {
-                    self.feed(Input::Wake);
+                    self.feed(LifecycleInput::Wake);
                 }
             }
         }

@@ -232,35 +232,35 @@ impl Model {
                 let runs_on_it = self.epoch.as_ref().is_some_and(|epoch| {
                     epoch.runs() && epoch.basis == [Basis::from(&served(uid))]
                 });
-                self.feed(Input::Verdict(Type::Terminating(uid).verdict()))?;
+                self.feed(LifecycleInput::Verdict(Type::Terminating(uid).verdict()))?;
                 must(!runs_on_it || self.machine.state() == before, "P6: terminating is not gone")
             }
-            Event::Type(of) => self.feed(Input::Verdict(of.verdict())),
-            Event::Allowed(allowed) => self.feed(Input::Allowed(allowed)),
-            Event::Running => self.feed(Input::Running),
+            Event::Type(of) => self.feed(LifecycleInput::Verdict(of.verdict())),
+            Event::Allowed(allowed) => self.feed(LifecycleInput::Allowed(allowed)),
+            Event::Running => self.feed(LifecycleInput::Running),
             Event::Returned(end) => {
                 let ran_on = self.epoch.as_ref().is_some_and(Epoch::runs);
-                self.feed(Input::Returned(end))?;
+                self.feed(LifecycleInput::Returned(end))?;
                 must(!ran_on || self.stops(), "a run that has returned is drained")
             }
             Event::Ended => {
-                self.feed(Input::Ended)?;
-                self.feed(Input::Wake)
+                self.feed(LifecycleInput::Ended)?;
+                self.feed(LifecycleInput::Wake)
             }
             Event::Replaced(policy, of) => {
-                self.feed(Input::Ended)?;
+                self.feed(LifecycleInput::Ended)?;
                 self.renew(policy, of)?;
-                self.feed(Input::Wake)
+                self.feed(LifecycleInput::Wake)
             }
             Event::Renewed(policy, of) => self.renew(policy, of),
-            Event::Supersede => self.feed(Input::Supersede),
-            Event::Overdue => self.feed(Input::Overdue),
-            Event::Remove => self.feed(Input::Remove),
-            Event::Wake => self.feed(Input::Wake),
+            Event::Supersede => self.feed(LifecycleInput::Supersede),
+            Event::Overdue => self.feed(LifecycleInput::Overdue),
+            Event::Remove => self.feed(LifecycleInput::Remove),
+            Event::Wake => self.feed(LifecycleInput::Wake),
             Event::Tick => {
                 self.now += TICK;
                 match self.wake.take_if(|at| *at <= self.now) {
-                    Some(_) => self.feed(Input::Wake),
+                    Some(_) => self.feed(LifecycleInput::Wake),
                     None => Ok(()),
                 }
             }
@@ -270,22 +270,22 @@ impl Model {
     fn renew(&mut self, policy: RestartPolicy, of: Type) -> Judged {
         self.machine.renew(policy);
         (self.failures, self.rest, self.retired) = (0, None, false);
-        self.feed(Input::Verdict(of.verdict()))
+        self.feed(LifecycleInput::Verdict(of.verdict()))
     }
 
-    fn feed(&mut self, input: Input) -> Judged {
+    fn feed(&mut self, input: LifecycleInput) -> Judged {
         let actions = self.machine.step(input.clone(), self.now, 0.0);
         for action in actions {
             match action {
-                Action::Start => self.started()?,
-                Action::Stop(reason) => self.stopped(reason, &input)?,
-                Action::Drain => self.drained(&input)?,
-                Action::Done(reason) => self.done(&reason, &input)?,
-                Action::WakeAt(at) => {
+                LifecycleAction::Start => self.started()?,
+                LifecycleAction::Stop(reason) => self.stopped(reason, &input)?,
+                LifecycleAction::Drain => self.drained(&input)?,
+                LifecycleAction::Done(reason) => self.done(&reason, &input)?,
+                LifecycleAction::WakeAt(at) => {
                     must(at > self.now, "a timer is set for later")?;
                     self.wake = Some(at);
                 }
-                Action::Forget => {
+                LifecycleAction::Forget => {
                     must(self.epoch.is_none(), "P2: a live epoch is not forgotten")?;
                     must(self.machine.removed, "only what was removed is forgotten")?;
                     self.forgotten = true;
@@ -309,7 +309,7 @@ impl Model {
         Ok(())
     }
 
-    fn stopped(&mut self, reason: StopReason, input: &Input) -> Judged {
+    fn stopped(&mut self, reason: StopReason, input: &LifecycleInput) -> Judged {
         let Some(epoch) = &mut self.epoch else { return Err("a stop has an epoch") };
         must(epoch.runs(), "a run is asked to stop once, and not after its end")?;
         must(
@@ -319,7 +319,7 @@ impl Model {
                     Verdict::Unmet(_) => true,
                     Verdict::Unknown(_) => false,
                 },
-                StopReason::Superseded => matches!(input, Input::Supersede),
+                StopReason::Superseded => matches!(input, LifecycleInput::Supersede),
                 StopReason::Cancelled => self.machine.removed || !self.machine.allowed,
                 StopReason::LeaseLost => false,
             },
@@ -332,8 +332,8 @@ impl Model {
         Ok(())
     }
 
-    fn drained(&mut self, input: &Input) -> Judged {
-        let Input::Returned(end) = input else { return Err("what runs is not drained") };
+    fn drained(&mut self, input: &LifecycleInput) -> Judged {
+        let LifecycleInput::Returned(end) = input else { return Err("what runs is not drained") };
         let Some(epoch) = self.epoch.as_mut().filter(|epoch| epoch.runs()) else {
             return Err("a run ends once");
         };
@@ -357,8 +357,8 @@ impl Model {
         Ok(())
     }
 
-    fn done(&mut self, reason: &DoneReason, input: &Input) -> Judged {
-        must(matches!(input, Input::Ended), "P2: done means that nothing is left")?;
+    fn done(&mut self, reason: &DoneReason, input: &LifecycleInput) -> Judged {
+        must(matches!(input, LifecycleInput::Ended), "P2: done means that nothing is left")?;
         let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
         let expected = match (epoch.asked, epoch.returned) {
             (Some(asked), _) => DoneReason::from(asked),
@@ -372,8 +372,8 @@ impl Model {
     fn judge(&self) -> Judged {
         must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
         let cause = self.epoch.as_ref().and_then(|epoch| match (epoch.asked, &epoch.returned) {
-            (Some(asked), _) => Some(Cause::Asked(asked)),
-            (None, Some(returned)) => Some(Cause::Returned(returned.clone())),
+            (Some(asked), _) => Some(StopCause::Asked(asked)),
+            (None, Some(returned)) => Some(StopCause::Returned(returned.clone())),
             (None, None) => None,
         });
         must(self.machine.stopping() == cause.as_ref(), "the state is stopping, with the cause")?;
@@ -405,10 +405,10 @@ impl Model {
             if model.machine.stopping().is_some() {
                 model.happen(&Event::Ended)?;
             } else if model.machine.state() == ControllerState::Starting {
-                model.feed(Input::Running)?;
+                model.feed(LifecycleInput::Running)?;
             } else if let Some(at) = model.wake.take() {
                 model.now = model.now.max(at);
-                model.feed(Input::Wake)?;
+                model.feed(LifecycleInput::Wake)?;
             }
         }
         let rests = model.machine.state();

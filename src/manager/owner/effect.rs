@@ -8,16 +8,16 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use super::{
     super::{
         ControllerState, Done, DoneReason, Epoch, StopReason, TransitionKind,
-        lifecycle::{Action, Input},
+        lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
     Id, Outgoing, Owner,
-    event::Timer,
+    event::EntryTimer,
 };
 
 impl Owner {
     /// Feeds one input to an entry's state machine and carries out its actions.
-    pub(super) fn step(&mut self, id: Id, input: Input) {
+    pub(super) fn step(&mut self, id: Id, input: LifecycleInput) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let now = Instant::now();
         let before = entry.lifecycle.state();
@@ -29,12 +29,12 @@ impl Owner {
         }
         for action in actions {
             match action {
-                Action::Start => self.start(id, now),
-                Action::Stop(reason) => self.stop(id, reason, now),
-                Action::Drain => self.drain(id, now),
-                Action::Done(reason) => self.done(id, reason, now),
-                Action::WakeAt(at) => self.wake_at(id, at),
-                Action::Forget => return self.forget(id),
+                LifecycleAction::Start => self.start(id, now),
+                LifecycleAction::Stop(reason) => self.stop(id, reason, now),
+                LifecycleAction::Drain => self.drain(id, now),
+                LifecycleAction::Done(reason) => self.done(id, reason, now),
+                LifecycleAction::WakeAt(at) => self.wake_at(id, at),
+                LifecycleAction::Forget => return self.forget(id),
             }
         }
         let Some(entry) = self.entries.get(&id) else { return };
@@ -48,7 +48,7 @@ impl Owner {
         }
         // Runnables that do not report running count as running from the start.
         if state == ControllerState::Starting && counts_as_running {
-            self.step(id, Input::Running);
+            self.step(id, LifecycleInput::Running);
         }
     }
 
@@ -58,8 +58,8 @@ impl Owner {
         match &entry.wake {
             Some(wake) => self.timers.reset_at(wake, at),
             None => {
-                let counted = self.metrics.timer(&entry.name, Timer::Wake.word());
-                entry.wake = Some(self.timers.insert_at((id, Timer::Wake, counted), at));
+                let counted = self.metrics.timer(&entry.name, EntryTimer::Wake.word());
+                entry.wake = Some(self.timers.insert_at((id, EntryTimer::Wake, counted), at));
             }
         }
     }
@@ -137,7 +137,7 @@ impl Owner {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         entry.stopped_at = Some(now);
         let deadline = entry.epoch.as_ref().and_then(Epoch::deadline).unwrap_or(now);
-        let grace = Timer::Grace(entry.epoch_number);
+        let grace = EntryTimer::Grace(entry.epoch_number);
         let counted = self.metrics.timer(&entry.name, grace.word());
         entry.overdue = Some(self.timers.insert_at((id, grace, counted), deadline));
     }
@@ -148,7 +148,7 @@ impl Owner {
         if let Some(epoch) = &entry.epoch {
             epoch.close();
         }
-        let overdue = Timer::Overdue(entry.epoch_number);
+        let overdue = EntryTimer::Overdue(entry.epoch_number);
         let counted = self.metrics.timer(&entry.name, overdue.word());
         entry.overdue = Some(self.timers.insert((id, overdue, counted), run::LATE));
     }

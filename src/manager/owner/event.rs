@@ -4,7 +4,7 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::{mpsc, watch};
 use tokio_util::time::DelayQueue;
 
-use super::super::{Readiness, Report, end::RunEnd, handle::Command, metrics::Owned};
+use super::super::{Readiness, Report, end::RunEnd, handle::ManagerCommand, metrics::OwnedLabels};
 use crate::owner_gauge::Counted;
 
 /// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
@@ -13,36 +13,36 @@ pub(super) type Id = u64;
 
 /// Everything that can happen to a manager.
 pub(super) enum Event {
-    Command(Command),
+    Command(ManagerCommand),
     Verdict(Id, u64, Readiness),
     Reported(Id, u64, watch::Receiver<Report>),
     Returned(Id, u64, RunEnd),
     Ended(Id, RunEnd),
-    Prepared(Prepared),
-    Timer(Id, Timer),
+    Prepared(PreparationResult),
+    Timer(Id, EntryTimer),
     GroupLate,
     Stop,
     Deadline,
 }
 
 /// Result of a preparation: entry, attempt, and the error as text.
-pub(super) type Prepared = (Id, u64, Result<(), String>);
+pub(super) type PreparationResult = (Id, u64, Result<(), String>);
 
 /// Pending timers by entry; each is counted for its runnable.
-pub(super) type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
+pub(super) type Timers = DelayQueue<(Id, EntryTimer, Counted<OwnedLabels>)>;
 
 /// Changes that are waited for.
 pub(super) type Watches = FuturesUnordered<BoxFuture<'static, Option<Event>>>;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Timer {
+pub(super) enum EntryTimer {
     Wake,
     Grace(u64),
     Overdue(u64),
     Retry(u64),
 }
 
-impl Timer {
+impl EntryTimer {
     /// Returns the value of the metric label `kind`.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Timer {
 
 /// Waits for a command or a change; `watches_first` decides if both are ready. Cancel safe.
 pub(super) async fn next_command_or_change(
-    commands: &mut mpsc::Receiver<Command>,
+    commands: &mut mpsc::Receiver<ManagerCommand>,
     watches: &mut Watches,
     watches_first: bool,
 ) -> Event {

@@ -22,7 +22,7 @@ use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
         Basis, ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, Verdict,
-        entry::Preparation, lifecycle::Cause,
+        entry::Preparation, lifecycle::StopCause,
     },
 };
 
@@ -140,7 +140,7 @@ fn readiness(word: Word) -> Readiness {
 struct Model {
     owner: Owner,
     transitions: broadcast::Receiver<Transition>,
-    _commands: mpsc::Sender<Command>,
+    _commands: mpsc::Sender<ManagerCommand>,
     probes: Vec<Arc<Probe>>,
     live: Option<u64>,
     epochs: u64,
@@ -246,7 +246,7 @@ impl Model {
             }
             Step::Remove => {
                 let (reply, _) = oneshot::channel();
-                self.owner.handle(Event::Command(Command::Remove(NAME.into(), reply)));
+                self.owner.handle(Event::Command(ManagerCommand::Remove(NAME.into(), reply)));
             }
             Step::Verdict(word) => {
                 let (id, entry) = self.entry().unwrap();
@@ -303,10 +303,10 @@ impl Model {
         self.judge();
     }
 
-    fn spec(&mut self, first: Word) -> Spec {
+    fn spec(&mut self, first: Word) -> RunnableSpec {
         let probe = Arc::new(Probe { first, log: Mutex::default() });
         self.probes.push(probe.clone());
-        Spec::new(probe, RunnableOptions::default())
+        RunnableSpec::new(probe, RunnableOptions::default())
     }
 
     /// Reports that the epoch `back` before the current one is running.
@@ -443,9 +443,9 @@ impl Model {
             let orders =
                 (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
             let asked = machine.stopping().map(|cause| match cause {
-                Cause::Asked(reason) => Some(*reason),
+                StopCause::Asked(reason) => Some(*reason),
                 // Every end restarts alike, since the policy is `Always`.
-                Cause::Returned(_) => None,
+                StopCause::Returned(_) => None,
             });
             let stopping = (asked, machine.stuck(), entry.returned.is_some());
             (machine.state(), basis, Word::of(machine.verdict()), pending, orders, stopping)
@@ -465,23 +465,23 @@ impl Model {
             let key = self.owner.timers.insert_at((id, timer, counted), at);
             let entry = self.owner.entries.get_mut(&id).expect("no timer outlives its entry");
             match timer {
-                Timer::Wake => {
+                EntryTimer::Wake => {
                     entry.wake = Some(key);
                     words.push("wake");
                 }
-                Timer::Grace(epoch) => {
+                EntryTimer::Grace(epoch) => {
                     entry.overdue = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
                         words.push("grace");
                     }
                 }
-                Timer::Overdue(epoch) => {
+                EntryTimer::Overdue(epoch) => {
                     entry.overdue = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
                         words.push("overdue");
                     }
                 }
-                Timer::Retry(serial) => {
+                EntryTimer::Retry(serial) => {
                     let pending = entry.pending.as_mut();
                     let pending = pending.filter(|pending| pending.serial == serial);
                     pending.expect("no such timer outlives what it prepares").retry = Some(key);
@@ -566,7 +566,7 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
         let epoch = entry.epoch_number;
         assert!(epoch > 0);
         assert!(last.insert(name.clone(), epoch).is_none_or(|before| epoch > before), "{name}");
-        owner.step(id, Input::Remove);
+        owner.step(id, LifecycleInput::Remove);
         owner.on_ended(id, RunEnd::Completed);
         owner.publish();
     }

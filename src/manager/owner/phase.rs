@@ -4,7 +4,10 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
-    super::{ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry, lifecycle::Input},
+    super::{
+        ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry,
+        lifecycle::LifecycleInput,
+    },
     Id, Owner,
 };
 
@@ -66,7 +69,7 @@ impl Owner {
                         let until = timeout.and_then(|after| Instant::now().checked_add(after));
                         self.phase = ManagerPhase::Opening { step, asked: true, until };
                         for id in self.ids_of(&[*group]) {
-                            self.step(id, Input::Allowed(true));
+                            self.step(id, LifecycleInput::Allowed(true));
                         }
                     }
                     // A runnable that waits for its condition delays no group. A starting runnable
@@ -83,7 +86,7 @@ impl Owner {
                         self.phase = ManagerPhase::Closing { step, asked: true };
                         for id in self.ids_of(groups) {
                             self.drop_pending(id);
-                            self.step(id, Input::Remove);
+                            self.step(id, LifecycleInput::Remove);
                         }
                     }
                     if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {

@@ -7,11 +7,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         AddError, ControllerName, ControllerState, TransitionKind, Verdict,
-        entry::{Pending, Preparation, RunnableEntry, Spec},
-        lifecycle::Input,
+        entry::{PendingReplacement, Preparation, RunnableEntry, RunnableSpec},
+        lifecycle::LifecycleInput,
     },
     Id, Owner,
-    event::{Prepared, Timer, Timers},
+    event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};
 
@@ -19,7 +19,11 @@ use crate::{guard, redaction};
 const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
 impl Owner {
-    pub(super) fn replace(&mut self, name: &ControllerName, spec: Spec) -> Result<(), AddError> {
+    pub(super) fn replace(
+        &mut self,
+        name: &ControllerName,
+        spec: RunnableSpec,
+    ) -> Result<(), AddError> {
         if self.is_closing() {
             return Err(AddError::Stopping);
         }
@@ -38,7 +42,7 @@ impl Owner {
         let watching = CancellationToken::new();
         let mut readiness = spec.ready();
         let verdict = readiness.verdict();
-        entry.pending = Some(Pending {
+        entry.pending = Some(PendingReplacement {
             spec,
             serial,
             verdict: Verdict::Unknown(Vec::new()),
@@ -102,7 +106,7 @@ impl Owner {
         });
     }
 
-    pub(super) fn on_prepared(&mut self, (id, attempt, result): Prepared) {
+    pub(super) fn on_prepared(&mut self, (id, attempt, result): PreparationResult) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(pending) = &mut entry.pending else { return };
         if !matches!(pending.preparation, Preparation::Running(this, _) if this == attempt) {
@@ -113,13 +117,13 @@ impl Owner {
             Ok(()) => {
                 // The condition still holds: its loss would have cancelled the preparation.
                 pending.preparation = Preparation::Done;
-                self.step(id, Input::Supersede);
+                self.step(id, LifecycleInput::Supersede);
             }
             Err(error) => {
                 pending.preparation = Preparation::None;
                 pending.spec.unprepare(&entry.name, entry.epoch.as_ref());
                 pending.why = format!("it cannot be prepared: {error}");
-                let retry = Timer::Retry(pending.serial);
+                let retry = EntryTimer::Retry(pending.serial);
                 let counted = self.metrics.timer(&entry.name, retry.word());
                 pending.retry = Some(self.timers.insert((id, retry, counted), PREPARE_RETRY));
             }
@@ -174,8 +178,8 @@ impl Owner {
         }
         // The new specification may be of another group.
         let allowed = self.is_open(group);
-        self.step(id, Input::Allowed(allowed));
-        self.step(id, Input::Verdict(pending.verdict));
+        self.step(id, LifecycleInput::Allowed(allowed));
+        self.step(id, LifecycleInput::Verdict(pending.verdict));
         if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
             entry.spec.unprepare(&entry.name, entry.epoch.as_ref());
         }
@@ -183,7 +187,7 @@ impl Owner {
 }
 
 /// Removes the retry timer, which would have no effect any more.
-fn end_retry(pending: &mut Pending, timers: &mut Timers) {
+fn end_retry(pending: &mut PendingReplacement, timers: &mut Timers) {
     if let Some(retry) = pending.retry.take() {
         timers.try_remove(&retry);
     }

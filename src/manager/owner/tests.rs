@@ -20,7 +20,7 @@ impl ConditionalRunnable for Idle {
 
 struct Harness {
     owner: Owner,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ManagerCommand>,
 }
 
 impl Harness {
@@ -35,7 +35,7 @@ impl Harness {
 
     fn command(&self) {
         let (reply, _) = oneshot::channel();
-        let command = Command::Remove("no runnable".into(), reply);
+        let command = ManagerCommand::Remove("no runnable".into(), reply);
         assert!(self.commands.try_send(command).is_ok());
     }
 
@@ -64,10 +64,10 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
 async fn answers_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
     let mut harness = Harness::new();
     let mut transitions = harness.owner.transitions.subscribe();
-    let spec = Spec::new(Arc::new(Idle), RunnableOptions::default());
+    let spec = RunnableSpec::new(Arc::new(Idle), RunnableOptions::default());
     let (reply, mut added) = oneshot::channel();
 
-    harness.owner.handle(Event::Command(Command::Add("a".into(), spec, reply)));
+    harness.owner.handle(Event::Command(ManagerCommand::Add("a".into(), spec, reply)));
     assert!(added.try_recv().is_err() && transitions.try_recv().is_err(), "not published yet");
     harness.owner.publish();
 

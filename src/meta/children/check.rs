@@ -79,8 +79,8 @@ impl Rules<'_> {
         if json.first() != Some(&b'{') {
             return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
-        let head: Result<Head, _> = serde_json::from_slice(&json);
-        let Head(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
+        let head: Result<ChildHead, _> = serde_json::from_slice(&json);
+        let ChildHead(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
         let api_version = text(&object, "apiVersion", "")?.to_owned();
         let kind = text(&object, "kind", "")?.to_owned();
         let group = self.groups.iter().position(|group| {
@@ -222,19 +222,19 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Fields that identify a child; the others are skipped.
-struct Head(Map<String, Value>);
+struct ChildHead(Map<String, Value>);
 
-impl<'de> Deserialize<'de> for Head {
+impl<'de> Deserialize<'de> for ChildHead {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Head;
+        struct ChildHeadVisitor;
+        impl<'de> Visitor<'de> for ChildHeadVisitor {
+            type Value = ChildHead;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChildHead, A::Error> {
                 let mut head = Map::new();
                 while let Some(field) = map.next_key::<String>()? {
                     if !matches!(field.as_str(), "apiVersion" | "kind" | "metadata") {
@@ -255,10 +255,10 @@ impl<'de> Deserialize<'de> for Head {
                     let value = serde_json::from_str(part).map_err(A::Error::custom)?;
                     head.insert(field, value);
                 }
-                Ok(Head(head))
+                Ok(ChildHead(head))
             }
         }
-        decoder.deserialize_map(Fields)
+        decoder.deserialize_map(ChildHeadVisitor)
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn sync_response_within(
     let unusable = |wrong| bounded(format!("hook answer is unusable: {wrong}"));
     let mut decoder = serde_json::Deserializer::from_slice(body);
     let parts = decoder
-        .deserialize_map(Response { names, strict, max_children })
+        .deserialize_map(ResponseVisitor { names, strict, max_children })
         .and_then(|parts| decoder.end().map(|()| parts))
         .map_err(|error| unusable(redaction::decoding(error)))?;
     parts.check(names).map_err(unusable)?;
@@ -94,7 +94,7 @@ pub(crate) fn sync_response_within(
 
 /// Parts of a response, as slices of its text.
 #[derive(Default)]
-struct Parts<'de> {
+struct ResponseParts<'de> {
     status: Option<&'de RawValue>,
     labels: Option<&'de RawValue>,
     annotations: Option<&'de RawValue>,
@@ -103,7 +103,7 @@ struct Parts<'de> {
     finalized: bool,
 }
 
-impl Parts<'_> {
+impl ResponseParts<'_> {
     /// Checks size and validity of each part; returns the first error.
     fn check(&self, names: &Names) -> Result<(), String> {
         for (field, part, most) in [
@@ -133,15 +133,15 @@ fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), S
 fn changes(field: &str, raw: Option<&RawValue>, strict: bool) -> Result<StringChanges, String> {
     let Some(raw) = raw else { return Ok(StringChanges::new()) };
     serde_json::Deserializer::from_str(raw.get())
-        .deserialize_map(Changes { strict })
+        .deserialize_map(ChangesVisitor { strict })
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))
 }
 
-struct Changes {
+struct ChangesVisitor {
     strict: bool,
 }
 
-impl<'de> Visitor<'de> for Changes {
+impl<'de> Visitor<'de> for ChangesVisitor {
     type Value = StringChanges;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -160,21 +160,21 @@ impl<'de> Visitor<'de> for Changes {
     }
 }
 
-struct Response {
+struct ResponseVisitor {
     names: &'static Names,
     strict: bool,
     max_children: usize,
 }
 
-impl<'de> Visitor<'de> for Response {
-    type Value = Parts<'de>;
+impl<'de> Visitor<'de> for ResponseVisitor {
+    type Value = ResponseParts<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with status and children")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parts<'de>, A::Error> {
-        let mut response = Parts::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResponseParts<'de>, A::Error> {
+        let mut response = ResponseParts::default();
         let names = self.names;
         let mut seen = vec![false; names.response.len()];
         while let Some(key) = map.next_key::<String>()? {

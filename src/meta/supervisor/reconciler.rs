@@ -421,24 +421,24 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
 fn parent_of(object: &Object) -> Option<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {
-        spec: Spec,
+        spec: DeclaringSpec,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Spec {
-        parent_resource: Option<Parent>,
+    struct DeclaringSpec {
+        parent_resource: Option<DeclaredParent>,
         #[serde(default)]
-        resources: Vec<Parent>,
+        resources: Vec<DeclaredParent>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Parent {
+    struct DeclaredParent {
         api_version: String,
         resource: String,
     }
     let Declaring { spec } = object.decode().ok()?;
     let first = spec.parent_resource.or(spec.resources.into_iter().next());
-    first.map(|Parent { api_version, resource }| (resource, api_version))
+    first.map(|DeclaredParent { api_version, resource }| (resource, api_version))
 }
 
 fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {

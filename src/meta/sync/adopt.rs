@@ -120,15 +120,15 @@ fn owners_patch(
     let unreadable =
         |why: String| SyncError::Failed(format!("{kind} {} is unreadable: {why}", header.key));
     #[derive(Deserialize)]
-    struct Owned {
-        metadata: Metadata,
+    struct OwnedObject {
+        metadata: OwnedMetadata,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Metadata {
+    struct OwnedMetadata {
         owner_references: Option<Vec<Value>>,
     }
-    let object: Owned =
+    let object: OwnedObject =
         serde_json::from_slice(json).map_err(|error| unreadable(redaction::decoding(error)))?;
     let mut owners = object.metadata.owner_references.unwrap_or_default();
     if owners.len() != header.owners.len() {

@@ -22,7 +22,7 @@ use crate::{
 const BODIES: &str = "hook_bodies";
 
 /// Response of the hook.
-pub(super) enum Response {
+pub(super) enum HookResponse {
     /// Response of a sync that equals the last one, which left this record.
     Unchanged(SyncRecord),
     /// Response that is to be executed.
@@ -94,7 +94,7 @@ impl ParentReconciler {
         objects: ObservedObjects<'_>,
         last: Option<SyncRecord>,
         context: &Context,
-    ) -> Result<Response, SyncError> {
+    ) -> Result<HookResponse, SyncError> {
         let Rules { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
         let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
@@ -113,7 +113,7 @@ impl ParentReconciler {
         let record = SyncRecord::new(digest, &answer);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);
-            return Ok(Response::Unchanged(last));
+            return Ok(HookResponse::Unchanged(last));
         }
         let checked = {
             // Decodes the metadata of one child at a time.
@@ -123,7 +123,7 @@ impl ParentReconciler {
         // Status and children hold their slices of the response.
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
-        checked.map(Response::Checked).map_err(|message| {
+        checked.map(HookResponse::Checked).map_err(|message| {
             // A kept response would be confirmed by its ETag again and stay unusable.
             hook.hook.forget(&parent.key);
             SyncError::answer(hook.kind, message)

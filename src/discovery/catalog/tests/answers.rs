@@ -20,8 +20,8 @@ fn built_in_types_are_unknown_before_the_first_answer() {
 
 #[test]
 fn partial_empty_and_stale_answers_remove_nothing() {
-    let partial = Answer { complete: false, ..answer(&[apps()]) };
-    let empty = Answer::default();
+    let partial = DiscoveryAnswer { complete: false, ..answer(&[apps()]) };
+    let empty = DiscoveryAnswer::default();
     let stale = answer(&[apps(), ("metrics.example.com", "v1", None)]);
     let forgetful = answer(&[apps()]);
     for (given, state) in [
@@ -87,7 +87,7 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
     let with = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
     let without_group = || answer(&[apps(), metrics()]);
     let without_type = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&other[..]))]);
-    for without in [&without_group as &dyn Fn() -> Answer, &without_type] {
+    for without in [&without_group as &dyn Fn() -> DiscoveryAnswer, &without_type] {
         let mut catalog = Catalog::complete();
         let odd = crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
         catalog.list(vec![odd.build()]);
@@ -97,7 +97,7 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
         catalog.poll(without(), 0);
         catalog.check_unconfirmed(&widgets(), TypeState::Served);
         assert_eq!(catalog.status(&widgets()).served, before);
-        catalog.poll(Answer { complete: false, ..without() }, 40);
+        catalog.poll(DiscoveryAnswer { complete: false, ..without() }, 40);
         catalog.check_unconfirmed(&widgets(), TypeState::Served);
         catalog.poll(with(), 41);
         assert_eq!(catalog.status(&widgets()).served, before);
@@ -151,7 +151,7 @@ fn in_static_mode_api_services_that_are_read_late_take_nothing_away() {
 fn in_static_mode_another_scope_is_another_crd() {
     let mut catalog = Catalog::complete();
     catalog.list(vec![crd("widgets", "Widget").build()]);
-    let cluster = [Resource { scope: Scope::Cluster, ..resource("widgets", "Widget") }];
+    let cluster = [ServedResource { scope: Scope::Cluster, ..resource("widgets", "Widget") }];
 
     catalog.poll(answer(&[apps(), metrics(), ("example.com", "v1", Some(&cluster[..]))]), 0);
 
@@ -227,7 +227,7 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), metrics(), ("example.com", "v1", Some(listed.as_slice()))];
 
-    catalog.poll(Answer { complete: false, ..answer(&[]) }, 0);
+    catalog.poll(DiscoveryAnswer { complete: false, ..answer(&[]) }, 0);
     assert_eq!(catalog.status(&widgets()).served, before);
     catalog.poll(answer(&versions), 1);
     catalog.check_unconfirmed(&widgets(), TypeState::Served);
@@ -243,7 +243,7 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
 #[test]
 fn a_type_that_cannot_be_watched_says_so() {
     let mut catalog = Catalog::complete();
-    let review = Resource { watchable: false, ..resource("reviews", "Review") };
+    let review = ServedResource { watchable: false, ..resource("reviews", "Review") };
 
     catalog.discover(answer(&[("apps", "v1", Some(&[review])), metrics()]));
 

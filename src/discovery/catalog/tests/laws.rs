@@ -71,7 +71,7 @@ impl Cluster {
         widgets.into_iter().chain(gadgets).collect()
     }
 
-    fn services(&self) -> Vec<ApiService> {
+    fn services(&self) -> Vec<ApiServiceHeader> {
         let mut services = vec![service("apps", "v1", Backend::BuiltIn)];
         if let Some((uid, _)) = self.metrics {
             let backend = aggregated(&format!("m-{uid}"), Some(true));
@@ -88,7 +88,7 @@ impl Cluster {
         services
     }
 
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> DiscoveryAnswer {
         let mut apps = vec![resource("deployments", "Deployment")];
         if self.stateful_sets {
             apps.push(resource("statefulsets", "StatefulSet"));
@@ -103,7 +103,7 @@ impl Cluster {
     }
 
     /// Answer of discovery about all types, those of CRDs included.
-    fn discovered(&self) -> Answer {
+    fn discovered(&self) -> DiscoveryAnswer {
         let mut all = self.answer();
         for (version, is_served) in
             [("v2", (|kind| kind.newer) as fn(&Kind) -> bool), ("v1", |kind| kind.older)]
@@ -112,7 +112,7 @@ impl Cluster {
                 let is_listed = |kind: &Kind| is_served(kind) && kind.life != Life::NewBorn;
                 kind.as_ref().is_some_and(is_listed).then(|| resource(plural, name))
             };
-            let resources: Vec<Resource> = listed(&self.widgets, "widgets", "Widget")
+            let resources: Vec<ServedResource> = listed(&self.widgets, "widgets", "Widget")
                 .into_iter()
                 .chain(listed(&self.gadgets, "gadgets", "Gadget"))
                 .collect();
@@ -164,10 +164,10 @@ enum Event {
     CrdApplied(Crd),
     CrdDeleted(Crd),
     CrdsListed(Vec<Crd>),
-    ServiceApplied(ApiService),
-    ServiceDeleted(ApiService),
-    ServicesListed(Vec<ApiService>),
-    Answered(Answer),
+    ServiceApplied(ApiServiceHeader),
+    ServiceDeleted(ApiServiceHeader),
+    ServicesListed(Vec<ApiServiceHeader>),
+    Answered(DiscoveryAnswer),
 }
 
 impl Event {
@@ -205,7 +205,7 @@ fn changes(before: &Cluster, after: &Cluster, as_lists: (bool, bool)) -> Vec<Eve
         events.push(Event::ServicesListed(after.services()));
     } else {
         let (old, new) = (before.services(), after.services());
-        let same = |one: &ApiService, other: &ApiService| {
+        let same = |one: &ApiServiceHeader, other: &ApiServiceHeader| {
             one.group == other.group && one.version == other.version
         };
         let gone = old.iter().filter(|old| new.iter().all(|new| !same(old, new)));
