@@ -32,6 +32,10 @@ pub(super) struct ManagerArgs {
     /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
+    /// Namespace of the ControllerRevisions of cluster-scoped parents, whose children are updated one
+    /// at a time. Default: the namespace of --namespace, else that of this process.
+    #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
+    controller_revision_namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. Syncs that write are not counted:
     /// at most 50 parents of a controller are synced at once, or this number if it is higher. Less
     /// than 1 counts as 1. The annotation pilotlight.dev/workers of a controller takes precedence.
@@ -168,6 +172,7 @@ impl Instance {
         manager.explain();
         let requests = TransportMetrics::default();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
+        let own_namespace = config.default_namespace.clone();
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
             namespace: manager.namespace.as_deref().map(Arc::from),
@@ -203,6 +208,11 @@ impl Instance {
             answers: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
+            revision_namespace: manager
+                .controller_revision_namespace
+                .clone()
+                .unwrap_or(own_namespace)
+                .into(),
             events: upstream.events,
             max_children: manager.budget.hook_answer_children.get(),
             recreate_without_dry_run: manager.lenience.recreate_without_dry_run,

@@ -37,7 +37,7 @@ pub const OWNER_DEPTH: usize = 16;
 const DEEPEST: usize = 1000;
 
 /// Namespace of the revisions of cluster-scoped parents, unless an option names one.
-const DEFAULT_NAMESPACE: &str = "default";
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);

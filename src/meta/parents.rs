@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
+use super::{HookHealth, ParentIndex, ParentWrites, related::Related, rollout::PendingRollouts};
 use crate::controller::Request;
 
 /// Parents of one controller.
@@ -15,9 +15,11 @@ pub(crate) struct Parents {
     /// Objects that the customize hook relates to parents.
     pub(crate) related: Arc<Related>,
     /// Failures of the hook.
-    pub(crate) hook: HookHealth,
+    pub(crate) hook: Arc<HookHealth>,
     /// Write limits, and the last status.
     pub(crate) writes: ParentWrites,
+    /// Rollouts that are under way.
+    pub(crate) rollouts: PendingRollouts,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
     /// Time from which the periods of resyncs are counted.
@@ -30,8 +32,9 @@ impl Parents {
         Self {
             index: ParentIndex::default(),
             related: Arc::default(),
-            hook: HookHealth::new(health_changed),
+            hook: Arc::new(HookHealth::new(health_changed)),
             writes: ParentWrites::default(),
+            rollouts: PendingRollouts::default(),
             recreates_at_once: false,
             begin: Instant::now(),
         }
@@ -41,6 +44,7 @@ impl Parents {
     pub(crate) fn forget(&self, key: &Request) {
         self.index.remove(key);
         self.writes.forget(key);
+        self.rollouts.remove(key);
         self.hook.forget(key);
     }
 
@@ -49,6 +53,7 @@ impl Parents {
         self.index.clear();
         self.related.clear();
         self.writes.clear();
+        self.rollouts.clear();
         self.hook.clear();
     }
 }

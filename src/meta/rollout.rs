@@ -15,9 +15,11 @@ mod updated_condition;
 
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
-    pending::{PendingRollouts, RolloutHealth},
+    pending::{PendingRollouts, Recorded, RolloutHealth},
     plan::{ChildId, ChildState, OlderRevision, Place, Plan, Progress, Standing, plan},
-    revision::{Revision, RevisionOwner, is_named_by, labels_of, type_labels},
+    revision::{
+        OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of, orphan_selector,
+    },
     status_checks::readiness,
     updated_condition::UpdatedCondition,
 };

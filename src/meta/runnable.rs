@@ -10,14 +10,16 @@ use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
     informer::{Delta, Object},
+    kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        ControllerKind, Definition, Hook, Lenience, ParentType, Parents, apply::Apply,
-        counted_hook::Hooks, credentials::HookEndpoint, finalizer::Finalizer, hook_health::Health,
-        recorder::EventRecorder, related::Related, sync::ParentReconciler,
+        ControllerKind, ControllerRevision, Definition, Hook, HookKind, Lenience, ParentType,
+        Parents, apply::Apply, counted_hook::Hooks, credentials::HookEndpoint,
+        finalizer::Finalizer, hook_health::Health, recorder::EventRecorder, related::Related,
+        rollout::PendingRollouts, sync::ParentReconciler,
     },
 };
 
@@ -51,6 +53,18 @@ impl DeclaredRunnable {
         parents.recreates_at_once = definition.recreates_at_once;
         parents.writes.unlimited = unlimited_writes;
         parents.related = Arc::new(Related::new(managed_fields));
+        if definition.is_rolling() {
+            let all = [HookKind::Sync, HookKind::Finalize];
+            let hook = all.into_iter().find_map(|kind| hooks.get(kind));
+            let series = hook.map(|hook| hook.series.another());
+            let health = Arc::clone(&parents.hook);
+            parents.rollouts = PendingRollouts::new(move |rollouts| {
+                health.rolled(rollouts);
+                if let Some(series) = &series {
+                    series.rollouts(rollouts);
+                }
+            });
+        }
         let parents = Arc::new(parents);
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
@@ -92,6 +106,12 @@ impl DeclaredRunnable {
             if managed_fields {
                 builder = builder.managed_fields();
             }
+        }
+        if definition.is_rolling() {
+            // Own writes change revisions, and each sync reads them: no change of one enqueues.
+            let silent = Handler::delta(|_, _| {});
+            builder =
+                builder.claims_type(TypeRef::of::<ControllerRevision>(), silent).conditional();
         }
         let endpoints = hooks.all().filter_map(|hook| hook.endpoint.clone()).collect();
         let made = hooks.all().map(|hook| Arc::clone(&hook.hook)).collect();

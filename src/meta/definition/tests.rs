@@ -214,6 +214,11 @@ fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
 }
 
 #[test]
+fn hooks_that_metacontroller_never_calls_are_accepted() {
+    check("/hooks/preUpdateChild", json!({"webhook": {"url": "http://x/"}}), &[]);
+}
+
+#[test]
 fn rolling_methods_have_their_checks_and_revisions_their_fields() {
     let rolling = |method: &'static str| {
         parse(&object(|spec| {

@@ -24,12 +24,12 @@ const MAX_FOREIGN: usize = 10_000;
 /// Rollouts of the parents of one controller.
 #[derive(Default)]
 pub(crate) struct PendingRollouts {
-    state: Mutex<State>,
+    state: Mutex<RolloutStates>,
     changed: Option<Box<dyn Fn(&RolloutHealth) + Send + Sync>>,
 }
 
 #[derive(Default)]
-struct State {
+struct RolloutStates {
     pending: BTreeMap<Request, PendingRollout>,
     // uids of parents and of revisions without an owner that are not theirs.
     foreign: HashSet<(String, String)>,
@@ -51,11 +51,11 @@ struct PendingRollout {
 pub(crate) struct RolloutHealth {
     /// Number of parents whose rollout is under way.
     pub(crate) pending: usize,
-    /// Number of them that wait for a child.
+    /// Number of them that have waited for a child for long.
     pub(crate) waiting: usize,
     /// Time of the last progress of the parent that has waited longest.
     pub(crate) since: Option<Timestamp>,
-    /// That parent, and what it waits for.
+    /// The parent that has waited longest, and the reason.
     pub(crate) example: Option<(Request, String)>,
 }
 
@@ -91,7 +91,7 @@ impl PendingRollouts {
             |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
         let known = state.pending.remove(key);
         let pending = match known {
-            // A wait whose text alone changes goes on; a move begins anew.
+            // A wait for the same child continues, also with another text.
             Some(known) if wait.is_some() && is_same(known.wait.as_ref(), wait.as_ref()) => {
                 PendingRollout { wait, ..known }
             }
@@ -140,7 +140,7 @@ impl PendingRollouts {
 
     /// Forgets all parents.
     pub(crate) fn clear(&self) {
-        *self.state.lock() = State::default();
+        *self.state.lock() = RolloutStates::default();
         self.publish(&RolloutHealth::default());
     }
 
@@ -170,10 +170,12 @@ fn is_same(known: Option<&Wait>, now: Option<&Wait>) -> bool {
     known.map(|wait| &wait.child) == now.map(|wait| &wait.child)
 }
 
-impl State {
+impl RolloutStates {
     fn health(&self) -> RolloutHealth {
+        // Short waits are part of each rollout.
+        let reported = self.pending.iter().filter(|(_, pending)| pending.is_reported);
         let waiting =
-            || self.pending.iter().filter_map(|(key, it)| Some((key, it, it.wait.as_ref()?)));
+            || reported.clone().filter_map(|(key, it)| Some((key, it, it.wait.as_ref()?)));
         let longest = waiting().min_by_key(|(_, pending, _)| pending.since);
         RolloutHealth {
             pending: self.pending.len(),
@@ -234,10 +236,14 @@ mod tests {
         rollouts.record(&two, &waiting("x"));
 
         let health = seen.lock().clone();
+        assert_eq!((health.pending, health.waiting, health.example), (2, 0, None));
+        advance(REPORTED).await;
+        rollouts.record(&two, &waiting("x"));
+        let health = seen.lock().clone();
         assert_eq!((health.pending, health.waiting), (2, 1));
         assert_eq!(health.example, Some((two.clone(), "missing child ConfigMap x".to_owned())));
         assert!(rollouts.record(&one, &Progress::Complete).is_completed);
-        assert!(!rollouts.record(&one, &Progress::Complete).is_completed, "told once");
+        assert!(!rollouts.record(&one, &Progress::Complete).is_completed, "reported once");
         rollouts.clear();
         assert_eq!(*seen.lock(), RolloutHealth::default());
     }

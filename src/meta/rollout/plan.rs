@@ -71,7 +71,7 @@ pub(crate) enum Standing {
 /// Live revision other than the latest.
 #[derive(Clone, Debug)]
 pub(crate) struct OlderRevision<'a> {
-    /// Its children, as recorded.
+    /// Children of the revision, as recorded.
     pub(crate) children: &'a [RevisionChildren],
     /// Children in the answer for this revision.
     pub(crate) wanted: BTreeSet<ChildId>,
@@ -252,15 +252,21 @@ impl Rollout {
         let is_overdue = |child: &&&ChildId| Some(**child) == overdue;
         let missing = |child: &&&ChildId| is_missing(child) && !is_overdue(child);
         if let Some(child) = old.iter().skip(1).find(missing).filter(|_| !missing(&first)) {
-            // It returns at its own revision, in this sync.
+            // This sync creates the child at its own revision.
             return Progress::Waiting(Wait::missing((**child).clone()));
         }
+        // Such a child is written in this sync anyway.
+        let is_behind = |child: &&&ChildId| match &self.states[**child] {
+            ChildState::Present { is_own, .. } => !is_own,
+            ChildState::Missing | ChildState::Deleting => false,
+        };
         let is_unavailable = |child: &&&ChildId| match &self.states[**child] {
             ChildState::Missing => is_overdue(child),
             ChildState::Deleting => true,
-            ChildState::Present { is_own, ready, .. } => !is_own || ready.is_err(),
+            ChildState::Present { ready, .. } => ready.is_err(),
         };
-        let next: &ChildId = old.iter().find(is_unavailable).unwrap_or(first);
+        let next = old.iter().find(is_behind).or_else(|| old.iter().find(is_unavailable));
+        let next: &ChildId = next.unwrap_or(first);
         let next = next.clone();
         self.places.remove(&next);
         Progress::Updating(next)

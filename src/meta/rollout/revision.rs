@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    informer::{Object, ObjectKey},
+    informer::{Object, ObjectKey, StringMap},
     kind::TypeIdentity,
     meta::{
         ControllerRevision, Selector, api::RevisionChildren, last_applied, ownership::UID_LABEL,
@@ -43,6 +43,15 @@ pub(crate) struct Revision {
     pub(crate) children: Vec<RevisionChildren>,
     /// uid and resourceVersion; `None` until it is created.
     pub(crate) observed: Option<(Arc<str>, Arc<str>)>,
+}
+
+/// Parent as an older revision describes it.
+#[derive(Clone, Debug)]
+pub(crate) struct OlderParent {
+    /// The revision.
+    pub(crate) revision: Revision,
+    /// The parent with the fields of the revision, encoded.
+    pub(crate) json: Bytes,
 }
 
 /// Parent, as far as the name of a revision depends on it.
@@ -124,8 +133,13 @@ pub(crate) fn is_named_by(owner: RevisionOwner<'_>, revision: &Revision) -> bool
     *revision.key.name == name_of(owner, &last_applied::encode(&revision.patch))
 }
 
+/// Returns whether labels are those of a revision of this type of parents.
+pub(crate) fn is_of_type(labels: &StringMap, identity: &TypeIdentity) -> bool {
+    type_labels(identity).iter().all(|(key, value)| labels.get(key) == Some(value.as_str()))
+}
+
 /// Returns the labels that every revision of this type of parents has.
-pub(crate) fn type_labels(identity: &TypeIdentity) -> Labels {
+fn type_labels(identity: &TypeIdentity) -> Labels {
     let value = |text: &str| -> String {
         let cut: String = text.chars().take(MAX_LABEL).collect();
         cut.trim_end_matches(['-', '.', '_']).to_owned()

@@ -162,21 +162,38 @@ proptest! {
                 0 => answers.remove(&key),
                 1 => answers.sweep(now),
                 2 => drop(answers.get(&key, "u", now)),
+                3 => answers.put(&key, "u/revision", Some(kept("t", vec![b'x'; bytes])), now),
                 _ => answers.put(&key, "u", Some(kept("t", vec![b'x'; bytes])), now),
             }
 
-            let sum: usize = answers.by_parent.values().map(|entry| entry.bytes).sum();
+            let all = || answers.by_parent.values().flat_map(BTreeMap::values);
+            let sum: usize = all().map(|entry| entry.bytes).sum();
             prop_assert_eq!(answers.bytes, sum);
             prop_assert!(sum <= 4000);
-            prop_assert_eq!(answers.by_age.len(), answers.by_parent.len());
-            for (number, key) in &answers.by_age {
-                prop_assert_eq!(answers.by_parent[key].number, *number);
+            prop_assert_eq!(answers.by_age.len(), all().count());
+            for (number, (key, uid)) in &answers.by_age {
+                prop_assert_eq!(answers.by_parent[key][uid].number, *number);
             }
             let oldest = answers.by_age.values().next();
-            let eldest = answers.by_parent.values().map(|entry| entry.since).min();
-            prop_assert_eq!(oldest.map(|key| answers.by_parent[key].since), eldest);
+            let eldest = all().map(|entry| entry.since).min();
+            prop_assert_eq!(oldest.map(|(key, uid)| answers.by_parent[key][uid].since), eldest);
         }
     }
+}
+
+#[test]
+fn each_revision_of_a_parent_has_its_own_answer() {
+    let (mut answers, now) = (Answers::new(None, budget(10_000)), Instant::now());
+    for uid in ["u", "u/one", "u/two"] {
+        answers.put(&key("a"), uid, Some(kept(uid, "{}")), now);
+    }
+
+    for uid in ["u", "u/one", "u/two"] {
+        assert_eq!(answers.get(&key("a"), uid, now).unwrap().tag, uid);
+    }
+    assert_eq!(answers.get(&key("a"), "u/none", now), None);
+    assert_eq!(answers.get(&key("a"), "v", now), None);
+    assert_eq!(answers.bytes, 0, "the parent was created anew");
 }
 
 #[tokio::test(start_paused = true)]
