@@ -11,9 +11,9 @@ mod declared;
 mod demo;
 #[cfg(feature = "dev")]
 mod dev;
+mod finalizer_search;
 mod flag;
 mod health;
-mod held;
 mod http;
 mod instance;
 mod lenience;
@@ -26,6 +26,7 @@ mod process_metrics;
 mod release;
 mod report;
 mod run;
+mod served_types;
 mod status;
 mod table;
 mod types;

@@ -13,6 +13,7 @@ mod crd;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
 mod metrics;
+mod options;
 mod raw;
 mod registry;
 mod report;
@@ -20,6 +21,7 @@ mod request;
 mod schedule;
 #[cfg(test)]
 mod script;
+mod shared_registry;
 mod state;
 mod subscriptions;
 mod task;
@@ -27,7 +29,8 @@ mod type_change;
 mod type_statuses;
 mod watch;
 
-pub use registry::{DiscoveryMode, DiscoveryOptions, TypeRegistry};
+pub use options::{DiscoveryMode, DiscoveryOptions};
+pub use registry::TypeRegistry;
 pub use report::{DiscoveryHealth, Origin, SourceHealth, TypeReport};
 pub use state::{InstallingReason, TypePhase, TypeState, TypeStatus};
 pub use task::Discovery;

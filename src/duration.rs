@@ -1,8 +1,8 @@
 //! Durations in Go's notation (`500ms`, `-1.5h`, `1m30s`, `0`), and deadlines without overflow.
 //!
-//! Flags, hooks and fault rules use this notation. Parsers of other crates accept more (`1 hour`) or
-//! less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public for the flags of programs that
-//! embed the library.
+//! Flags, hooks and fault rules use this notation. Parsers of other crates accept more (`1 hour`)
+//! or less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public for the flags of programs
+//! that embed the library.
 
 use std::time::Duration;
 

@@ -52,7 +52,7 @@ pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
-pub use progress::{Ended, Linger, Progress};
+pub use progress::{Ended, InformerProgress, Linger};
 pub use selector::{Selector, SelectorError};
 #[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};

@@ -40,8 +40,8 @@
 //! ```
 //!
 //! `examples/embed.rs` is a whole program with typed objects, a lister and fenced writes;
-//! `examples/runnable.rs` runs something that is not a controller. [`testing`] has the tools to test
-//! such code.
+//! `examples/runnable.rs` runs something that is not a controller. [`testing`] has the tools to
+//! test such code.
 //!
 //! # Rooms
 //!
@@ -61,8 +61,8 @@
 //! [`meta`] also imports [`transport`], which imports no room. Every room may import the small
 //! modules: [`kind`], `src/duration.rs` (durations in Go's notation, back-offs), `src/redaction.rs`
 //! (errors that leave the process), `src/guard.rs` (panics of user code), `src/token_bucket.rs`
-//! (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges of tasks and timers
-//! per owner). `tests/architecture.rs` checks all of it.
+//! (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges of tasks and
+//! timers per owner). `tests/architecture.rs` checks all of it.
 //!
 //! # Walk of one event
 //!
@@ -71,14 +71,15 @@
 //! 1. The connection pool carries the watch (`src/transport/pool.rs`).
 //! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
-//!    the object (`src/informer/decode.rs`) and compares resourceVersions (`src/informer/resume_version.rs`).
-//! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`): whole, or as a
-//!    metadata entry (`src/informer/retention.rs::keeps`). It finds the subscribers that the change
-//!    concerns (`src/informer/interest.rs::visit`) and adds it to their mailboxes, which merge the
-//!    unseen changes of one object (`src/informer/pending.rs`).
+//!    the object (`src/informer/decode.rs`) and compares resourceVersions
+//!    (`src/informer/resume_version.rs`).
+//! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`): whole, or as
+//!    a metadata entry (`src/informer/retention.rs::keeps`). It finds the subscribers that the
+//!    change concerns (`src/informer/interest.rs::visit`) and adds it to their mailboxes, which
+//!    merge the unseen changes of one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
-//!    (`src/controller/source/kind/run.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
-//!    and maps it to requests (`src/controller/handler.rs`).
+//!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
+//!    (`src/controller/predicate.rs`) and maps it to requests (`src/controller/handler.rs`).
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
@@ -91,7 +92,8 @@
 //!    2. it reads the objects that the customize hook relates to the parent
 //!       (`src/meta/sync/customize.rs::related`);
 //!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/sync/adopt.rs`);
-//!    4. it assembles the hook request from cached bytes (`src/meta/protocol/request.rs::sync_request`);
+//!    4. it assembles the hook request from cached bytes
+//!       (`src/meta/protocol/request.rs::sync_request`);
 //!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
 //!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
 //!    6. it checks the answer as a whole (`src/meta/children/check.rs`);
@@ -100,8 +102,8 @@
 //!    8. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
 //!       parent (`src/meta/sync/parent_status.rs::write_status`); a decorated object is written
 //!       before its attachments (`src/meta/sync/decorator.rs::decorate`).
-//! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
-//!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
+//! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been
+//!    read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::settle`).
 //!
@@ -112,19 +114,19 @@
 //! 2. The catalog decides that the type is absent (`src/discovery/catalog/judgement.rs::at`). A
 //!    failed or partial answer never leads to that decision.
 //! 3. The registry publishes the new status to its subscribers
-//!    (`src/discovery/registry.rs`, `src/discovery/subscriptions.rs`).
+//!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
 //!    receives the verdict (`src/manager/owner.rs::on_verdict`).
-//! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and the
-//!    manager signals the epoch (`src/manager/owner/effect.rs::stop`).
-//! 6. The run stops in order (`src/controller/run/shutdown.rs::stop`): sources, queue, reconciles, tasks,
-//!    subscriptions.
+//! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and
+//!    the manager signals the epoch (`src/manager/owner/effect.rs::stop`).
+//! 6. The run stops in order (`src/controller/run/shutdown.rs::stop`): sources, queue, reconciles,
+//!    tasks, subscriptions.
 //! 7. The propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
 //! 8. The run waits until nothing of the epoch is left, and closes the fence
-//!    (`src/manager/run.rs::drive`, `src/manager/epoch.rs::drain`). At the end of the grace the manager
-//!    closes it in any case (`src/manager/owner/effect.rs::grace_over`). Then it announces done
-//!    (`src/manager/owner/effect.rs::done`).
+//!    (`src/manager/run.rs::drive`, `src/manager/epoch.rs::drain`). At the end of the grace the
+//!    manager closes it in any case (`src/manager/owner/effect.rs::grace_over`). Then it announces
+//!    done (`src/manager/owner/effect.rs::done`).
 //! 9. The controller waits for the type again. The next epoch starts as this one did
 //!    (`src/manager/owner/effect.rs::start`).
 //!
@@ -153,7 +155,7 @@
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
-//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
@@ -175,7 +177,8 @@
 //! 1. `src/kind.rs`, then `src/discovery.rs`, `src/discovery/state.rs` and
 //!    `src/discovery/catalog/judgement.rs`.
 //! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/verdict.rs`,
-//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
+//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/owner.rs`,
+//!    `src/manager/fence.rs`.
 //! 3. `src/informer.rs`, `src/informer/interest.rs`, `src/informer/set.rs`,
 //!    `src/informer/shared_informer.rs`, `src/informer/subscriber.rs`, `src/informer/store.rs`,
 //!    `src/informer/reflector.rs`.

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-/// Page of a list of `T`. A document without `items` is not a page: a proxy may send it in the place of
-/// the server, and an empty list would prove that all objects are gone.
+/// Page of a list of `T`. A document without `items` is not a page: a proxy may send it in the
+/// place of the server, and an empty list would prove that all objects are gone.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "T: Deserialize<'de>"))]
 pub(crate) struct ListPage<T> {

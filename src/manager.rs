@@ -21,11 +21,13 @@ mod conditional;
 mod end;
 mod entry;
 mod epoch;
+mod error;
 mod fence;
 mod handle;
 mod lifecycle;
 mod metrics;
 mod name;
+mod options;
 mod owner;
 mod reason;
 mod report;
@@ -39,7 +41,7 @@ mod tasks;
 mod tests;
 mod verdict;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -53,14 +55,16 @@ pub use condition::{
 pub use conditional::Conditional;
 pub use end::{BoxError, DoneReason, RunResult, StopReason};
 pub use epoch::Epoch;
+pub use error::ManagerError;
 pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
-pub(crate) use fence::{Fence, Write, WriteEnd, WriteObserver, ask, retry_after};
+pub(crate) use fence::{Fence, WriteEnd, WriteObserver, WriteRequest, ask, retry_after};
 pub use handle::{AddError, ManagerHandle};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
 pub use name::ControllerName;
+pub use options::ManagerOptions;
 pub use reason::Reason;
 pub use report::{Report, WatchReport, WatchState};
 pub use runnable::{ConditionalRunnable, Runnable, RunnableGroup};
@@ -68,55 +72,6 @@ pub use runnable_options::{FailurePolicy, RunnableOptions};
 pub use snapshot::Snapshot;
 pub use status::{ControllerState, Done, RunnableStatus, Transition, TransitionKind};
 pub use verdict::{Basis, Subresource, Unmet, Verdict};
-
-/// Settings that apply to all runnables of a manager.
-#[derive(Clone, Debug)]
-pub struct ManagerOptions {
-    /// Time for all runnables together to stop; 30 s. `None` waits for ever.
-    pub graceful_shutdown_timeout: Option<Duration>,
-    /// Time for which later groups wait for the runnables of one group that have not reported
-    /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
-    /// and opens the next group. `None` waits for ever.
-    pub group_start_timeout: Option<Duration>,
-    /// Delay between a failed run and the next.
-    pub restart_backoff: RestartBackoff,
-    /// Metrics of this manager; register them with the process's registry.
-    pub metrics: ManagerMetrics,
-}
-
-impl Default for ManagerOptions {
-    fn default() -> Self {
-        Self {
-            graceful_shutdown_timeout: Some(Duration::from_secs(30)),
-            group_start_timeout: Some(Duration::from_secs(120)),
-            restart_backoff: RestartBackoff::default(),
-            metrics: ManagerMetrics::default(),
-        }
-    }
-}
-
-/// Error with which a manager ends.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ManagerError {
-    /// A runnable with [`FailurePolicy::FailManager`] failed.
-    #[error("{name} failed: {error}")]
-    RunnableFailed {
-        /// Name of the failed runnable.
-        name: ControllerName,
-        /// Error of the failed run.
-        error: String,
-    },
-    /// The graceful shutdown timeout expired; the runnables that were still live were abandoned.
-    #[error("not stopped in time: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
-    Late {
-        /// Runnables that were still live.
-        names: Vec<ControllerName>,
-        /// Error for which the manager was stopping, if any.
-        #[source]
-        before: Option<Box<ManagerError>>,
-    },
-}
 
 /// Starts and stops runnables. Constructing one spawns nothing.
 #[derive(Debug)]

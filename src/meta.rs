@@ -61,7 +61,7 @@ use api::{
 };
 
 pub use crate::informer::{Selector, SelectorError};
-pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
+pub use budget::{ControllerBudget, ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{

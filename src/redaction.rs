@@ -41,7 +41,8 @@ pub fn url(url: impl Display) -> String {
     printable(&format!("{scheme}{place}"))
 }
 
-/// Returns whether an authority is a host with a port or without one, and not a user with a password.
+/// Returns whether an authority is a host with a port or without one, and not a user with a
+/// password.
 fn is_host(authority: &str) -> bool {
     let port = authority.rsplit_once(':').map(|(_, port)| port);
     !authority.contains('@')
@@ -121,6 +122,19 @@ pub fn decoding(error: impl Display) -> String {
         "{before}{}{kind}{expected}",
         if kind.is_empty() { begin.trim_end() } else { begin }
     ))
+}
+
+/// Returns the message of a failed request to the API server, without credentials.
+///
+/// The message of a refusal is the one that the server sends; kube's own repeats the whole answer.
+/// A fenced client has already cut answers about a Secret.
+pub fn request_error(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return text(&status.message);
+    }
+    self::error(error)
 }
 
 /// Returns the message of an error with its causes, without credentials: the output of a credential

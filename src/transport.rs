@@ -40,7 +40,7 @@ pub use metrics::TransportMetrics;
 pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
 #[cfg(feature = "meta")]
-pub(crate) use proxy::{Proxy, ProxyStream, authorization as basic_authorization};
+pub(crate) use proxy::{ConnectProxy, ProxyStream, authorization as basic_authorization};
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -145,8 +145,8 @@ impl Transport {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
     }
 
-    /// Returns the `User-Agent` of the requests: the embedder's product, if any, and the library. For
-    /// requests outside the transport, such as those to hooks.
+    /// Returns the `User-Agent` of the requests: the embedder's product, if any, and the library.
+    /// For requests outside the transport, such as those to hooks.
     pub fn user_agent(&self) -> &HeaderValue {
         &self.user_agent
     }

@@ -31,7 +31,7 @@ fn answer(request: &Value, children: Vec<Value>) -> Answer {
 
 type Respond = Box<dyn Fn(&Value) -> Answer + Send + Sync>;
 
-/// Invalid hook answers, each with its name and a part of the expected message.
+/// Invalid hook responses, each with its name and a part of the expected message.
 fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
     fn bad(
         name: &'static str,

@@ -1,4 +1,5 @@
-//! Hooks with a private authority, a client certificate and a token, all from objects of the cluster.
+//! Hooks with a private authority, a client certificate and a token, all from objects of the
+//! cluster.
 
 use std::{
     convert::Infallible,

@@ -1,12 +1,14 @@
-//! Requests and responses of hooks on the real API server, for each version and scope of the parent.
+//! Requests and responses of hooks on the real API server, for each version and scope of the
+//! parent.
 //!
-//! A file in `tests/hook_requests/` has both for the three hooks of one controller. The hook answers
-//! with the responses of the file, and its requests must equal those of the file as JSON values. Uids,
-//! times, resourceVersions, addresses and the name of the namespace are replaced by constants. The
-//! environment variable `WRITE_REQUESTS` writes the requests of this run into the files instead.
+//! A file in `tests/hook_requests/` has both for the three hooks of one controller. The hook
+//! answers with the responses of the file, and its requests must equal those of the file as JSON
+//! values. Uids, times, resourceVersions, addresses and the name of the namespace are replaced by
+//! constants. The environment variable `WRITE_REQUESTS` writes the requests of this run into the
+//! files instead.
 //!
-//! Metacontroller 4.17.2 sent the same values in the same steps when the files were made, apart from
-//! `managedFields`.
+//! Metacontroller 4.17.2 sent the same values in the same steps when the files were made, apart
+//! from `managedFields`.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 

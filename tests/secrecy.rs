@@ -1,5 +1,5 @@
-//! Secrets stay in the process: text planted in hook answers, URLs, Secrets and credentials appears
-//! in no status, Event, metric, endpoint or log, at the highest log level of every crate.
+//! Secrets stay in the process: text planted in hook responses, URLs, Secrets and credentials
+//! appears in no status, Event, metric, endpoint or log, at the highest log level of every crate.
 
 use std::{net::SocketAddr, process::Stdio, time::Duration};
 

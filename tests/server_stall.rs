@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::api::PostParams;
 use pilotlight::{
-    informer::Progress,
+    informer::InformerProgress,
     manager::ControllerState,
     testing::{Binary, ControlPlane, ControlPlaneOptions, CrdBuilder},
 };
@@ -50,7 +50,7 @@ async fn a_stalled_api_server_stops_nothing() {
         let informer = &harness.cluster.informers.status()[0];
         assert_eq!(informer.objects, 1, "the cache is unchanged");
         assert!(
-            matches!(informer.progress, Progress::Stale(_)),
+            matches!(informer.progress, InformerProgress::Stale(_)),
             "the informer is stale: {informer:?}"
         );
         assert!(harness.status("patient").report.stale, "the controller is flagged stale too");

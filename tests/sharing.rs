@@ -1,7 +1,7 @@
 //! Equal informer keys share one watch, and joining or leaving it costs other subscribers nothing.
 
 use pilotlight::{
-    informer::{Ended, InformerKey, Progress},
+    informer::{Ended, InformerKey, InformerProgress},
     manager::ControllerState,
     testing::{AuditStage, open_watches},
 };
@@ -115,7 +115,10 @@ async fn subscriber_without_a_controller_is_notified_that_the_type_is_gone() {
     // An informer belongs to the runtime of its first subscriber.
     let mut subscription = harness.enter(|| harness.cluster.informers.subscribe(&served, key));
     let mut progress = subscription.progress();
-    timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
+    timeout(PATIENCE, progress.wait_for(|it| *it == InformerProgress::Synced))
+        .await
+        .unwrap()
+        .unwrap();
 
     harness.scope.delete_crd(&crd).await.unwrap();
 

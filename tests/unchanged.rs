@@ -1,4 +1,4 @@
-//! A sync that finds nothing changed does no work after the answer of the hook.
+//! A sync that finds nothing changed does no work after the response of the hook.
 
 use std::{
     sync::{Arc, Mutex},

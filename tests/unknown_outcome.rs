@@ -1,4 +1,5 @@
-//! A write is not repeated before the cache shows its effect, whether its answer arrives or is lost.
+//! A write is not repeated before the cache shows its effect, whether its answer arrives or is
+//! lost.
 
 use std::{
     sync::{Arc, Mutex},

@@ -65,7 +65,7 @@ async fn measure(scene: &mut Scene, parents: usize, resync_seconds: u32, foreign
     let period = Duration::from_secs(declared.resync_seconds.unwrap_or_default().into());
     sleep(2 * period).await;
 
-    let mark = scene.server.mark().await;
+    let start = scene.server.count_start().await;
     let mut cpu = Figure::new("CPU time of 1,000 no-op syncs", "ms");
     let mut rate = Figure::new("no-op syncs in a second", "");
     let window = period.max(scene.rest);
@@ -76,7 +76,7 @@ async fn measure(scene: &mut Scene, parents: usize, resync_seconds: u32, foreign
         cpu.add(each(used, calls) * 1e3);
         rate.add(float(calls) / begin.elapsed().as_secs_f64());
     }
-    let requests = scene.server.requests_since(mark).await;
+    let requests = scene.server.requests_since(start).await;
     let cpu = cpu.print();
     rate.print();
     Figure::one("requests sent meanwhile, without watches", "", float(without_watches(&requests)));

@@ -50,8 +50,8 @@ struct Sampled {
 }
 
 impl Program {
-    /// Returns our binary of this build, with its default flags, but no resyncs: they would be counted
-    /// with the changes.
+    /// Returns our binary of this build, with its default flags, but no resyncs: they would be
+    /// counted with the changes.
     pub(crate) fn pilotlight() -> Self {
         let arguments = [
             "run",

@@ -32,7 +32,7 @@ enum Kind {
 pub(crate) type Requests = BTreeMap<String, usize>;
 
 /// Begin of a count of requests.
-pub(crate) enum Mark {
+pub(crate) enum CountStart {
     Real(AuditPosition),
     /// Time since the start of the server.
     Simulated(Duration),
@@ -81,25 +81,25 @@ impl Server {
     }
 
     /// Begins a count of requests.
-    pub(crate) async fn mark(&self) -> Mark {
+    pub(crate) async fn count_start(&self) -> CountStart {
         match &self.kind {
             Kind::Real(plane) => {
                 plane.audit_settled().await.unwrap();
-                Mark::Real(plane.audit().unwrap().position().unwrap())
+                CountStart::Real(plane.audit().unwrap().position().unwrap())
             }
             Kind::Simulated { server, .. } => {
                 // The record is limited.
                 server.forget_requests();
-                Mark::Simulated(server.now())
+                CountStart::Simulated(server.now())
             }
         }
     }
 
-    /// Returns the requests of the measured process that began after the mark.
-    pub(crate) async fn requests_since(&self, mark: Mark) -> Requests {
+    /// Returns the requests of the measured process that began after `start`.
+    pub(crate) async fn requests_since(&self, start: CountStart) -> Requests {
         let mut requests = Requests::new();
-        match (&self.kind, mark) {
-            (Kind::Real(plane), Mark::Real(position)) => {
+        match (&self.kind, start) {
+            (Kind::Real(plane), CountStart::Real(position)) => {
                 plane.audit_settled().await.unwrap();
                 let events = plane.audit().unwrap().since(position).unwrap();
                 let mut seen = std::collections::HashSet::new();
@@ -111,7 +111,7 @@ impl Server {
                     }
                 }
             }
-            (Kind::Simulated { server, .. }, Mark::Simulated(begin)) => {
+            (Kind::Simulated { server, .. }, CountStart::Simulated(begin)) => {
                 let all = server.requests();
                 let measured =
                     all.iter().filter(|request| request.user != BENCH && request.at >= begin);
@@ -126,8 +126,9 @@ impl Server {
                     *requests.entry(named).or_default() += 1;
                 }
             }
-            (Kind::Real(_), Mark::Simulated(_)) | (Kind::Simulated { .. }, Mark::Real(_)) => {
-                unreachable!("a mark is of its server")
+            (Kind::Real(_), CountStart::Simulated(_))
+            | (Kind::Simulated { .. }, CountStart::Real(_)) => {
+                unreachable!("a start belongs to its server")
             }
         }
         requests

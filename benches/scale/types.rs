@@ -32,13 +32,13 @@ pub(crate) async fn run(arguments: &Arguments) {
     let each_kib = (rest - alone) * 1024.0 / float(served - watched);
     Figure::one("memory of a type that is not watched", "KiB", each_kib);
 
-    let mark = scene.server.mark().await;
+    let start = scene.server.count_start().await;
     let before = process.cpu();
     let time = 6 * scene.rest;
     tokio::time::sleep(time).await;
     let idle = (process.cpu() - before).as_secs_f64() / time.as_secs_f64();
     Figure::one("CPU of the idle process", "millicores", idle * 1e3);
-    let requests = scene.server.requests_since(mark).await;
+    let requests = scene.server.requests_since(start).await;
     Figure::one("requests of the idle process", "", float(requests.values().sum::<usize>()));
 
     let installs = arguments.size(5, 20);

@@ -8,7 +8,7 @@ use crate::{
     objects::{Children, Declared, parent},
     process::Process,
     scene::{Scene, each},
-    server::Mark,
+    server::CountStart,
 };
 
 /// Number of children of a parent.
@@ -31,7 +31,7 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
     scene.settle(&mut process).await;
     for revision in ["1", "2", "3"] {
         let calls = scene.hooks.calls();
-        let mark = scene.server.mark().await;
+        let start = scene.server.count_start().await;
         let (begin, cpu) = (Instant::now(), process.cpu());
         let written = scene.revision(revision, parents * CHILDREN);
         let url = scene.hooks.url(revision);
@@ -39,7 +39,7 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
         Figure::one("another hook → all children written", "s", begin.elapsed().as_secs_f64());
         scene.settle(&mut process).await;
         let cpu = process.cpu() - cpu;
-        print(&scene, &process, parents, cpu, mark).await;
+        print(&scene, &process, parents, cpu, start).await;
         print_calls(scene.hooks.calls() - calls, parents);
     }
     process.stop().await;
@@ -55,14 +55,14 @@ pub(crate) async fn first_sync(arguments: &Arguments) {
         "first sync: {parents} parents × {CHILDREN} children, {}",
         scene.server.name()
     ));
-    let mark = scene.server.mark().await;
+    let start = scene.server.count_start().await;
     let begin = Instant::now();
     let mut process = scene.run(parents).await;
     scene.written(parents * CHILDREN).await;
     Figure::one("start of the process → all children", "s", begin.elapsed().as_secs_f64());
     scene.settle(&mut process).await;
     let cpu = process.cpu();
-    print(&scene, &process, parents, cpu, mark).await;
+    print(&scene, &process, parents, cpu, start).await;
     print_calls(scene.hooks.calls(), parents);
     process.stop().await;
     scene.stop().await;
@@ -85,9 +85,9 @@ async fn print(
     process: &Process,
     parents: usize,
     cpu: std::time::Duration,
-    mark: Mark,
+    start: CountStart,
 ) {
-    let requests = scene.server.requests_since(mark).await;
+    let requests = scene.server.requests_since(start).await;
     let is_write = |named: &str| {
         ["create ", "update ", "patch ", "delete "].iter().any(|verb| named.starts_with(verb))
     };

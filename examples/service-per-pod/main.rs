@@ -1,8 +1,8 @@
 //! Hooks of the service-per-pod decorator: a Service for each pod with the annotation
 //! `examples.pilotlight.dev/port`.
 //!
-//! The decorator adds a label with the name of the pod, which the Service selects. The finalize hook
-//! removes both. Listens on `$PORT`, 8080 by default.
+//! The decorator adds a label with the name of the pod, which the Service selects. The finalize
+//! hook removes both. Listens on `$PORT`, 8080 by default.
 
 #![expect(clippy::print_stdout, reason = "the port may be any free one")]
 

@@ -1,29 +1,29 @@
-//! Flags that limit the bytes of hook answers.
+//! Flags that limit the bytes of hook responses.
 
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use pilotlight::meta::{AnswerBudget, AnswerLimits};
+use pilotlight::meta::{ResponseBudget, ResponseLimits};
 
 use super::flag;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(super) struct BudgetArgs {
-    /// Maximum bytes of hook answers that the process holds at once, such as 128Mi. Answers kept by
-    /// their ETag may take half as much again. An answer of up to 64Ki is not counted; a longer one
-    /// waits until there is room, up to the timeout of its hook.
+    /// Maximum bytes of hook responses that the process holds at once, such as 128Mi. Responses
+    /// kept by their ETag may take half as much again. A response of up to 64Ki is not counted; a
+    /// longer one waits until there is room, up to the timeout of its hook.
     #[arg(long, value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
     hook_answer_budget: usize,
-    /// Maximum bytes of hook answers that one controller holds at once; at most a quarter of
+    /// Maximum bytes of hook responses that one controller holds at once; at most a quarter of
     /// --hook-answer-budget. Default: that quarter.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
     hook_answer_budget_per_controller: Option<usize>,
-    /// Maximum bytes of one hook answer; at most --hook-answer-budget-per-controller. Default:
+    /// Maximum bytes of one hook response; at most --hook-answer-budget-per-controller. Default:
     /// 16Mi, or that budget if it is less.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
     hook_answer_limit: Option<usize>,
-    /// Maximum number of children in one hook answer.
+    /// Maximum number of children in one hook response.
     #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
     pub(super) hook_answer_children: NonZeroUsize,
 }
@@ -34,8 +34,8 @@ impl BudgetArgs {
     /// # Errors
     ///
     /// Names the flag whose value is larger than another one allows.
-    pub(super) fn budget(&self) -> anyhow::Result<AnswerBudget> {
-        let usual = AnswerLimits::of_process(self.hook_answer_budget);
+    pub(super) fn budget(&self) -> anyhow::Result<ResponseBudget> {
+        let usual = ResponseLimits::of_process(self.hook_answer_budget);
         let controller = self.hook_answer_budget_per_controller.unwrap_or(usual.controller);
         anyhow::ensure!(
             controller <= usual.controller,
@@ -43,13 +43,13 @@ impl BudgetArgs {
              --hook-answer-budget={}",
             usual.process
         );
-        let answer = self.hook_answer_limit.unwrap_or(usual.answer.min(controller));
+        let response = self.hook_answer_limit.unwrap_or(usual.response.min(controller));
         anyhow::ensure!(
-            answer <= controller,
-            "--hook-answer-limit={answer} is more than a controller may hold, which is {controller}; \
+            response <= controller,
+            "--hook-answer-limit={response} is more than a controller may hold, which is {controller}; \
              raise --hook-answer-budget to at least four times the limit"
         );
-        Ok(AnswerBudget::new(AnswerLimits { process: usual.process, controller, answer }))
+        Ok(ResponseBudget::new(ResponseLimits { process: usual.process, controller, response }))
     }
 }
 
@@ -65,14 +65,15 @@ mod tests {
         budget: BudgetArgs,
     }
 
-    fn budget(arguments: &[&str]) -> Result<AnswerLimits, String> {
+    fn budget(arguments: &[&str]) -> Result<ResponseLimits, String> {
         let flags = Flags::try_parse_from([&["test"], arguments].concat()).unwrap();
         flags.budget.budget().map(|budget| budget.limits()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn limits_follow_from_the_budget_of_the_process() {
-        let limits = |process, controller, answer| Ok(AnswerLimits { process, controller, answer });
+        let limits =
+            |process, controller, response| Ok(ResponseLimits { process, controller, response });
 
         assert_eq!(budget(&[]), limits(128 << 20, 32 << 20, 16 << 20));
         assert_eq!(budget(&["--hook-answer-budget=32Mi"]), limits(32 << 20, 8 << 20, 8 << 20));
@@ -86,9 +87,9 @@ mod tests {
 
     #[test]
     fn limit_that_another_does_not_allow_is_refused_by_the_name_of_both() {
-        let answer = budget(&["--hook-answer-limit=64Mi"]).unwrap_err();
-        assert!(answer.contains("--hook-answer-limit=67108864"), "{answer}");
-        assert!(answer.contains("raise --hook-answer-budget"), "{answer}");
+        let error = budget(&["--hook-answer-limit=64Mi"]).unwrap_err();
+        assert!(error.contains("--hook-answer-limit=67108864"), "{error}");
+        assert!(error.contains("raise --hook-answer-budget"), "{error}");
         let share = budget(&["--hook-answer-budget-per-controller=64Mi"]).unwrap_err();
         assert!(share.contains("a quarter of --hook-answer-budget=134217728"), "{share}");
     }

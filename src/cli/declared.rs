@@ -6,7 +6,10 @@ use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, ListParams},
 };
-use pilotlight::meta::{ControllerKind, api::ControllerStatus};
+use pilotlight::{
+    meta::{ControllerKind, api::ControllerStatus},
+    redaction,
+};
 use serde_json::Value;
 
 /// Declared controller, as its object describes it.
@@ -67,7 +70,7 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Listed> {
                 not_served = Some(kube::Error::Api(status));
             }
             Err(error) => {
-                let error = explain(error);
+                let error = unreadable(&error);
                 listed.unread.push((kind, error.to_string()));
                 failed = Some(error);
             }
@@ -78,13 +81,13 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Listed> {
     }
     match (failed, not_served) {
         (Some(error), _) => Err(error),
-        (None, Some(error)) => Err(explain(error)),
+        (None, Some(error)) => Err(unreadable(&error)),
         (None, None) => Ok(listed),
     }
 }
 
-/// Lists the declared controllers of one kind by pages, which the API server answers at once even if
-/// it has just started to serve the type.
+/// Lists the declared controllers of one kind by pages, which the API server answers at once even
+/// if it has just started to serve the type.
 async fn list_of(kind: ControllerKind, client: Client) -> Result<Vec<DeclaredObject>, kube::Error> {
     let api = Api::<DynamicObject>::all_with(client, &resource(kind));
     let mut page = ListParams::default().limit(500);
@@ -131,15 +134,16 @@ fn prunes_status(crd: &Value) -> bool {
         .any(|schema| !preserves(schema) && !keeps(&schema["properties"]["status"]))
 }
 
-fn explain(error: kube::Error) -> anyhow::Error {
-    let kube::Error::Api(status) = error else { return error.into() };
-    if status.code == 404 {
+fn unreadable(error: &kube::Error) -> anyhow::Error {
+    if let kube::Error::Api(status) = error
+        && status.code == 404
+    {
         return anyhow!(
             "the API server serves no declared controllers; install Pilotlight's CRDs: \
              pilotlight crds | kubectl apply --filename -"
         );
     }
-    anyhow!("{} ({})", status.message, status.code)
+    anyhow!(redaction::request_error(error))
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ pub(super) fn used_interval(given: Duration) -> Duration {
     given.max(SHORTEST_INTERVAL)
 }
 
-/// Returns the number of workers that is used instead of a given one: without a worker nothing would
-/// be synced.
+/// Returns the number of workers that is used instead of a given one: without a worker nothing
+/// would be synced.
 pub(super) fn used_workers(given: i64) -> usize {
     usize::try_from(given.max(1)).unwrap_or(usize::MAX)
 }

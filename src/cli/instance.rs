@@ -94,7 +94,11 @@ impl ManagerArgs {
     /// Logs the values that are not used as given.
     fn explain(&self) {
         if self.workers < 1 {
-            warn!(given = self.workers, used = 1, "--workers of less than 1");
+            warn!(
+                given = self.workers,
+                used = 1,
+                "--workers is less than 1, so one worker is used"
+            );
         }
         let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
         if given != used {
@@ -102,8 +106,8 @@ impl ManagerArgs {
         }
     }
 
-    /// Returns the proxies of hooks that the environment names, and logs the variables that cannot be
-    /// used. `variable` reads a variable.
+    /// Returns the proxies of hooks that the environment names, and logs the variables that cannot
+    /// be used. `variable` reads a variable.
     fn hook_proxies(&self, variable: impl Fn(&str) -> Option<String>) -> Proxies {
         if !self.hook_proxy {
             return Proxies::default();
@@ -205,7 +209,7 @@ impl Instance {
             workers: flag::used_workers(manager.workers),
             max_hook_calls: manager.max_hook_calls,
             metrics: hooks,
-            answers: manager.budget.budget()?,
+            responses: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
             revision_namespace: manager

@@ -1,7 +1,7 @@
 //! Freed memory that glibc keeps for later: returned to the system when work has calmed down.
 //!
-//! glibc returns freed memory only from the end of its heap, so that a process would keep the memory
-//! of its start for ever. For other C libraries nothing is called.
+//! glibc returns freed memory only from the end of its heap, so that a process would keep the
+//! memory of its start for ever. For other C libraries nothing is called.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use super::process_metrics;
 const PERIOD: Duration = Duration::from_secs(5);
 /// Maximum CPU time of a calm interval.
 const CALM: Duration = Duration::from_millis(100);
-/// CPU time since the last return after which there may be memory to return. A process at rest needs
-/// hours for it.
+/// CPU time since the last return after which there may be memory to return. A process at rest
+/// needs hours for it.
 const WORK: Duration = Duration::from_millis(100);
 /// Longest time between two returns of a process that is never calm.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) async fn return_freed() {
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut pace = Pace::default();
+    let mut pace = ReleasePace::default();
     loop {
         period.tick().await;
         let Some(used) = process_metrics::cpu_time() else { continue };
@@ -39,16 +39,17 @@ pub(super) async fn return_freed() {
 
 /// State of the checks.
 #[derive(Default)]
-struct Pace {
+struct ReleasePace {
     /// CPU time at the last check.
     seen: Duration,
     /// CPU time at the last return of memory in a calm interval.
     returned: Duration,
-    /// Time from which the process has been busy, or of the last return since; `None` if it is calm.
+    /// Time from which the process has been busy, or of the last return since; `None` if it is
+    /// calm.
     busy: Option<Instant>,
 }
 
-impl Pace {
+impl ReleasePace {
     /// Returns whether memory is to be returned now, after this CPU time.
     fn is_due(&mut self, used: Duration, now: Instant) -> bool {
         let is_calm = used.saturating_sub(self.seen) <= CALM;
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn memory_is_returned_once_after_each_burst_of_work() {
         let begin = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = ReleasePace::default();
         let mut at = |seconds: u64, used: u64| {
             pace.is_due(Duration::from_millis(used), begin + Duration::from_secs(seconds))
         };
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn process_that_is_never_calm_returns_memory_each_minute() {
         let begin = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = ReleasePace::default();
 
         let due = (1..=36_u32)
             .filter(|&check| pace.is_due(check * Duration::from_secs(4), begin + check * PERIOD));

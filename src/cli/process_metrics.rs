@@ -1,5 +1,5 @@
-//! Metrics of the process, with the standard names of Prometheus clients (`process_*`). They are read from
-//! `/proc` at each scrape. A system without `/proc` has no such metrics.
+//! Metrics of the process, with the standard names of Prometheus clients (`process_*`). They are
+//! read from `/proc` at each scrape. A system without `/proc` has no such metrics.
 
 use std::{fmt, fs, time::Duration};
 
@@ -15,7 +15,7 @@ const TICK_MILLIS: u64 = 10;
 
 /// Adds the metrics to a registry.
 pub(super) fn register(registry: &mut Registry) {
-    registry.register_collector(Box::new(Process));
+    registry.register_collector(Box::new(ProcessCollector));
 }
 
 /// Returns the CPU time that the process has used; `None` without `/proc`.
@@ -28,8 +28,8 @@ fn cpu_time_in(stat: &str) -> Option<Duration> {
     Some(ticks(stat, 11)? + ticks(stat, 12)?)
 }
 
-/// Returns a time in the text of `/proc/self/stat`: the field at this position after the name of the
-/// program, which is in parentheses and may contain any character.
+/// Returns a time in the text of `/proc/self/stat`: the field at this position after the name of
+/// the program, which is in parentheses and may contain any character.
 fn ticks(stat: &str, at: usize) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks: u64 = fields.split_ascii_whitespace().nth(at)?.parse().ok()?;
@@ -37,7 +37,7 @@ fn ticks(stat: &str, at: usize) -> Option<Duration> {
 }
 
 #[derive(Debug)]
-struct Process;
+struct ProcessCollector;
 
 /// Metrics at one scrape.
 #[derive(Debug, Default, PartialEq)]
@@ -83,7 +83,7 @@ impl Sample {
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let sample = Sample::take();
         if let Some(seconds) = sample.cpu_seconds {

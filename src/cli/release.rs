@@ -8,9 +8,9 @@ use pilotlight::{meta::ControllerKind, transport::TransportOptions};
 
 use super::{
     connection::ConnectionArgs,
-    declared, flag,
-    held::{self, HeldParent, Search},
-    output,
+    declared,
+    finalizer_search::{self, FinalizerSearch, ParentWithFinalizer},
+    flag, output,
     output::Format,
     table::{Table, or_dash},
 };
@@ -37,7 +37,7 @@ pub(super) struct ReleaseArgs {
 impl ReleaseArgs {
     pub(super) async fn run(&self) -> anyhow::Result<()> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
-        let Search { parents, errors } =
+        let FinalizerSearch { parents, errors } =
             release(&transport.client()?, self.kind, &self.name, self.dry_run).await?;
         match self.output {
             Format::Json => output::print_json(&parents)?,
@@ -56,7 +56,7 @@ async fn release(
     kind: ControllerKind,
     name: &str,
     dry_run: bool,
-) -> anyhow::Result<Search> {
+) -> anyhow::Result<FinalizerSearch> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &declared::resource(kind));
     match api.get(name).await {
         Ok(_) => bail!(
@@ -73,11 +73,12 @@ async fn release(
             )));
         }
     }
-    held::search(client, |of, controller| (of, controller) == (kind, name), !dry_run).await
+    finalizer_search::search(client, |of, controller| (of, controller) == (kind, name), !dry_run)
+        .await
 }
 
-/// Returns whether the server names the object that it did not find. Any other 404 proves nothing: a
-/// server sends it while it starts, or while it does not serve the type.
+/// Returns whether the server names the object that it did not find. Any other 404 proves nothing:
+/// a server sends it while it starts, or while it does not serve the type.
 fn names_missing(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
@@ -91,7 +92,7 @@ pub(super) async fn crd_is_missing(client: &Client, kind: ControllerKind) -> boo
 }
 
 /// Table of parents with a finalizer.
-pub(super) fn render(parents: &[HeldParent]) -> String {
+pub(super) fn render(parents: &[ParentWithFinalizer]) -> String {
     if parents.is_empty() {
         return "No objects with the finalizer found.\n".to_owned();
     }
@@ -152,7 +153,7 @@ mod tests {
         object.unwrap()["metadata"]["finalizers"].clone()
     }
 
-    fn names(search: &Search) -> Vec<(&str, &str)> {
+    fn names(search: &FinalizerSearch) -> Vec<(&str, &str)> {
         let parents = search.parents.iter();
         parents.map(|parent| (parent.r#type.as_str(), parent.name.as_str())).collect()
     }

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
-    informer::{CacheShare, InformerStatus, Progress},
+    informer::{CacheShare, InformerProgress, InformerStatus},
     manager::{ControllerState, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
@@ -15,7 +15,7 @@ use pilotlight::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{declared::DeclaredObject, held::HeldParent, watchers::Watchers};
+use super::{declared::DeclaredObject, finalizer_search::ParentWithFinalizer, watchers::Watchers};
 
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
@@ -34,7 +34,7 @@ pub(super) struct StatusReport {
     pub(super) informers: Option<Vec<InformerRow>>,
     /// Objects with the finalizer of a controller that does not exist, if they were searched for.
     #[serde(default)]
-    pub(super) held: Option<Vec<HeldParent>>,
+    pub(super) held: Option<Vec<ParentWithFinalizer>>,
 }
 
 /// Source of a report.
@@ -423,14 +423,14 @@ impl From<&InformerStatus> for InformerRow {
     }
 }
 
-fn progress(progress: &Progress) -> &'static str {
+fn progress(progress: &InformerProgress) -> &'static str {
     match progress {
-        Progress::Syncing(_) => "Syncing",
-        Progress::Synced => "Synced",
-        Progress::Stale(_) => "Stale",
-        Progress::Forbidden(_) => "Forbidden",
-        Progress::ConversionFailed(_) => "ConversionFailed",
-        Progress::Ended(_) => "Ended",
+        InformerProgress::Syncing(_) => "Syncing",
+        InformerProgress::Synced => "Synced",
+        InformerProgress::Stale(_) => "Stale",
+        InformerProgress::Forbidden(_) => "Forbidden",
+        InformerProgress::ConversionFailed(_) => "ConversionFailed",
+        InformerProgress::Ended(_) => "Ended",
     }
 }
 

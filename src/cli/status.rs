@@ -13,7 +13,7 @@ use pilotlight::{
 use super::{
     connection::ConnectionArgs,
     declared::{self, Listed},
-    held::{self, HeldParent},
+    finalizer_search::{self, ParentWithFinalizer},
     http, output,
     output::Format,
     release,
@@ -122,7 +122,10 @@ impl StatusArgs {
 }
 
 /// Returns the objects with the finalizer of a controller that does not exist.
-pub(super) async fn unowned(client: &Client, listed: &Listed) -> anyhow::Result<Vec<HeldParent>> {
+pub(super) async fn unowned(
+    client: &Client,
+    listed: &Listed,
+) -> anyhow::Result<Vec<ParentWithFinalizer>> {
     // Without proof that its controllers do not exist, no finalizer of a kind is reported.
     let mut unproven: Vec<_> = listed.unread.iter().map(|(kind, _)| *kind).collect();
     for kind in &listed.not_served {
@@ -137,7 +140,7 @@ pub(super) async fn unowned(client: &Client, listed: &Listed) -> anyhow::Result<
         let is_same = |it: &declared::DeclaredObject| (it.kind, &*it.name) == (kind, name);
         !unproven.contains(&kind) && !listed.objects.iter().any(is_same)
     };
-    let search = held::search(client, is_orphan, false).await?;
+    let search = finalizer_search::search(client, is_orphan, false).await?;
     for error in &search.errors {
         tracing::warn!(error, "finalizers not read");
     }
@@ -328,7 +331,7 @@ mod tests {
 
     #[test]
     fn objects_of_a_missing_controller_are_named_with_the_command_that_frees_them() {
-        let parent = HeldParent {
+        let parent = ParentWithFinalizer {
             controller_kind: "DecoratorController".to_owned(),
             controller: "gone".to_owned(),
             r#type: "things.example.com".to_owned(),

@@ -101,8 +101,8 @@ impl Builder {
     }
 
     /// Adds a type whose objects the reconciler names while it runs, for each request, by
-    /// [`Context::moving_interests`]: such as the objects of one owner, and the orphans that it could
-    /// adopt. Only objects with an owner of the primary kind are kept whole.
+    /// [`Context::moving_interests`]: such as the objects of one owner, and the orphans that it
+    /// could adopt. Only objects with an owner of the primary kind are kept whole.
     ///
     /// [`Context::moving_interests`]: super::Context::moving_interests
     pub fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
@@ -214,8 +214,8 @@ impl Builder {
         self.last("index", |kind| kind.indexes.push(index))
     }
 
-    /// Adds requests each time that this input has synced, such as for an optional type, whose objects
-    /// can be read from then on.
+    /// Adds requests each time that this input has synced, such as for an optional type, whose
+    /// objects can be read from then on.
     pub fn on_synced(self, handler: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
         self.last("on_synced", |kind| kind.synced = Some(OnSynced(Held::new(Box::new(handler)))))
     }
@@ -262,8 +262,8 @@ impl Builder {
         self
     }
 
-    /// Limits the rate of retries of this controller's queue, beside the back-off of each request; no
-    /// limit by default.
+    /// Limits the rate of retries of this controller's queue, beside the back-off of each request;
+    /// no limit by default.
     pub fn retry_limit(mut self, limit: Limit) -> Self {
         self.queue.limit = Some(limit);
         self

@@ -62,13 +62,13 @@ pub struct ClusterOptions {
 #[derive(Debug)]
 pub struct ClusterRunnable {
     types: TypeRegistry,
-    work: Work,
+    work: ClusterWork,
     informers: InformerSet,
 }
 
 /// Work of a cluster's runnable.
 #[derive(Debug)]
-enum Work {
+enum ClusterWork {
     /// Discovery, propagation and shutdown. The first start takes the discovery.
     All(Mutex<Option<Discovery>>),
     /// Propagation of type changes only: registry and informers belong to the caller.
@@ -97,7 +97,13 @@ impl Cluster {
             }
         }));
         let informers = InformerSet::new(client.clone(), informers);
-        Self::with_work(Work::All(Mutex::new(Some(discovery))), client, types, informers, namespace)
+        Self::with_work(
+            ClusterWork::All(Mutex::new(Some(discovery))),
+            client,
+            types,
+            informers,
+            namespace,
+        )
     }
 
     /// Returns a cluster of parts that the caller runs, and the runnable that must run with it: an
@@ -111,7 +117,7 @@ impl Cluster {
         informers: InformerSet,
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
-        Self::with_work(Work::Propagate, client, types, informers, namespace)
+        Self::with_work(ClusterWork::Propagate, client, types, informers, namespace)
     }
 
     /// Returns the client of the API server, without a fence.
@@ -124,7 +130,7 @@ impl Cluster {
     }
 
     fn with_work(
-        work: Work,
+        work: ClusterWork,
         client: Client,
         types: TypeRegistry,
         informers: InformerSet,
@@ -147,8 +153,8 @@ impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let (types, informers) = (self.types.clone(), self.informers.clone());
         let discovery = match &self.work {
-            Work::All(discovery) => discovery.lock().take(),
-            Work::Propagate => {
+            ClusterWork::All(discovery) => discovery.lock().take(),
+            ClusterWork::Propagate => {
                 return async move {
                     tokio::select! {
                         _ = epoch.stopping() => {}

@@ -31,7 +31,7 @@ use crate::{
 /// Context of a reconcile. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    shared: Arc<Shared>,
+    shared: Arc<SharedContext>,
     // Set at its first use, and dropped with the reconcile.
     client: Arc<OnceLock<Arc<Client>>>,
     // `None` for a context from `Context::new`.
@@ -48,13 +48,13 @@ pub struct Context {
 }
 
 /// Parts that all reconciles of an epoch share.
-struct Shared {
+struct SharedContext {
     epoch: Epoch,
     // Client that bypasses the epoch's fence.
     unfenced: Client,
     writes: WriteObserver,
-    // Client behind the fence, shared by the reconciles that run: the channel of kube's client takes
-    // 10 KiB, which a controller at rest does not need.
+    // Client behind the fence, shared by the reconciles that run: the channel of kube's client
+    // takes 10 KiB, which a controller at rest does not need.
     fenced: Mutex<Weak<Client>>,
     cancel: CancellationToken,
     statuses: Arc<InputStatuses>,
@@ -96,7 +96,8 @@ impl Context {
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
         let fenced = Mutex::default();
-        let shared = Shared { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        let shared =
+            SharedContext { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
         Self {
             shared: Arc::new(shared),
             client: Arc::default(),
@@ -218,11 +219,12 @@ impl Context {
         Some((attached.current(), attached.moving))
     }
 
-    /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler names
-    /// while it runs; `None` for any other input, and where [`Context::store`] returns `None`.
+    /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler
+    /// names while it runs; `None` for any other input, and where [`Context::store`] returns
+    /// `None`.
     ///
-    /// The interests end with the source of the input: set them in each reconcile, before the store is
-    /// read.
+    /// The interests end with the source of the input: set them in each reconcile, before the store
+    /// is read.
     ///
     /// [`Builder::claims_type`]: super::Builder::claims_type
     pub fn moving_interests(&self, type_ref: &TypeRef) -> Option<MovingInterests> {
@@ -353,7 +355,7 @@ impl Context {
     }
 }
 
-impl Shared {
+impl SharedContext {
     /// Returns the client behind the epoch's fence, built unless another reconcile uses it.
     fn fenced(&self) -> Arc<Client> {
         let mut fenced = self.fenced.lock();
@@ -445,8 +447,8 @@ impl<K: DeserializeOwned> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`] if
-    /// the object does not have the shape of `K`.
+    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`]
+    /// if the object does not have the shape of `K`.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, LookupError> {
         match self.store.get(key) {
             None => Ok(None),

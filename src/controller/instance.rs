@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     guard::Held,
-    informer::{Ended, Progress, Subscription},
+    informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
         Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
@@ -36,12 +36,12 @@ pub struct Controller {
     group: RunnableGroup,
     /// Beside those of the required inputs.
     conditions: Vec<Held<Arc<dyn Condition>>>,
-    prepared: Arc<Mutex<Prepared>>,
+    prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
 /// Subscriptions that `prepare` has acquired for the next start.
 #[derive(Default)]
-struct Prepared {
+struct PreparedSubscriptions {
     // Keyed by the number of the input.
     subscriptions: HashMap<usize, Subscription>,
     // Number of calls of `unprepare`; the result of a preparation that began before is dropped.
@@ -90,12 +90,12 @@ impl Controller {
         Self { conditions, ..self }
     }
 
-    fn prepared(&self) -> MutexGuard<'_, Prepared> {
+    fn prepared(&self) -> MutexGuard<'_, PreparedSubscriptions> {
         lock(&self.prepared)
     }
 }
 
-fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
+fn lock(prepared: &Mutex<PreparedSubscriptions>) -> MutexGuard<'_, PreparedSubscriptions> {
     prepared.lock()
 }
 
@@ -229,22 +229,23 @@ async fn prepare(
     let synced = async {
         loop {
             match &*progress.borrow_and_update() {
-                Progress::Synced | Progress::Stale(_) => return Ok(()),
-                Progress::Ended(ended) => {
+                InformerProgress::Synced | InformerProgress::Stale(_) => return Ok(()),
+                InformerProgress::Ended(ended) => {
                     return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
                 }
                 // Not waited for: it lasts until access is granted, and the caller retries.
-                Progress::Forbidden(why) => {
+                InformerProgress::Forbidden(why) => {
                     let (type_ref, why) = (type_ref.clone(), why.clone());
                     return Err(PrepareError::Forbidden { type_ref, why });
                 }
-                Progress::Syncing(None) => {}
-                Progress::ConversionFailed(_)
+                InformerProgress::Syncing(None) => {}
+                InformerProgress::ConversionFailed(_)
                     if subscription.complete().now_or_never().is_some() =>
                 {
                     return Ok(());
                 }
-                Progress::Syncing(Some(error)) | Progress::ConversionFailed(error) => {
+                InformerProgress::Syncing(Some(error))
+                | InformerProgress::ConversionFailed(error) => {
                     last.clone_from(error);
                 }
             }

@@ -25,7 +25,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, Work, WorkProbe};
+pub(super) use self::series::{QueueMetrics, QueueWork, ReconcileResult, Series, WorkProbe};
 use crate::{informer::CacheShare, manager::ControllerName};
 
 /// Metric families of all controllers of a cluster. Cheap to clone.
@@ -34,11 +34,11 @@ use crate::{informer::CacheShare, manager::ControllerName};
 /// work queue metrics.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerMetrics {
-    families: Arc<Families>,
+    families: Arc<ControllerFamilies>,
 }
 
 #[derive(Debug)]
-struct Families {
+struct ControllerFamilies {
     reconcile_total: Family<ResultLabels, Counter>,
     errors: Family<ControllerLabels, Counter>,
     terminal: Family<ControllerLabels, Counter>,
@@ -171,7 +171,7 @@ impl ControllerMetrics {
     }
 }
 
-impl Default for Families {
+impl Default for ControllerFamilies {
     fn default() -> Self {
         Self {
             reconcile_total: Family::default(),
@@ -192,7 +192,7 @@ impl Default for Families {
     }
 }
 
-impl Families {
+impl ControllerFamilies {
     fn live(&self) -> MutexGuard<'_, HashMap<ControllerName, Weak<Series>>> {
         self.live.lock()
     }
@@ -200,10 +200,10 @@ impl Families {
 
 /// Collector of the gauges that are computed at each scrape.
 #[derive(Debug)]
-struct Unfinished(Arc<Families>);
+struct Unfinished(Arc<ControllerFamilies>);
 
 /// Gauge with name, help, and value of the work.
-type WorkGauge = (&'static str, &'static str, fn(&Work) -> f64);
+type WorkGauge = (&'static str, &'static str, fn(&QueueWork) -> f64);
 
 const WORK: [WorkGauge; 3] = [
     (

@@ -5,8 +5,8 @@
 //! controller-runtime's `priorityqueue`. The queue runs no task: the callers that wait in
 //! [`Queue::get`] drive its timers.
 //!
-//! A key may have a resync beside its add: a due time at which the key is ready at low priority. Adds and
-//! failures of the key do not change it.
+//! A key may have a resync beside its add: a due time at which the key is ready at low priority.
+//! Adds and failures of the key do not change it.
 //!
 //! Low priorities do not starve, unlike in `priorityqueue`. A key with a priority below 0 that has
 //! been ready for a minute counts as priority 0, and precedes every key of priority 0 that became
@@ -35,27 +35,27 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use self::core::{Core, Timer};
+use self::core::{Core, QueueTimer};
 pub use self::{
     item::{Add, Delayed, Item, LOW_PRIORITY},
     limit::{Backoff, Limit, QueueOptions},
 };
-use super::metrics::{QueueMetrics, Work, WorkProbe};
+use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
 
 /// Handle of a work queue; cheap to clone.
 pub struct Queue<K> {
-    shared: Arc<Shared<K>>,
+    shared: Arc<SharedQueue<K>>,
 }
 
-struct Shared<K> {
-    state: Mutex<State<K>>,
+struct SharedQueue<K> {
+    state: Mutex<QueueState<K>>,
     // Wakes getters: a key is ready, a timer has changed, or the queue has finished.
     changed: Notify,
     // Wakes `drain`.
     finished: Notify,
 }
 
-struct State<K> {
+struct QueueState<K> {
     core: Core<K>,
     // Delayed slots by their time and rank.
     delays: BTreeSet<(Due, u32)>,
@@ -72,7 +72,7 @@ type Due = (Instant, u64);
 
 /// Caller inside `get`. On drop it wakes another one, since the leaving caller may have been the
 /// one whose waker the timers hold.
-struct Getter<'a, K: Clone + Eq + Hash>(&'a Shared<K>);
+struct Getter<'a, K: Clone + Eq + Hash>(&'a SharedQueue<K>);
 
 impl<K: Clone + Eq + Hash> Queue<K> {
     /// Returns an empty queue without metrics.
@@ -81,15 +81,18 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     pub(super) fn with_metrics(options: QueueOptions, metrics: QueueMetrics) -> Self {
-        let state = State {
+        let state = QueueState {
             core: Core::new(options, metrics, Instant::now()),
             delays: BTreeSet::new(),
             timers: Vec::new(),
             sleep: None,
             getters: 0,
         };
-        let shared =
-            Shared { state: Mutex::new(state), changed: Notify::new(), finished: Notify::new() };
+        let shared = SharedQueue {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            finished: Notify::new(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -157,7 +160,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn done(&self, key: &K) {
         let mut state = self.shared.lock();
         let ready = state.core.done(key, Instant::now());
-        self.shared.settle(state, (Timer::Keep, ready));
+        self.shared.settle(state, (QueueTimer::Keep, ready));
     }
 
     /// Resets the failures of a key.
@@ -209,17 +212,17 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Shared<K> {
-    fn lock(&self) -> MutexGuard<'_, State<K>> {
+impl<K: Clone + Eq + Hash> SharedQueue<K> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
         // The core does not panic between two consistent states.
         self.state.lock()
     }
 
-    fn settle(&self, mut state: MutexGuard<'_, State<K>>, (timer, ready): (Timer, bool)) {
+    fn settle(&self, mut state: MutexGuard<'_, QueueState<K>>, (timer, ready): (QueueTimer, bool)) {
         state.set_timer(timer);
         if state.core.is_finished() {
             self.announce_finished(state);
-        } else if ready || timer != Timer::Keep {
+        } else if ready || timer != QueueTimer::Keep {
             drop(state);
             self.changed.notify_one();
         }
@@ -229,14 +232,14 @@ impl<K: Clone + Eq + Hash> Shared<K> {
         let mut state = self.lock();
         state.core.drain();
         state.clear_timers();
-        self.settle(state, (Timer::Keep, false));
+        self.settle(state, (QueueTimer::Keep, false));
     }
 
     fn is_finished(&self) -> bool {
         self.lock().core.is_finished()
     }
 
-    fn announce_finished(&self, state: MutexGuard<'_, State<K>>) {
+    fn announce_finished(&self, state: MutexGuard<'_, QueueState<K>>) {
         drop(state);
         self.changed.notify_waiters();
         // Stored for a getter that is about to wait.
@@ -245,7 +248,7 @@ impl<K: Clone + Eq + Hash> Shared<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> State<K> {
+impl<K: Clone + Eq + Hash> QueueState<K> {
     fn poll_get(
         &mut self,
         capacity: bool,
@@ -267,11 +270,11 @@ impl<K: Clone + Eq + Hash> State<K> {
         self.sleep = None;
     }
 
-    fn set_timer(&mut self, timer: Timer) {
+    fn set_timer(&mut self, timer: QueueTimer) {
         let (slot, due) = match timer {
-            Timer::Keep => return,
-            Timer::Set(slot, _) => (slot, self.core.due(slot)),
-            Timer::Cancel(slot) => (slot, None),
+            QueueTimer::Keep => return,
+            QueueTimer::Set(slot, _) => (slot, self.core.due(slot)),
+            QueueTimer::Cancel(slot) => (slot, None),
         };
         let index = slot as usize;
         if self.timers.len() <= index {
@@ -322,8 +325,8 @@ impl<K: Clone + Eq + Hash> Drop for Getter<'_, K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Send + Sync> WorkProbe for Shared<K> {
-    fn work(&self) -> Work {
+impl<K: Clone + Eq + Hash + Send + Sync> WorkProbe for SharedQueue<K> {
+    fn work(&self) -> QueueWork {
         self.lock().core.work(Instant::now())
     }
 }

@@ -59,7 +59,7 @@ pub(super) enum RunError {
     Source(String),
 }
 
-struct Run {
+struct EpochRun {
     spec: Arc<Spec>,
     epoch: Epoch,
     statuses: Arc<InputStatuses>,
@@ -98,7 +98,7 @@ pub(super) async fn run(
     epoch: Epoch,
     prepared: HashMap<usize, Subscription>,
 ) -> RunResult {
-    let mut run = Run::start(spec, epoch.clone(), prepared);
+    let mut run = EpochRun::start(spec, epoch.clone(), prepared);
     let end = run.work().await;
     if end.is_err() || epoch.stop_reason().is_none() {
         // Reported before the drain, which may take the whole grace or longer.
@@ -108,7 +108,7 @@ pub(super) async fn run(
     end.map_err(BoxError::from)
 }
 
-impl Run {
+impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         spec.series.watch_work(queue.probe());

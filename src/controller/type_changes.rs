@@ -23,10 +23,10 @@ use crate::{
 };
 
 /// Wait for the next change of a type that has informers.
-type Change = Abortable<BoxFuture<'static, (TypeIdentity, watch::Receiver<TypeStatus>)>>;
+type NextChange = Abortable<BoxFuture<'static, (TypeIdentity, watch::Receiver<TypeStatus>)>>;
 
 /// Type that has informers.
-struct Followed {
+struct FollowedType {
     change: TypeChange,
     /// Handle that aborts the wait for the next change.
     wait: AbortHandle,
@@ -37,7 +37,7 @@ struct Followed {
 /// Changes of other types do not wake this future.
 pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
     let mut informer_types = informers.types();
-    let mut followed: HashMap<TypeIdentity, Followed> = HashMap::new();
+    let mut followed: HashMap<TypeIdentity, FollowedType> = HashMap::new();
     let mut changes = FuturesUnordered::new();
     loop {
         let current: BTreeMap<TypeIdentity, usize> = informer_types.borrow_and_update().clone();
@@ -54,7 +54,7 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
                     let status = types.subscribe(&at_its_version(&identity));
                     let (change, wait) = follow(&identity, status, &changes);
                     apply(change, &identity, &informers);
-                    followed.insert(identity, Followed { change, wait });
+                    followed.insert(identity, FollowedType { change, wait });
                 }
                 // Propagated again: another informer may have started in between.
                 Some(change) if change.is_loss() => apply(change, &identity, &informers),
@@ -70,7 +70,7 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
                     let Ok((identity, status)) = change else { continue };
                     let Some(entry) = followed.get_mut(&identity) else { continue };
                     let (change, wait) = follow(&identity, status, &changes);
-                    if std::mem::replace(entry, Followed { change, wait }).change != change {
+                    if std::mem::replace(entry, FollowedType { change, wait }).change != change {
                         apply(change, &identity, &informers);
                     }
                 }
@@ -83,7 +83,7 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
 fn follow(
     identity: &TypeIdentity,
     mut status: watch::Receiver<TypeStatus>,
-    changes: &FuturesUnordered<Change>,
+    changes: &FuturesUnordered<NextChange>,
 ) -> (TypeChange, AbortHandle) {
     let change = status.borrow_and_update().change_since(identity);
     let (wait, registration) = AbortHandle::new_pair();

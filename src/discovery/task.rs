@@ -17,9 +17,9 @@ use super::{
     catalog::{Polled, Reading, Touched},
     crd::Crd,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
-    registry::SharedRegistry,
     request::Error,
     schedule::{RequestSchedule, Unsettled},
+    shared_registry::SharedRegistry,
     watch::{CollectionChange, Watched, watch},
 };
 use crate::duration::LONGEST;

@@ -47,6 +47,18 @@ impl TypeChange {
     }
 }
 
+impl TypeState {
+    /// Returns whether the type is proven not to be served, now or as of the last proof.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn is_missing(&self) -> bool {
+        match self {
+            Self::Absent | Self::Installing(_) | Self::NotWatchable => true,
+            Self::Served | Self::Terminating | Self::Unknown(None) => false,
+            Self::Unknown(Some(last)) => last.is_missing(),
+        }
+    }
+}
+
 impl TypeStatus {
     /// Returns the change of the type since `held` was its identity.
     pub(crate) fn change_since(&self, held: &TypeIdentity) -> TypeChange {
@@ -150,6 +162,15 @@ pub(crate) mod tests {
             statuses.push((status(&state, None), change));
         }
         statuses
+    }
+
+    #[test]
+    fn type_is_missing_only_by_proof() {
+        let unknown = |last| TypeState::Unknown(Some(Box::new(last)));
+
+        assert!(TypeState::Absent.is_missing() && unknown(TypeState::Absent).is_missing());
+        assert!(!TypeState::Unknown(None).is_missing() && !unknown(TypeState::Served).is_missing());
+        assert!(!TypeState::Terminating.is_missing());
     }
 
     #[test]

@@ -14,7 +14,7 @@ const MESSAGE_MAX: usize = 1024;
 
 /// Request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum RequestPhase {
     /// A list by pages.
     List {
         /// True if an earlier page was answered.
@@ -28,7 +28,7 @@ pub(super) enum Phase {
 
 /// Error or end of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum RequestFailure {
     /// Status of the response, or of an `ERROR` event in the stream.
     #[error("{code}{}: {message}", spaced(reason))]
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
@@ -56,7 +56,7 @@ pub(super) enum Failure {
     Wanted,
 }
 
-impl Failure {
+impl RequestFailure {
     /// Returns the failure with secrets removed: without values quoted by the decoder, and for
     /// Secrets without the server's message. Classify the original, since classification reads the
     /// message.
@@ -87,7 +87,7 @@ impl Failure {
 
 /// Next request after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum NextRequest {
     /// Repeat: a list from its first page, a watch from its position.
     Again,
     /// List again instead of watching.
@@ -104,7 +104,7 @@ pub(super) enum Step {
 
 /// Delay before the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum RequestPace {
     /// At once the first time, then from 100 ms, doubling to 30 s.
     Prompt,
     /// From 5 ms, doubling to 30 s: such causes end within milliseconds or last long.
@@ -162,8 +162,8 @@ impl Cause {
 /// Step, pace and cause for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Classified {
-    pub(super) step: Step,
-    pub(super) pace: Pace,
+    pub(super) step: NextRequest,
+    pub(super) pace: RequestPace,
     pub(super) cause: Cause,
 }
 
@@ -176,78 +176,94 @@ const CONVERSION: &str = "conversion webhook for ";
 /// Longest Retry-After that is honoured.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
-pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
+pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
     let verdict = |step, pace, cause| Classified { step, pace, cause };
     // After any failure of a streaming list comes a list by pages, which every server supports. A
     // problem of the type itself shows there.
     let again = match phase {
-        Phase::List { .. } | Phase::Watch => Step::Again,
-        Phase::Stream => Step::ListPages,
+        RequestPhase::List { .. } | RequestPhase::Watch => NextRequest::Again,
+        RequestPhase::Stream => NextRequest::ListPages,
     };
     // A large page can take the server longer than its own deadline.
     let smaller = match phase {
-        Phase::List { .. } => Step::ListSmaller,
-        Phase::Stream | Phase::Watch => again,
+        RequestPhase::List { .. } => NextRequest::ListSmaller,
+        RequestPhase::Stream | RequestPhase::Watch => again,
     };
     match failure {
-        Failure::Status { code, reason, message, retry_after } => {
-            let after =
-                retry_after.map_or(Pace::Slow, |after| Pace::After(after.min(RETRY_AFTER_MAX)));
+        RequestFailure::Status { code, reason, message, retry_after } => {
+            let after = retry_after
+                .map_or(RequestPace::Slow, |after| RequestPace::After(after.min(RETRY_AFTER_MAX)));
             match (code, phase) {
-                (410, Phase::Watch) => verdict(Step::Relist, Pace::Prompt, Cause::Expired),
-                (410, Phase::Stream) => verdict(Step::ListPages, Pace::Prompt, Cause::Expired),
-                (410, Phase::List { continued: true }) => {
-                    verdict(Step::ListWhole, Pace::Prompt, Cause::Expired)
+                (410, RequestPhase::Watch) => {
+                    verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
                 }
-                (410, Phase::List { continued: false }) => {
-                    verdict(Step::Again, Pace::Slow, Cause::Expired)
+                (410, RequestPhase::Stream) => {
+                    verdict(NextRequest::ListPages, RequestPace::Prompt, Cause::Expired)
                 }
-                (404, _) => verdict(again, Pace::Quick, Cause::NotFound),
-                (403, _) => verdict(again, Pace::Forbidden, Cause::Forbidden),
-                (401, _) => verdict(again, Pace::Slow, Cause::Unauthorized),
-                // Lists report a failed conversion with 500. The watch cache reports it with 429 while it cannot be
-                // filled, which does not end within milliseconds.
+                (410, RequestPhase::List { continued: true }) => {
+                    verdict(NextRequest::ListWhole, RequestPace::Prompt, Cause::Expired)
+                }
+                (410, RequestPhase::List { continued: false }) => {
+                    verdict(NextRequest::Again, RequestPace::Slow, Cause::Expired)
+                }
+                (404, _) => verdict(again, RequestPace::Quick, Cause::NotFound),
+                (403, _) => verdict(again, RequestPace::Forbidden, Cause::Forbidden),
+                (401, _) => verdict(again, RequestPace::Slow, Cause::Unauthorized),
+                // Lists report a failed conversion with 500. The watch cache reports it with 429
+                // while it cannot be filled, which does not end within milliseconds.
                 (429 | 500.., _) if message.contains(CONVERSION) => {
-                    verdict(again, Pace::Slow, Cause::Conversion)
+                    verdict(again, RequestPace::Slow, Cause::Conversion)
                 }
                 // Watch cache of a type that is just being served. It is ready after
                 // about 10 ms, although Retry-After says 1 s.
                 (429, _) if message.contains("(re)initializing") => {
-                    verdict(again, Pace::Quick, Cause::Initializing)
+                    verdict(again, RequestPace::Quick, Cause::Initializing)
                 }
                 (429, _) => verdict(again, after, Cause::Throttled),
                 // The watch's position is ahead of the server's: a restored backup, or a lagging
                 // replica. Only a list can show which.
-                (_, Phase::Watch) if message.contains("Too large resource version") => {
-                    verdict(Step::Relist, after, Cause::Expired)
+                (_, RequestPhase::Watch) if message.contains("Too large resource version") => {
+                    verdict(NextRequest::Relist, after, Cause::Expired)
                 }
-                (_, Phase::Watch) if reason == "Expired" || reason == "Gone" => {
-                    verdict(Step::Relist, Pace::Prompt, Cause::Expired)
+                (_, RequestPhase::Watch) if reason == "Expired" || reason == "Gone" => {
+                    verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
                 }
-                (400 | 405 | 406 | 415 | 422 | 501, Phase::Stream) => {
-                    verdict(Step::NeverStream, Pace::Prompt, Cause::Refused)
+                (400 | 405 | 406 | 415 | 422 | 501, RequestPhase::Stream) => {
+                    verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
                 }
                 // A watch request differs from a list request only by its position.
-                (400 | 422, Phase::Watch) => verdict(Step::Relist, Pace::Slow, Cause::Refused),
+                (400 | 422, RequestPhase::Watch) => {
+                    verdict(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
+                }
                 (500.., _) => verdict(again, after, Cause::Server),
                 (_, _) => verdict(again, after, Cause::Refused),
             }
         }
-        Failure::Transport(_) => verdict(again, Pace::Slow, Cause::Transport),
-        Failure::BrokenOff(_) => verdict(smaller, Pace::Slow, Cause::Transport),
-        Failure::Deadline { .. } => verdict(smaller, Pace::Slow, Cause::Deadline),
-        Failure::TooLong { .. } => match phase {
-            Phase::List { .. } => verdict(Step::ListSmaller, Pace::Prompt, Cause::TooLong),
-            Phase::Stream | Phase::Watch => verdict(again, Pace::Slow, Cause::TooLong),
+        RequestFailure::Transport(_) => verdict(again, RequestPace::Slow, Cause::Transport),
+        RequestFailure::BrokenOff(_) => verdict(smaller, RequestPace::Slow, Cause::Transport),
+        RequestFailure::Deadline { .. } => verdict(smaller, RequestPace::Slow, Cause::Deadline),
+        RequestFailure::TooLong { .. } => match phase {
+            RequestPhase::List { .. } => {
+                verdict(NextRequest::ListSmaller, RequestPace::Prompt, Cause::TooLong)
+            }
+            RequestPhase::Stream | RequestPhase::Watch => {
+                verdict(again, RequestPace::Slow, Cause::TooLong)
+            }
         },
-        Failure::Undecodable { .. } => verdict(again, Pace::Slow, Cause::Undecodable),
-        Failure::Endless => verdict(Step::NeverStream, Pace::Prompt, Cause::Refused),
-        Failure::Closed => match phase {
-            Phase::Watch => verdict(Step::Again, Pace::Prompt, Cause::Closed),
-            Phase::List { .. } | Phase::Stream => verdict(again, Pace::Slow, Cause::Closed),
+        RequestFailure::Undecodable { .. } => verdict(again, RequestPace::Slow, Cause::Undecodable),
+        RequestFailure::Endless => {
+            verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
+        }
+        RequestFailure::Closed => match phase {
+            RequestPhase::Watch => verdict(NextRequest::Again, RequestPace::Prompt, Cause::Closed),
+            RequestPhase::List { .. } | RequestPhase::Stream => {
+                verdict(again, RequestPace::Slow, Cause::Closed)
+            }
         },
-        Failure::Suspect(_) => verdict(Step::Relist, Pace::Prompt, Cause::Suspect),
-        Failure::Wanted => verdict(Step::Relist, Pace::Prompt, Cause::Wanted),
+        RequestFailure::Suspect(_) => {
+            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Suspect)
+        }
+        RequestFailure::Wanted => verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Wanted),
     }
 }
 
@@ -265,11 +281,11 @@ pub(super) fn shorten(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const LIST: Phase = Phase::List { continued: false };
-    const LATER_PAGE: Phase = Phase::List { continued: true };
+    const LIST: RequestPhase = RequestPhase::List { continued: false };
+    const LATER_PAGE: RequestPhase = RequestPhase::List { continued: true };
 
-    fn status(code: u16) -> Failure {
-        Failure::Status {
+    fn status(code: u16) -> RequestFailure {
+        RequestFailure::Status {
             code,
             reason: String::new(),
             message: String::new(),
@@ -279,13 +295,13 @@ mod tests {
 
     #[test]
     fn a_failure_about_secrets_is_shown_without_the_servers_message() {
-        let refused = Failure::Status {
+        let refused = RequestFailure::Status {
             code: 403,
             reason: "Forbidden".to_owned(),
             message: "secrets is forbidden: User \"a\" cannot list resource: hush".to_owned(),
             retry_after: None,
         };
-        let quoted = Failure::Undecodable {
+        let quoted = RequestFailure::Undecodable {
             what: "a page of the list",
             error: "invalid type: string \"hush\", expected a map at line 1".to_owned(),
         };
@@ -304,8 +320,8 @@ mod tests {
         }
     }
 
-    fn refused(code: u16, message: &str) -> Failure {
-        Failure::Status {
+    fn refused(code: u16, message: &str) -> RequestFailure {
+        RequestFailure::Status {
             code,
             reason: String::new(),
             message: message.into(),
@@ -314,7 +330,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(phase: Phase, failure: Failure, step: Step, pace: Pace) {
+    fn check(phase: RequestPhase, failure: RequestFailure, step: NextRequest, pace: RequestPace) {
         let verdict = classify(phase, &failure);
 
         assert_eq!((verdict.step, verdict.pace), (step, pace), "{phase:?} {failure}");
@@ -322,51 +338,61 @@ mod tests {
 
     #[test]
     fn expired_position_requires_a_list() {
-        check(Phase::Watch, status(410), Step::Relist, Pace::Prompt);
-        check(LATER_PAGE, status(410), Step::ListWhole, Pace::Prompt);
-        check(LIST, status(410), Step::Again, Pace::Slow);
-        check(Phase::Stream, status(410), Step::ListPages, Pace::Prompt);
-        let in_stream = Failure::Status {
+        check(RequestPhase::Watch, status(410), NextRequest::Relist, RequestPace::Prompt);
+        check(LATER_PAGE, status(410), NextRequest::ListWhole, RequestPace::Prompt);
+        check(LIST, status(410), NextRequest::Again, RequestPace::Slow);
+        check(RequestPhase::Stream, status(410), NextRequest::ListPages, RequestPace::Prompt);
+        let in_stream = RequestFailure::Status {
             code: 500,
             reason: "Expired".into(),
             message: String::new(),
             retry_after: None,
         };
-        check(Phase::Watch, in_stream, Step::Relist, Pace::Prompt);
+        check(RequestPhase::Watch, in_stream, NextRequest::Relist, RequestPace::Prompt);
     }
 
     #[test]
     fn position_ahead_of_the_server_requires_a_list() {
         let failure = refused(504, "Too large resource version: 100, current: 50");
 
-        check(Phase::Watch, failure, Step::Relist, Pace::After(Duration::from_secs(1)));
-        check(Phase::Watch, status(400), Step::Relist, Pace::Slow);
+        check(
+            RequestPhase::Watch,
+            failure,
+            NextRequest::Relist,
+            RequestPace::After(Duration::from_secs(1)),
+        );
+        check(RequestPhase::Watch, status(400), NextRequest::Relist, RequestPace::Slow);
     }
 
     #[test]
     fn missing_type_is_requested_again_and_not_listed() {
-        check(Phase::Watch, status(404), Step::Again, Pace::Quick);
-        check(LIST, status(404), Step::Again, Pace::Quick);
-        check(LATER_PAGE, status(404), Step::Again, Pace::Quick);
-        check(Phase::Stream, status(404), Step::ListPages, Pace::Quick);
+        check(RequestPhase::Watch, status(404), NextRequest::Again, RequestPace::Quick);
+        check(LIST, status(404), NextRequest::Again, RequestPace::Quick);
+        check(LATER_PAGE, status(404), NextRequest::Again, RequestPace::Quick);
+        check(RequestPhase::Stream, status(404), NextRequest::ListPages, RequestPace::Quick);
     }
 
     #[test]
     fn a_refusal_waits_for_a_grant() {
-        check(Phase::Watch, status(403), Step::Again, Pace::Forbidden);
-        check(LIST, status(403), Step::Again, Pace::Forbidden);
-        check(LIST, status(401), Step::Again, Pace::Slow);
+        check(RequestPhase::Watch, status(403), NextRequest::Again, RequestPace::Forbidden);
+        check(LIST, status(403), NextRequest::Again, RequestPace::Forbidden);
+        check(LIST, status(401), NextRequest::Again, RequestPace::Slow);
     }
 
     #[test]
     fn a_throttled_request_waits_unless_the_cache_is_being_filled() {
-        let seven = Pace::After(Duration::from_secs(7));
-        check(LIST, status(429), Step::Again, seven);
-        check(Phase::Watch, status(503), Step::Again, seven);
+        let seven = RequestPace::After(Duration::from_secs(7));
+        check(LIST, status(429), NextRequest::Again, seven);
+        check(RequestPhase::Watch, status(503), NextRequest::Again, seven);
         let filled = "storage is (re)initializing";
-        check(LIST, refused(429, filled), Step::Again, Pace::Quick);
-        check(Phase::Watch, refused(429, filled), Step::Again, Pace::Quick);
-        check(Phase::Stream, refused(429, filled), Step::ListPages, Pace::Quick);
+        check(LIST, refused(429, filled), NextRequest::Again, RequestPace::Quick);
+        check(RequestPhase::Watch, refused(429, filled), NextRequest::Again, RequestPace::Quick);
+        check(
+            RequestPhase::Stream,
+            refused(429, filled),
+            NextRequest::ListPages,
+            RequestPace::Quick,
+        );
     }
 
     #[test]
@@ -375,54 +401,94 @@ mod tests {
         let filled = format!("storage is (re)initializing: failed to list widgets: {failed}");
         let cause = |phase, failure| classify(phase, &failure).cause;
 
-        check(LIST, refused(500, failed), Step::Again, Pace::Slow);
-        check(Phase::Watch, refused(429, &filled), Step::Again, Pace::Slow);
-        check(Phase::Stream, refused(500, failed), Step::ListPages, Pace::Slow);
+        check(LIST, refused(500, failed), NextRequest::Again, RequestPace::Slow);
+        check(RequestPhase::Watch, refused(429, &filled), NextRequest::Again, RequestPace::Slow);
+        check(
+            RequestPhase::Stream,
+            refused(500, failed),
+            NextRequest::ListPages,
+            RequestPace::Slow,
+        );
         assert_eq!(cause(LIST, refused(500, failed)), Cause::Conversion);
-        assert_eq!(cause(Phase::Watch, refused(429, &filled)), Cause::Conversion);
+        assert_eq!(cause(RequestPhase::Watch, refused(429, &filled)), Cause::Conversion);
         assert_eq!(cause(LIST, refused(500, "etcd is down")), Cause::Server);
         assert_eq!(cause(LIST, refused(403, failed)), Cause::Forbidden);
     }
 
     #[test]
     fn a_server_cannot_send_us_away_for_ever() {
-        let failure = Failure::Status {
+        let failure = RequestFailure::Status {
             code: 429,
             reason: String::new(),
             message: String::new(),
             retry_after: Some(Duration::from_secs(1_000_000_000)),
         };
 
-        check(LIST, failure, Step::Again, Pace::After(RETRY_AFTER_MAX));
+        check(LIST, failure, NextRequest::Again, RequestPace::After(RETRY_AFTER_MAX));
     }
 
     #[test]
     fn streaming_list_is_not_requested_again_from_a_server_that_refuses_it() {
         for code in [400, 405, 406, 415, 422, 501] {
-            check(Phase::Stream, status(code), Step::NeverStream, Pace::Prompt);
+            check(
+                RequestPhase::Stream,
+                status(code),
+                NextRequest::NeverStream,
+                RequestPace::Prompt,
+            );
         }
-        check(Phase::Stream, Failure::Endless, Step::NeverStream, Pace::Prompt);
-        check(Phase::Stream, Failure::Closed, Step::ListPages, Pace::Slow);
-        check(Phase::Stream, status(500), Step::ListPages, Pace::After(Duration::from_secs(7)));
+        check(
+            RequestPhase::Stream,
+            RequestFailure::Endless,
+            NextRequest::NeverStream,
+            RequestPace::Prompt,
+        );
+        check(
+            RequestPhase::Stream,
+            RequestFailure::Closed,
+            NextRequest::ListPages,
+            RequestPace::Slow,
+        );
+        check(
+            RequestPhase::Stream,
+            status(500),
+            NextRequest::ListPages,
+            RequestPace::After(Duration::from_secs(7)),
+        );
     }
 
     #[test]
     fn a_lost_connection_resumes() {
-        check(Phase::Watch, Failure::Closed, Step::Again, Pace::Prompt);
-        check(Phase::Watch, Failure::Transport("reset".into()), Step::Again, Pace::Slow);
-        let deadline = Failure::Deadline { what: "event", after: Duration::from_secs(1) };
-        check(Phase::Watch, deadline.clone(), Step::Again, Pace::Slow);
-        check(LIST, deadline, Step::ListSmaller, Pace::Slow);
-        check(LIST, Failure::BrokenOff("half".into()), Step::ListSmaller, Pace::Slow);
-        check(LIST, Failure::Transport("refused".into()), Step::Again, Pace::Slow);
-        let long = Failure::TooLong { what: "line", budget: 1 };
-        check(Phase::Watch, long.clone(), Step::Again, Pace::Slow);
-        check(LIST, long, Step::ListSmaller, Pace::Prompt);
+        check(RequestPhase::Watch, RequestFailure::Closed, NextRequest::Again, RequestPace::Prompt);
+        check(
+            RequestPhase::Watch,
+            RequestFailure::Transport("reset".into()),
+            NextRequest::Again,
+            RequestPace::Slow,
+        );
+        let deadline = RequestFailure::Deadline { what: "event", after: Duration::from_secs(1) };
+        check(RequestPhase::Watch, deadline.clone(), NextRequest::Again, RequestPace::Slow);
+        check(LIST, deadline, NextRequest::ListSmaller, RequestPace::Slow);
+        check(
+            LIST,
+            RequestFailure::BrokenOff("half".into()),
+            NextRequest::ListSmaller,
+            RequestPace::Slow,
+        );
+        check(
+            LIST,
+            RequestFailure::Transport("refused".into()),
+            NextRequest::Again,
+            RequestPace::Slow,
+        );
+        let long = RequestFailure::TooLong { what: "line", budget: 1 };
+        check(RequestPhase::Watch, long.clone(), NextRequest::Again, RequestPace::Slow);
+        check(LIST, long, NextRequest::ListSmaller, RequestPace::Prompt);
     }
 
     #[test]
     fn a_failure_says_what_the_server_said() {
-        let failure = |reason: &str| Failure::Status {
+        let failure = |reason: &str| RequestFailure::Status {
             code: 403,
             reason: reason.into(),
             message: "no".into(),
@@ -436,10 +502,10 @@ mod tests {
     #[test]
     fn no_status_is_without_an_answer() {
         for code in 0..1000 {
-            for phase in [LIST, LATER_PAGE, Phase::Stream, Phase::Watch] {
+            for phase in [LIST, LATER_PAGE, RequestPhase::Stream, RequestPhase::Watch] {
                 let verdict = classify(phase, &status(code));
-                if phase == Phase::Watch {
-                    assert!(matches!(verdict.step, Step::Again | Step::Relist));
+                if phase == RequestPhase::Watch {
+                    assert!(matches!(verdict.step, NextRequest::Again | NextRequest::Relist));
                 }
             }
         }

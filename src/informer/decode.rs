@@ -27,11 +27,12 @@ use crate::{
     redaction,
 };
 
-/// End of the keys of annotations in which clients such as kubectl and Metacontroller store a copy of
-/// the whole object.
+/// End of the keys of annotations in which clients such as kubectl and Metacontroller store a copy
+/// of the whole object.
 const LAST_APPLIED: &str = "/last-applied-configuration";
 
-/// Returns whether headers have the annotation of this key: they leave out copies of the whole object.
+/// Returns whether headers have the annotation of this key: they leave out copies of the whole
+/// object.
 #[cfg(feature = "meta")]
 pub(crate) fn is_in_headers(annotation: &str) -> bool {
     !annotation.ends_with(LAST_APPLIED)
@@ -86,11 +87,12 @@ impl Decoder {
         keep: impl FnOnce(&Header) -> bool,
     ) -> Result<Object, ObjectError> {
         let json = json.trim();
-        let members: Members<'_> = serde_json::from_str(json).map_err(|error| syntax(&error))?;
+        let members: ObjectMembers<'_> =
+            serde_json::from_str(json).map_err(|error| syntax(&error))?;
         let Some(raw) = members.metadata else {
             return Err(failure("metadata", "is missing"));
         };
-        let metadata: Metadata<'_> =
+        let metadata: MetadataMembers<'_> =
             serde_json::from_str(raw.get()).map_err(|error| failure("metadata", error))?;
 
         let mut header = self.header(&metadata)?;
@@ -117,7 +119,7 @@ impl Decoder {
         Ok(Object::new(header, json))
     }
 
-    fn header(&mut self, metadata: &Metadata<'_>) -> Result<Header, ObjectError> {
+    fn header(&mut self, metadata: &MetadataMembers<'_>) -> Result<Header, ObjectError> {
         // Identity first, so that any later error can name the object.
         let name = read::<Text<'_>>("metadata.name", metadata.name)
             .and_then(|name| name.filter(|name| !name.0.is_empty()).ok_or_else(missing_name));
@@ -173,7 +175,7 @@ impl Decoder {
     fn whole(
         &self,
         json: &str,
-        members: &Members<'_>,
+        members: &ObjectMembers<'_>,
         metadata: &RawValue,
         cut: Option<Range<usize>>,
     ) -> Bytes {
@@ -223,7 +225,7 @@ impl<T> Default for Interned<T> {
 
 /// Decodes the part of a header that a metadata entry has too.
 fn relations(
-    metadata: &Metadata<'_>,
+    metadata: &MetadataMembers<'_>,
     header: &mut Header,
     kinds: &mut Interned<Arc<GroupKind>>,
 ) -> Result<(), ObjectError> {
@@ -233,7 +235,7 @@ fn relations(
         .transpose()
         .map_err(|error| failure("metadata.deletionTimestamp", error))?;
     header.labels = strings("metadata.labels", metadata.labels)?;
-    let owners: Option<Vec<Owner<'_>>> =
+    let owners: Option<Vec<OwnerMembers<'_>>> =
         read("metadata.ownerReferences", metadata.owner_references)?;
     let reference = |owner| owner_reference(owner, kinds);
     header.owners = owners.unwrap_or_default().into_iter().map(reference).collect();
@@ -242,7 +244,7 @@ fn relations(
 }
 
 /// Decodes the rest of the header of a whole object.
-fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectError> {
+fn details(metadata: &MetadataMembers<'_>, header: &mut Header) -> Result<(), ObjectError> {
     header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
     header.annotations = strings("metadata.annotations", metadata.annotations)?;
     header.finalizers = read("metadata.finalizers", metadata.finalizers)?.unwrap_or_default();
@@ -332,7 +334,7 @@ impl AsRef<str> for Text<'_> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Owner<'a> {
+struct OwnerMembers<'a> {
     #[serde(borrow)]
     api_version: Option<Text<'a>>,
     #[serde(borrow)]
@@ -344,7 +346,10 @@ struct Owner<'a> {
     controller: Option<bool>,
 }
 
-fn owner_reference(owner: Owner<'_>, kinds: &mut Interned<Arc<GroupKind>>) -> OwnerReference {
+fn owner_reference(
+    owner: OwnerMembers<'_>,
+    kinds: &mut Interned<Arc<GroupKind>>,
+) -> OwnerReference {
     let api_version = owner.api_version.unwrap_or_default();
     let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);
     let kind = owner.kind.unwrap_or_default().0.into_owned();
@@ -357,9 +362,23 @@ fn owner_reference(owner: Owner<'_>, kinds: &mut Interned<Arc<GroupKind>>) -> Ow
     }
 }
 
+impl Object {
+    /// Decodes the JSON of a response. Everything but `managedFields` is kept.
+    ///
+    /// The bytes are copied; a missing apiVersion or kind is added.
+    ///
+    /// # Errors
+    ///
+    /// If a part that the header needs is missing or has the wrong type.
+    pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
+        let text = text(json.as_ref());
+        Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
+    }
+}
+
 /// Spans of an object's members. The last of repeated members counts, as for the server.
 #[derive(Default)]
-struct Members<'a> {
+struct ObjectMembers<'a> {
     has_api_version: bool,
     has_kind: bool,
     metadata: Option<&'a RawValue>,
@@ -375,19 +394,19 @@ enum Member {
     Other,
 }
 
-impl<'de> Deserialize<'de> for Members<'de> {
+impl<'de> Deserialize<'de> for ObjectMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
+        struct ObjectVisitor;
 
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Members<'de>;
+        impl<'de> Visitor<'de> for ObjectVisitor {
+            type Value = ObjectMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Members::default();
+                let mut members = ObjectMembers::default();
                 while let Some(member) = map.next_key()? {
                     match member {
                         Member::ApiVersion => {
@@ -408,13 +427,13 @@ impl<'de> Deserialize<'de> for Members<'de> {
             }
         }
 
-        deserializer.deserialize_map(Collect)
+        deserializer.deserialize_map(ObjectVisitor)
     }
 }
 
 /// Spans of the members of an object's metadata.
 #[derive(Default)]
-struct Metadata<'a> {
+struct MetadataMembers<'a> {
     name: Option<&'a RawValue>,
     namespace: Option<&'a RawValue>,
     uid: Option<&'a RawValue>,
@@ -446,19 +465,19 @@ enum MetadataMember {
     Other,
 }
 
-impl<'de> Deserialize<'de> for Metadata<'de> {
+impl<'de> Deserialize<'de> for MetadataMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
+        struct MetadataVisitor;
 
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Metadata<'de>;
+        impl<'de> Visitor<'de> for MetadataVisitor {
+            type Value = MetadataMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut metadata = Metadata::default();
+                let mut metadata = MetadataMembers::default();
                 while let Some(member) = map.next_key()? {
                     let slot = match member {
                         MetadataMember::Name => &mut metadata.name,
@@ -483,7 +502,7 @@ impl<'de> Deserialize<'de> for Metadata<'de> {
             }
         }
 
-        deserializer.deserialize_map(Collect)
+        deserializer.deserialize_map(MetadataVisitor)
     }
 }
 

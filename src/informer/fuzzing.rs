@@ -8,7 +8,7 @@ use super::{
     Object, Projection, decode,
     decode::Decoder,
     reader::Lines,
-    wire::{Bookmark, Event, Page, error_event, in_stream},
+    wire::{Bookmark, Page, WatchLine, error_event, in_stream},
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
@@ -31,7 +31,7 @@ pub fn watch_lines(data: &[u8]) {
     }
     for line in lines(&[data], 1 << 20).0 {
         let text = decode::text(&line);
-        if let Ok(event) = serde_json::from_str::<Event<'_>>(&text) {
+        if let Ok(event) = serde_json::from_str::<WatchLine<'_>>(&text) {
             object(event.object.get());
             error_event(event.object.get());
             if let Ok(bookmark) = serde_json::from_str::<Bookmark>(event.object.get()) {

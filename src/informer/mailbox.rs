@@ -7,8 +7,8 @@ use tokio::sync::{Notify, watch};
 
 use super::{Delta, Ended, Object, ObjectKey, pending::Pending};
 
-/// Mailbox of one subscriber. The informer adds changes; the subscriber's own scan of the store adds
-/// the objects that exist. Bounded by the number of changed objects, plus a limit of unseen
+/// Mailbox of one subscriber. The informer adds changes; the subscriber's own scan of the store
+/// adds the objects that exist. Bounded by the number of changed objects, plus a limit of unseen
 /// deletions, so that a slow subscriber delays no other.
 #[derive(Debug)]
 pub(super) struct Mailbox {

@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{Progress, Store, classify::Cause};
+use super::{InformerProgress, Store, classify::Cause};
 use crate::{
     kind::TypeIdentity,
     owner_gauge::{Counted, OwnerGauge},
@@ -24,7 +24,7 @@ use crate::{
 /// Metrics of the informers of one set. The series of a type are removed with its last informer.
 #[derive(Clone, Debug, Default)]
 pub struct InformerMetrics {
-    informers: Family<StateLabels, Gauge>,
+    informers: Family<InformerStateLabels, Gauge>,
     watches: Gauge,
     restarts: Family<RestartLabels, Counter>,
     relists: Family<TypeLabels, Counter>,
@@ -60,8 +60,8 @@ struct EventLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabels {
-    state: StateLabel,
+struct InformerStateLabels {
+    state: InformerStateLabel,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -108,7 +108,7 @@ impl EventKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum StateLabel {
+enum InformerStateLabel {
     Syncing,
     Synced,
     Stale,
@@ -116,7 +116,7 @@ enum StateLabel {
     ConversionFailed,
 }
 
-impl StateLabel {
+impl InformerStateLabel {
     const ALL: [Self; 5] =
         [Self::Syncing, Self::Synced, Self::Stale, Self::Forbidden, Self::ConversionFailed];
 }
@@ -193,10 +193,10 @@ impl InformerMetrics {
         };
         drop(live);
         // Creates the series of all states, so that they exist from the first informer on.
-        for state in StateLabel::ALL {
-            drop(self.informers.get_or_create(&StateLabels { state }));
+        for state in InformerStateLabel::ALL {
+            drop(self.informers.get_or_create(&InformerStateLabels { state }));
         }
-        metrics.state(&Progress::Syncing(None));
+        metrics.state(&InformerProgress::Syncing(None));
         metrics
     }
 
@@ -216,7 +216,7 @@ pub(super) struct TypeMetrics {
     entries: Gauge,
     accounted: Gauge,
     events: [Counter; EventKind::ALL.len()],
-    state: Mutex<Option<StateLabel>>,
+    state: Mutex<Option<InformerStateLabel>>,
     /// Values that this informer has added to the gauges: objects, bytes, entries, accounted bytes.
     cached: [AtomicU64; 4],
     // Dropped with the informer's task.
@@ -246,14 +246,14 @@ impl TypeMetrics {
         self.set_cached(values.map(|value| value as u64));
     }
 
-    pub(super) fn state(&self, progress: &Progress) {
+    pub(super) fn state(&self, progress: &InformerProgress) {
         let state = match progress {
-            Progress::Syncing(_) => Some(StateLabel::Syncing),
-            Progress::Synced => Some(StateLabel::Synced),
-            Progress::Stale(_) => Some(StateLabel::Stale),
-            Progress::Forbidden(_) => Some(StateLabel::Forbidden),
-            Progress::ConversionFailed(_) => Some(StateLabel::ConversionFailed),
-            Progress::Ended(_) => None,
+            InformerProgress::Syncing(_) => Some(InformerStateLabel::Syncing),
+            InformerProgress::Synced => Some(InformerStateLabel::Synced),
+            InformerProgress::Stale(_) => Some(InformerStateLabel::Stale),
+            InformerProgress::Forbidden(_) => Some(InformerStateLabel::Forbidden),
+            InformerProgress::ConversionFailed(_) => Some(InformerStateLabel::ConversionFailed),
+            InformerProgress::Ended(_) => None,
         };
         self.set_state(state);
     }
@@ -270,16 +270,16 @@ impl TypeMetrics {
         Watching(self.all.watches.clone())
     }
 
-    fn set_state(&self, state: Option<StateLabel>) {
+    fn set_state(&self, state: Option<InformerStateLabel>) {
         let mut known = self.state.lock();
         if *known == state {
             return;
         }
         if let Some(state) = *known {
-            self.all.informers.get_or_create(&StateLabels { state }).dec();
+            self.all.informers.get_or_create(&InformerStateLabels { state }).dec();
         }
         if let Some(state) = state {
-            self.all.informers.get_or_create(&StateLabels { state }).inc();
+            self.all.informers.get_or_create(&InformerStateLabels { state }).inc();
         }
         *known = state;
     }
@@ -356,7 +356,7 @@ mod tests {
         second.cached(&store);
         second.cached(&store);
         second.restarted(Cause::Expired);
-        second.state(&Progress::Synced);
+        second.state(&InformerProgress::Synced);
         let watching = second.watching();
         let text = encoded(&metrics);
         let labels = r#"group="example.com",resource="widgets""#;

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
-use super::{Projection, StringMap, decode::Decoder};
-use crate::kind::{GroupKind, ServedType};
+use super::StringMap;
+use crate::kind::GroupKind;
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,10 +58,10 @@ pub struct Header {
 /// A cached object. Cheap to clone.
 #[derive(Clone)]
 pub struct Object {
-    inner: Arc<Inner>,
+    inner: Arc<ObjectInner>,
 }
 
-struct Inner {
+struct ObjectInner {
     header: Header,
     // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
     json: Bytes,
@@ -100,18 +100,6 @@ impl ObjectKey {
 }
 
 impl Object {
-    /// Decodes the JSON of a response. Everything but `managedFields` is kept.
-    ///
-    /// The bytes are copied; a missing apiVersion or kind is added.
-    ///
-    /// # Errors
-    ///
-    /// If a part that the header needs is missing or has the wrong type.
-    pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
-        let text = super::decode::text(json.as_ref());
-        Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
-    }
-
     pub(super) fn new(header: Header, json: Bytes) -> Self {
         Self::of(header, json, true)
     }
@@ -126,7 +114,7 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        Self { inner: Arc::new(Inner { header, json, whole, accounted }) }
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -203,7 +191,7 @@ fn accounted(header: &Header, json: &Bytes) -> usize {
     let maps = header.labels.memory() + header.annotations.memory();
     let owners = header.owners.iter().map(owner).sum::<usize>();
     let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
-    let fixed = size_of::<Inner>() + ALLOCATION + PLACE;
+    let fixed = size_of::<ObjectInner>() + ALLOCATION + PLACE;
     fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
 }
 

@@ -19,8 +19,8 @@ use crate::kind::GroupKind;
 #[derive(Default)]
 pub(super) struct Objects {
     // Each with the list that it was last seen in.
-    by_key: BTreeMap<ByKey, Generation>,
-    owners: HashMap<Arc<str>, Bucket>,
+    by_key: BTreeMap<OrderedObject, Generation>,
+    owners: HashMap<Arc<str>, SortedObjects>,
     owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind>,
     // Objects without a controller, by the labels that interests in orphans are routed by.
     orphans: HashMap<Box<str>, LabelIndex>,
@@ -32,7 +32,7 @@ pub(super) type Generation = u32;
 /// Objects with an owner of one kind.
 #[derive(Default)]
 struct OwnedByKind {
-    whole: Bucket,
+    whole: SortedObjects,
     accounted: usize,
     entries: usize,
 }
@@ -40,15 +40,15 @@ struct OwnedByKind {
 #[derive(Default)]
 struct LabelIndex {
     users: usize,
-    values: HashMap<Box<str>, Bucket>,
+    values: HashMap<Box<str>, SortedObjects>,
 }
 
 /// Objects sorted by key.
 #[derive(Default)]
-struct Bucket(Vec<Object>);
+struct SortedObjects(Vec<Object>);
 
 /// An object that is compared by its key, so that an element is one pointer.
-struct ByKey(Object);
+struct OrderedObject(Object);
 
 /// Part of a scan in the order of keys.
 pub(super) struct Scanned {
@@ -120,7 +120,7 @@ impl Objects {
             }
             None => self.index(object),
         }
-        self.by_key.insert(ByKey(object.clone()), generation);
+        self.by_key.insert(OrderedObject(object.clone()), generation);
         old
     }
 
@@ -319,7 +319,9 @@ impl LabelIndex {
     fn insert(&mut self, value: &str, object: &Object) {
         match self.values.get_mut(value) {
             Some(bucket) => drop(bucket.insert(object)),
-            None => drop(self.values.insert(value.into(), Bucket(Vec::from([object.clone()])))),
+            None => {
+                drop(self.values.insert(value.into(), SortedObjects(Vec::from([object.clone()]))))
+            }
         }
     }
 
@@ -341,7 +343,7 @@ fn has_same_places(old: &Object, new: &Object) -> bool {
         && before.labels == after.labels
 }
 
-impl Bucket {
+impl SortedObjects {
     /// Returns the objects of a namespace; all, without one.
     fn within(&self, namespace: Option<&Arc<str>>) -> &[Object] {
         let Some(namespace) = namespace else { return &self.0 };
@@ -378,27 +380,27 @@ impl Bucket {
     }
 }
 
-impl Borrow<ObjectKey> for ByKey {
+impl Borrow<ObjectKey> for OrderedObject {
     fn borrow(&self) -> &ObjectKey {
         self.0.key()
     }
 }
 
-impl PartialEq for ByKey {
+impl PartialEq for OrderedObject {
     fn eq(&self, other: &Self) -> bool {
         self.0.key() == other.0.key()
     }
 }
 
-impl Eq for ByKey {}
+impl Eq for OrderedObject {}
 
-impl PartialOrd for ByKey {
+impl PartialOrd for OrderedObject {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for ByKey {
+impl Ord for OrderedObject {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.key().cmp(other.0.key())
     }

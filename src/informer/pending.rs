@@ -18,7 +18,7 @@ const GONE_MAX: usize = 10_000;
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     // Changes by arrival.
-    deltas: BTreeMap<u64, Waiting>,
+    deltas: BTreeMap<u64, PendingDelta>,
     // Arrivals of deleted objects whose creation was not popped.
     gone: BTreeSet<u64>,
     arrivals: HashMap<ObjectKey, u64>,
@@ -27,7 +27,7 @@ pub(super) struct Pending {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PendingDelta {
     delta: Delta,
     /// True if `old` was created and deleted without being popped.
     unseen: bool,
@@ -59,7 +59,7 @@ impl Pending {
         self.initial += usize::from(initial);
         self.arrivals.insert(key.clone(), arrival);
         let delta = Delta { key: key.clone(), old, new, initial };
-        self.deltas.insert(arrival, Waiting { delta, unseen: false });
+        self.deltas.insert(arrival, PendingDelta { delta, unseen: false });
     }
 
     /// Adds the deletion of an object that has no entry and that the subscriber has not seen.
@@ -71,7 +71,7 @@ impl Pending {
     }
 
     fn merge(&mut self, arrival: u64, old: Option<Object>, new: Option<Object>) {
-        let Some(Waiting { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
+        let Some(PendingDelta { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
         match &new {
             None if *unseen || delta.old.is_none() => {
                 *unseen = true;
@@ -99,7 +99,7 @@ impl Pending {
 
     /// Removes the oldest change; the subscriber has now seen it.
     pub(super) fn pop(&mut self) -> Option<Delta> {
-        let (arrival, Waiting { delta, .. }) = self.deltas.pop_first()?;
+        let (arrival, PendingDelta { delta, .. }) = self.deltas.pop_first()?;
         self.gone.remove(&arrival);
         self.arrivals.remove(&delta.key);
         self.initial -= usize::from(delta.initial);

@@ -2,7 +2,7 @@
 
 /// Progress of an informer's list and watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum InformerProgress {
     /// The first list is in progress. Holds the last error, if it is being retried.
     Syncing(Option<String>),
     /// The store is complete and the watch is open.
@@ -22,16 +22,16 @@ pub enum Progress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {
     /// The last subscriber left.
-    #[error("released by its last subscriber")]
+    #[error("the last subscriber has left the informer")]
     Released,
     /// The type is proven gone.
-    #[error("its type is gone")]
+    #[error("the type of the informer was removed")]
     TypeGone,
     /// The set was shut down.
-    #[error("shut down")]
+    #[error("the set of informers was shut down")]
     Shutdown,
     /// A defect in this crate. Holds the panic's message.
-    #[error("panicked: {0}")]
+    #[error("the task of the informer panicked: {0}")]
     Panicked(String),
 }
 

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::classify::{Failure, chain};
+use super::classify::{RequestFailure, chain};
 
 /// Splits chunks into lines. Pure.
 #[derive(Debug)]
@@ -28,11 +28,11 @@ impl Lines {
     }
 
     /// Returns the next whole line, without its line end.
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, RequestFailure> {
         let found = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
         let length = found.map_or(self.buffer.len(), |found| self.scanned + found);
         if length > self.budget {
-            return Err(Failure::TooLong { what: "a watch event", budget: self.budget });
+            return Err(RequestFailure::TooLong { what: "a watch event", budget: self.budget });
         }
         if found.is_none() {
             self.scanned = length;
@@ -67,7 +67,7 @@ impl LineReader {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, RequestFailure> {
         loop {
             while let Some(line) = self.lines.next()? {
                 if !line.iter().all(u8::is_ascii_whitespace) {
@@ -80,7 +80,7 @@ impl LineReader {
                         self.lines.push(chunk);
                     }
                 }
-                Some(Err(error)) => return Err(Failure::Transport(chain(&error))),
+                Some(Err(error)) => return Err(RequestFailure::Transport(chain(&error))),
                 None => return Ok(None),
             }
         }
@@ -132,13 +132,13 @@ impl WholeReader {
         self
     }
 
-    fn take_room(&mut self, bytes: usize) -> Result<(), Failure> {
+    fn take_room(&mut self, bytes: usize) -> Result<(), RequestFailure> {
         let Some(room) = &self.room else { return Ok(()) };
         let count = u32::try_from(bytes).ok();
         let more = count.and_then(|count| room.free.clone().try_acquire_many_owned(count).ok());
         let budget = room.bytes;
-        let more =
-            more.ok_or(Failure::TooLong { what: "the data of all lists in flight", budget })?;
+        let more = more
+            .ok_or(RequestFailure::TooLong { what: "the data of all lists in flight", budget })?;
         match &mut self.taken {
             Some(taken) => taken.merge(more),
             None => self.taken = Some(more),
@@ -147,18 +147,21 @@ impl WholeReader {
     }
 
     /// Reads one chunk; returns false at the end of the body.
-    pub(super) async fn more(&mut self) -> Result<bool, Failure> {
+    pub(super) async fn more(&mut self) -> Result<bool, RequestFailure> {
         match self.body.frame().await {
             Some(Ok(frame)) => {
                 let Ok(chunk) = frame.into_data() else { return Ok(true) };
                 if self.bytes.len() + chunk.len() > self.budget {
-                    return Err(Failure::TooLong { what: "the answer", budget: self.budget });
+                    return Err(RequestFailure::TooLong {
+                        what: "the answer",
+                        budget: self.budget,
+                    });
                 }
                 self.take_room(chunk.len())?;
                 self.bytes.extend_from_slice(&chunk);
                 Ok(true)
             }
-            Some(Err(error)) => Err(Failure::Transport(chain(&error))),
+            Some(Err(error)) => Err(RequestFailure::Transport(chain(&error))),
             None => Ok(false),
         }
     }
@@ -179,7 +182,7 @@ mod tests {
 
     const BUDGET: usize = 1024;
 
-    async fn lines(chunks: &[&[u8]], budget: usize) -> (Vec<String>, Option<Failure>) {
+    async fn lines(chunks: &[&[u8]], budget: usize) -> (Vec<String>, Option<RequestFailure>) {
         let mut reader = LineReader::new(body(chunks).await, budget);
         let mut lines = Vec::new();
         loop {
@@ -222,7 +225,7 @@ mod tests {
         let (read, failure) = lines(&[b"short\n", b"12345", b"6789", b"0"], 8).await;
 
         assert_eq!(read, ["short"]);
-        assert_eq!(failure, Some(Failure::TooLong { what: "a watch event", budget: 8 }));
+        assert_eq!(failure, Some(RequestFailure::TooLong { what: "a watch event", budget: 8 }));
         assert_eq!(lines(&[b"12345678\n"], 8).await.1, None);
         assert!(lines(&[b"123456789\n"], 8).await.1.is_some());
     }
@@ -244,7 +247,10 @@ mod tests {
 
         assert_eq!(reader.more().await, Ok(true));
         assert_eq!(reader.more().await, Ok(true));
-        assert_eq!(reader.more().await, Err(Failure::TooLong { what: "the answer", budget: 8 }),);
+        assert_eq!(
+            reader.more().await,
+            Err(RequestFailure::TooLong { what: "the answer", budget: 8 }),
+        );
         assert_eq!(reader.into_bytes(), b"12345678");
     }
 
@@ -259,7 +265,7 @@ mod tests {
 
         let mut second = reader(&[b"123", b"4"]).await;
         assert_eq!(second.more().await, Ok(true));
-        let full = Failure::TooLong { what: "the data of all lists in flight", budget: 8 };
+        let full = RequestFailure::TooLong { what: "the data of all lists in flight", budget: 8 };
         assert_eq!(second.more().await, Err(full));
 
         drop((page, second));

@@ -19,14 +19,16 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    InformerOptions, Object, ObjectError, ObjectKey, Progress,
-    classify::{Cause, Classified, Failure, Pace, Phase, Step, classify},
+    InformerOptions, InformerProgress, Object, ObjectError, ObjectKey,
+    classify::{
+        Cause, Classified, NextRequest, RequestFailure, RequestPace, RequestPhase, classify,
+    },
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
     request_delays::RequestDelays,
     resume_version::ResumeVersion,
-    shared_informer::{Change, SharedInformer},
-    wire::{Slot, Wire},
+    shared_informer::{SharedInformer, StoreChange},
+    wire::{InformerRequests, ListSlot},
 };
 use crate::{duration::doubled, guard, kind::VersionOrder, redaction};
 
@@ -44,7 +46,7 @@ const BATCH: usize = 128;
 
 pub(super) struct Reflector {
     informer: Arc<SharedInformer>,
-    wire: Wire,
+    wire: InformerRequests,
     decoder: Decoder,
     options: Arc<InformerOptions>,
     lists: Arc<Semaphore>,
@@ -88,7 +90,7 @@ enum Suspicion {
 impl Reflector {
     pub(super) fn new(
         informer: Arc<SharedInformer>,
-        wire: Wire,
+        wire: InformerRequests,
         decoder: Decoder,
         options: Arc<InformerOptions>,
         lists: Arc<Semaphore>,
@@ -124,7 +126,7 @@ impl Reflector {
     pub(super) async fn run(mut self) -> Infallible {
         loop {
             let (phase, failure) = match &self.resume_version {
-                Some(_) => (Phase::Watch, self.watch().await),
+                Some(_) => (RequestPhase::Watch, self.watch().await),
                 None if self.streams() => self.stream().await,
                 None => match self.list().await {
                     Ok(()) => continue,
@@ -141,8 +143,8 @@ impl Reflector {
         self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
 
-    async fn recover(&mut self, phase: Phase, failure: Failure) {
-        if failure == Failure::Wanted {
+    async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
+        if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
             self.metrics.restarted(Cause::Wanted);
             self.before_fill = self.resume_version.take();
@@ -151,22 +153,22 @@ impl Reflector {
         let mut verdict = classify(phase, &failure);
         let identity = &self.informer.key.identity;
         let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
-        if phase == Phase::Watch && matches!(failure, Failure::TooLong { .. }) {
+        if phase == RequestPhase::Watch && matches!(failure, RequestFailure::TooLong { .. }) {
             verdict.step = self.long_line();
         }
-        if verdict.step == Step::Again
+        if verdict.step == NextRequest::Again
             && self.resume_version.as_ref().is_some_and(|it| !it.is_position())
         {
             // Without a position, only a list finds objects deleted while no watch was open.
-            verdict.step = Step::Relist;
+            verdict.step = NextRequest::Relist;
         }
         match verdict.step {
-            Step::Again => {}
-            Step::Relist => self.resume_version = None,
-            Step::ListWhole => self.listing.whole = true,
-            Step::ListSmaller => {
+            NextRequest::Again => {}
+            NextRequest::Relist => self.resume_version = None,
+            NextRequest::ListWhole => self.listing.whole = true,
+            NextRequest::ListSmaller => {
                 if self.listing.limit == 1 {
-                    verdict.pace = Pace::Slow;
+                    verdict.pace = RequestPace::Slow;
                 }
                 self.listing.limit = (self.listing.limit / 4).max(1);
                 self.listing.whole = false;
@@ -174,8 +176,8 @@ impl Reflector {
                     self.listing.most = self.listing.limit;
                 }
             }
-            Step::ListPages => self.listing.pages = true,
-            Step::NeverStream => self.listing.never_stream = true,
+            NextRequest::ListPages => self.listing.pages = true,
+            NextRequest::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(verdict.cause);
         if let Some(before) = self.before_fill.take() {
@@ -208,8 +210,8 @@ impl Reflector {
         // A type that is served again changes no permissions, and must not cause more requests.
         let served_again = async {
             match verdict.pace {
-                Pace::Forbidden | Pace::After(_) => std::future::pending().await,
-                Pace::Prompt | Pace::Quick | Pace::Slow => {
+                RequestPace::Forbidden | RequestPace::After(_) => std::future::pending().await,
+                RequestPace::Prompt | RequestPace::Quick | RequestPace::Slow => {
                     self.informer.served_again.notified().await
                 }
             }
@@ -229,45 +231,51 @@ impl Reflector {
         }
     }
 
-    fn report(&self, failure: &Failure, verdict: Classified) {
+    fn report(&self, failure: &RequestFailure, verdict: Classified) {
         if !self.delays.is_notable(verdict) {
             return;
         }
         let error = failure.to_string();
         let progress = match (verdict.pace, self.informer.is_complete()) {
-            (Pace::Forbidden, _) => {
+            (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
-                Progress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
+                InformerProgress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
             }
-            (_, _) if verdict.cause == Cause::Conversion => Progress::ConversionFailed(error),
-            (_, true) => Progress::Stale(error),
-            (_, false) => Progress::Syncing(Some(error)),
+            (_, _) if verdict.cause == Cause::Conversion => {
+                InformerProgress::ConversionFailed(error)
+            }
+            (_, true) => InformerProgress::Stale(error),
+            (_, false) => InformerProgress::Syncing(Some(error)),
         };
         self.publish(progress);
     }
 
-    fn publish(&self, progress: Progress) {
+    fn publish(&self, progress: InformerProgress) {
         let known = self.informer.progress().borrow().clone();
         if known == progress {
             return;
         }
         match &progress {
-            Progress::Synced if known == Progress::Syncing(None) => debug!("watch is open"),
-            Progress::Synced => info!("watch has recovered"),
-            Progress::Syncing(None) | Progress::Ended(_) => {}
-            Progress::Syncing(Some(error)) => warn!(error, "first list fails"),
-            Progress::Stale(error) => warn!(error, "watch fails"),
-            Progress::Forbidden(error) => warn!(error, "not permitted"),
-            Progress::ConversionFailed(error) => warn!(error, "objects cannot be converted"),
+            InformerProgress::Synced if known == InformerProgress::Syncing(None) => {
+                debug!("watch is open")
+            }
+            InformerProgress::Synced => info!("watch has recovered"),
+            InformerProgress::Syncing(None) | InformerProgress::Ended(_) => {}
+            InformerProgress::Syncing(Some(error)) => warn!(error, "first list fails"),
+            InformerProgress::Stale(error) => warn!(error, "watch fails"),
+            InformerProgress::Forbidden(error) => warn!(error, "not permitted"),
+            InformerProgress::ConversionFailed(error) => {
+                warn!(error, "objects cannot be converted")
+            }
         }
         self.metrics.state(&progress);
         self.informer.publish(progress);
     }
 
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
-    async fn slot(&self) -> Slot {
-        Slot::acquire(self.lists.clone()).await
+    async fn slot(&self) -> ListSlot {
+        ListSlot::acquire(self.lists.clone()).await
     }
 
     /// Decodes an object; as a metadata entry unless a subscriber needs it whole.
@@ -276,14 +284,14 @@ impl Reflector {
     }
 
     /// Stores an object that was decoded from `json`.
-    fn put(&mut self, object: &Object, json: &str) -> Change {
+    fn put(&mut self, object: &Object, json: &str) -> StoreChange {
         match self.informer.put(object) {
             // A subscriber has joined since.
-            Change::Incomplete => match self.decoder.decode(json, |_| true) {
+            StoreChange::Incomplete => match self.decoder.decode(json, |_| true) {
                 Ok(whole) => self.informer.put(&whole),
-                Err(_) => Change::None,
+                Err(_) => StoreChange::None,
             },
-            change @ (Change::Applied | Change::None) => change,
+            change @ (StoreChange::Applied | StoreChange::None) => change,
         }
     }
 
@@ -312,7 +320,7 @@ impl Reflector {
 
 /// Maximum lifetime of a watch.
 #[derive(Clone, Copy)]
-struct Deadline {
+struct WatchDeadline {
     /// Timeout in the request.
     seconds: u32,
     /// When the watch is given up on our side.
@@ -320,7 +328,7 @@ struct Deadline {
     after: Duration,
 }
 
-impl Deadline {
+impl WatchDeadline {
     fn random() -> Self {
         let seconds = fastrand::u32(WATCH_SECONDS);
         let after = Duration::from_secs(seconds.into()) + WATCH_SLACK;
@@ -352,7 +360,7 @@ mod tests {
         }
 
         let progress = progress(&subscription);
-        assert!(!matches!(progress, Progress::Ended(_)), "{progress:?}");
+        assert!(!matches!(progress, InformerProgress::Ended(_)), "{progress:?}");
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
     }
 
@@ -382,14 +390,20 @@ mod tests {
         assert!(at[14] - at[13] >= Duration::from_secs(20), "{at:?}");
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
         assert_eq!(hints.load(Ordering::Relaxed), 15);
-        assert!(matches!(progress(&subscription), Progress::Stale(error) if error.contains("404")));
+        assert!(
+            matches!(progress(&subscription), InformerProgress::Stale(error) if error.contains("404"))
+        );
 
         // A hint that the type is served cuts the delay short.
         harness.set.type_served(&harness.key.identity);
         let before = Instant::now();
         let _watch = harness.script.watch(10).await.open();
         assert!(before.elapsed() < Duration::from_millis(1));
-        subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
+        subscription
+            .progress()
+            .wait_for(|progress| *progress == InformerProgress::Synced)
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -401,7 +415,7 @@ mod tests {
         for _ in 0..3 {
             harness.script.list().await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
-        assert_eq!(progress(&subscription), Progress::Syncing(None));
+        assert_eq!(progress(&subscription), InformerProgress::Syncing(None));
         harness.script.list().await.page(10, "", &[]);
 
         subscription.drained().await;
@@ -418,7 +432,9 @@ mod tests {
             harness.script.list().await.refuse(403, "Forbidden", message);
         }
         settle().await;
-        let Progress::Forbidden(reason) = progress(&subscription) else { panic!("not forbidden") };
+        let InformerProgress::Forbidden(reason) = progress(&subscription) else {
+            panic!("not forbidden")
+        };
         assert!(reason.contains(message), "{reason}");
         assert!(reason.contains("grant list and watch on widgets.example.com"), "{reason}");
 
@@ -428,7 +444,11 @@ mod tests {
         assert!(refused.elapsed() >= Duration::from_secs(29));
         list.page(10, "", &[]);
         let _watch = harness.script.watch(10).await.open();
-        subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
+        subscription
+            .progress()
+            .wait_for(|progress| *progress == InformerProgress::Synced)
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -440,7 +460,7 @@ mod tests {
         harness.script.watch(10).await.refuse(403, "Forbidden", "cannot watch");
         settle().await;
 
-        assert!(matches!(progress(&subscription), Progress::Forbidden(_)));
+        assert!(matches!(progress(&subscription), InformerProgress::Forbidden(_)));
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
         harness.script.watch(10).await.open();
     }
@@ -459,7 +479,7 @@ mod tests {
         harness.script.watch(10).await.open();
 
         assert!(started.elapsed() < Duration::from_millis(40));
-        assert_eq!(progress(&subscription), Progress::Synced);
+        assert_eq!(progress(&subscription), InformerProgress::Synced);
     }
 
     #[tokio::test(start_paused = true)]
@@ -471,7 +491,7 @@ mod tests {
             harness.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
         let mut seen = subscription.progress();
-        assert!(matches!(&*seen.borrow_and_update(), Progress::Stale(_)));
+        assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Stale(_)));
 
         // The hint that the type is served comes before the server serves it.
         let asked = harness.script.watch(10).await;
@@ -488,7 +508,7 @@ mod tests {
         seen.changed().await.unwrap();
 
         // A watch that was open for a moment is not a recovery.
-        assert!(matches!(&*seen.borrow_and_update(), Progress::Synced));
+        assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Synced));
         assert!(served.elapsed() < Duration::from_millis(100), "{:?}", served.elapsed());
         assert!(!seen.has_changed().unwrap());
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::classify::{Cause, Classified, Pace, Step};
+use super::classify::{Cause, Classified, NextRequest, RequestPace};
 use crate::duration::doubled;
 
 const PROMPT: Duration = Duration::from_millis(100);
@@ -31,15 +31,17 @@ impl RequestDelays {
         let halfway = 0.5 + random / 2.0;
         let slow = doubled(SLOW, before, LONGEST).mul_f64(halfway);
         match verdict.pace {
-            Pace::Prompt if before == 0 && verdict.step == Step::Relist => SPREAD.mul_f64(random),
-            Pace::Prompt if before == 0 => Duration::ZERO,
-            Pace::Prompt => doubled(PROMPT, before - 1, LONGEST).mul_f64(halfway),
-            Pace::Quick => doubled(QUICK, before, LONGEST).mul_f64(0.75 + random / 4.0),
-            Pace::Slow => slow,
+            RequestPace::Prompt if before == 0 && verdict.step == NextRequest::Relist => {
+                SPREAD.mul_f64(random)
+            }
+            RequestPace::Prompt if before == 0 => Duration::ZERO,
+            RequestPace::Prompt => doubled(PROMPT, before - 1, LONGEST).mul_f64(halfway),
+            RequestPace::Quick => doubled(QUICK, before, LONGEST).mul_f64(0.75 + random / 4.0),
+            RequestPace::Slow => slow,
             // Spread upwards: the server's Retry-After is a minimum.
-            Pace::After(after) => after.mul_f64(1.0 + random / 10.0).max(slow),
-            Pace::Forbidden if before < FORBIDDEN_TRIES => slow,
-            Pace::Forbidden => LONGEST.mul_f64(1.0 + random / 10.0),
+            RequestPace::After(after) => after.mul_f64(1.0 + random / 10.0).max(slow),
+            RequestPace::Forbidden if before < FORBIDDEN_TRIES => slow,
+            RequestPace::Forbidden => LONGEST.mul_f64(1.0 + random / 10.0),
         }
     }
 
@@ -48,9 +50,9 @@ impl RequestDelays {
         let count = self.counts[verdict.cause as usize];
         match verdict.pace {
             // The sixth failure comes about 0.16 s after the first.
-            Pace::Quick => count >= 6,
-            Pace::Prompt => count > 1,
-            Pace::Slow | Pace::After(_) | Pace::Forbidden => true,
+            RequestPace::Quick => count >= 6,
+            RequestPace::Prompt => count > 1,
+            RequestPace::Slow | RequestPace::After(_) | RequestPace::Forbidden => true,
         }
     }
 
@@ -78,11 +80,11 @@ impl RequestDelays {
 mod tests {
     use super::*;
 
-    fn verdict(pace: Pace, cause: Cause) -> Classified {
-        Classified { step: Step::Again, pace, cause }
+    fn verdict(pace: RequestPace, cause: Cause) -> Classified {
+        Classified { step: NextRequest::Again, pace, cause }
     }
 
-    fn delays(pace: Pace, random: f64, count: usize) -> Vec<u128> {
+    fn delays(pace: RequestPace, random: f64, count: usize) -> Vec<u128> {
         let mut backoff = RequestDelays::default();
         let verdict = verdict(pace, Cause::Server);
         (0..count).map(|_| backoff.delay(verdict, random).as_millis()).collect()
@@ -90,44 +92,50 @@ mod tests {
 
     #[test]
     fn quick_begins_at_five_milliseconds_and_doubles() {
-        assert_eq!(delays(Pace::Quick, 1.0, 5), [5, 10, 20, 40, 80]);
-        assert_eq!(delays(Pace::Quick, 1.0, 40).last(), Some(&30_000));
+        assert_eq!(delays(RequestPace::Quick, 1.0, 5), [5, 10, 20, 40, 80]);
+        assert_eq!(delays(RequestPace::Quick, 1.0, 40).last(), Some(&30_000));
     }
 
     #[test]
     fn slow_begins_between_half_a_second_and_one_and_ends_at_thirty() {
-        assert_eq!(delays(Pace::Slow, 0.0, 7), [500, 1000, 2000, 4000, 8000, 15_000, 15_000]);
-        assert_eq!(delays(Pace::Slow, 1.0, 7), [1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]);
+        assert_eq!(
+            delays(RequestPace::Slow, 0.0, 7),
+            [500, 1000, 2000, 4000, 8000, 15_000, 15_000]
+        );
+        assert_eq!(
+            delays(RequestPace::Slow, 1.0, 7),
+            [1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
+        );
     }
 
     #[test]
     fn prompt_is_prompt_once() {
-        assert_eq!(delays(Pace::Prompt, 1.0, 4), [0, 100, 200, 400]);
+        assert_eq!(delays(RequestPace::Prompt, 1.0, 4), [0, 100, 200, 400]);
     }
 
     #[test]
     fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
         let delay = |step, random| {
-            let verdict = Classified { step, pace: Pace::Prompt, cause: Cause::Expired };
+            let verdict = Classified { step, pace: RequestPace::Prompt, cause: Cause::Expired };
             RequestDelays::default().delay(verdict, random)
         };
 
-        assert_eq!(delay(Step::Again, 1.0), Duration::ZERO);
-        assert_eq!(delay(Step::Relist, 0.0), Duration::ZERO);
-        assert_eq!(delay(Step::Relist, 0.5), SPREAD / 2);
-        assert_eq!(delay(Step::Relist, 1.0), SPREAD);
+        assert_eq!(delay(NextRequest::Again, 1.0), Duration::ZERO);
+        assert_eq!(delay(NextRequest::Relist, 0.0), Duration::ZERO);
+        assert_eq!(delay(NextRequest::Relist, 0.5), SPREAD / 2);
+        assert_eq!(delay(NextRequest::Relist, 1.0), SPREAD);
     }
 
     #[test]
     fn the_server_is_given_its_time() {
-        let pace = Pace::After(Duration::from_secs(3));
+        let pace = RequestPace::After(Duration::from_secs(3));
 
         assert_eq!(delays(pace, 0.0, 5), [3000, 3000, 3000, 4000, 8000]);
     }
 
     #[test]
     fn a_forbidden_request_is_soon_made_every_thirty_seconds() {
-        let delays = delays(Pace::Forbidden, 0.0, 100);
+        let delays = delays(RequestPace::Forbidden, 0.0, 100);
 
         assert_eq!(delays[..4], [500, 1000, 2000, 30_000]);
         assert!(delays[3..].iter().all(|delay| *delay >= 30_000));
@@ -136,22 +144,25 @@ mod tests {
     #[test]
     fn each_cause_counts_for_itself() {
         let mut backoff = RequestDelays::default();
-        let missing = verdict(Pace::Quick, Cause::NotFound);
+        let missing = verdict(RequestPace::Quick, Cause::NotFound);
         for _ in 0..20 {
             backoff.delay(missing, 1.0);
         }
 
-        let initializing = verdict(Pace::Quick, Cause::Initializing);
+        let initializing = verdict(RequestPace::Quick, Cause::Initializing);
         assert_eq!(backoff.delay(initializing, 1.0), QUICK);
-        assert_eq!(backoff.delay(verdict(Pace::Prompt, Cause::Expired), 1.0), Duration::ZERO);
+        assert_eq!(
+            backoff.delay(verdict(RequestPace::Prompt, Cause::Expired), 1.0),
+            Duration::ZERO
+        );
         assert!(backoff.is_notable(missing) && !backoff.is_notable(initializing));
     }
 
     #[test]
     fn an_answer_forgets_what_it_refutes_and_health_forgets_all() {
         let mut backoff = RequestDelays::default();
-        let missing = verdict(Pace::Quick, Cause::NotFound);
-        let server = verdict(Pace::Slow, Cause::Server);
+        let missing = verdict(RequestPace::Quick, Cause::NotFound);
+        let server = verdict(RequestPace::Slow, Cause::Server);
         for _ in 0..10 {
             backoff.delay(missing, 1.0);
             backoff.delay(server, 1.0);

@@ -16,7 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 use tower::service_fn;
 
 use super::{
-    InformerKey, InformerOptions, InformerSet, Interest, Interests, Object, Progress, Subscription,
+    InformerKey, InformerOptions, InformerProgress, InformerSet, Interest, Interests, Object,
+    Subscription,
     fixture::{Fixture, widgets},
 };
 use crate::kind::{ServedType, VersionOrder};
@@ -350,6 +351,6 @@ pub(super) fn names(stored: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 /// Returns the progress of the subscriber's informer.
-pub(super) fn progress(subscription: &Subscription) -> Progress {
+pub(super) fn progress(subscription: &Subscription) -> InformerProgress {
     subscription.progress().borrow().clone()
 }

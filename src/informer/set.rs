@@ -21,15 +21,15 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, InformerOptions, Interests, Linger, ObjectError, Progress,
-    Subscription,
+    Ended, InformerKey, InformerMetrics, InformerOptions, InformerProgress, Interests, Linger,
+    ObjectError, Subscription,
     decode::Decoder,
     interest::SubscriberId,
     mailbox::Mailbox,
     reader::Room,
     reflector::Reflector,
     shared_informer::{Joined, SharedInformer},
-    wire::Wire,
+    wire::InformerRequests,
 };
 use crate::{
     duration::after,
@@ -43,7 +43,7 @@ pub struct InformerStatus {
     /// Key of the informer.
     pub key: InformerKey,
     /// Progress of its list and watch.
-    pub progress: Progress,
+    pub progress: InformerProgress,
     /// Number of cached objects, metadata entries included.
     pub objects: usize,
     /// Number of objects that are kept as metadata entries only.
@@ -62,10 +62,10 @@ pub struct InformerStatus {
 /// Cloneable handle to the informers of one client.
 #[derive(Clone)]
 pub struct InformerSet {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSet>,
 }
 
-pub(super) struct Shared {
+pub(super) struct SharedSet {
     client: Client,
     options: Arc<InformerOptions>,
     /// Locked before an informer's lock, never across an await.
@@ -91,7 +91,7 @@ impl InformerSet {
         let lists = Arc::new(Semaphore::new(options.max_concurrent_lists.max(1)));
         let room = Room::new(options.max_list_bytes);
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedSet {
                 client,
                 options: Arc::new(options),
                 informers: Mutex::default(),
@@ -131,7 +131,7 @@ impl InformerSet {
     ) -> Subscription {
         loop {
             let Some(informer) = self.shared.find_or_start(served, &key) else {
-                return Shared::late(&self.shared, key);
+                return SharedSet::late(&self.shared, key);
             };
             if let Some(joined) = informer.join(interests.clone()) {
                 return Subscription::new(self.shared.clone(), informer, joined, interests);
@@ -219,7 +219,7 @@ impl InformerSet {
     }
 }
 
-impl Shared {
+impl SharedSet {
     /// Returns the informer of a key, started if needed; `None` after shutdown.
     fn find_or_start(
         self: &Arc<Self>,
@@ -286,7 +286,8 @@ impl Shared {
         );
         let metrics = self.metrics.join(identity);
         let (client, room) = (self.client.clone(), self.room.clone());
-        let wire = Wire::new(client, &informer.key, self.options.request_deadline, room);
+        let wire =
+            InformerRequests::new(client, &informer.key, self.options.request_deadline, room);
         let decoder = Decoder::new(served, informer.key.projection, informer.key.managed_fields);
         let reflector = Reflector::new(
             informer.clone(),
@@ -297,7 +298,7 @@ impl Shared {
             metrics,
             served.version_order,
         );
-        let ending = Ending { set: self.clone(), informer: informer.clone() };
+        let ending = TaskEnd { set: self.clone(), informer: informer.clone() };
         self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
@@ -374,7 +375,7 @@ impl Shared {
 }
 
 /// Task of an informer: runs the reflector until the informer is closed.
-async fn drive(ending: Ending, reflector: Reflector) {
+async fn drive(ending: TaskEnd, reflector: Reflector) {
     let mut reflect = Box::pin(AssertUnwindSafe(reflector.run()).catch_unwind());
     tokio::select! {
         biased;
@@ -406,7 +407,7 @@ async fn reduce(informer: &SharedInformer) {
 }
 
 /// Closes the informer after it had no subscribers for the linger time.
-async fn unused(ending: &Ending) {
+async fn unused(ending: &TaskEnd) {
     let linger = ending.set.options.linger;
     let mut idle = ending.informer.idle();
     loop {
@@ -433,12 +434,12 @@ async fn unused(ending: &Ending) {
 }
 
 /// Announces the end of a task when dropped, even if the runtime drops the task.
-struct Ending {
-    set: Arc<Shared>,
+struct TaskEnd {
+    set: Arc<SharedSet>,
     informer: Arc<SharedInformer>,
 }
 
-impl Drop for Ending {
+impl Drop for TaskEnd {
     fn drop(&mut self) {
         self.set.close_one(&self.informer, Ended::Shutdown);
         self.informer.finish(self.informer.closed().unwrap_or(Ended::Shutdown));

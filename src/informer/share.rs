@@ -18,8 +18,8 @@ pub struct CacheShare {
     pub accounted: usize,
 }
 
-/// Counts of subscriptions whose interests are neither everything nor one kind of owner, which other
-/// indexes count.
+/// Counts of subscriptions whose interests are neither everything nor one kind of owner, which
+/// other indexes count.
 #[derive(Default)]
 pub(super) struct Shares {
     index: InterestIndex<SubscriberId>,

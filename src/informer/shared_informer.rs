@@ -14,8 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ended, Header, InformerKey, Interest, Interests, Linger, Object, ObjectError, ObjectKey,
-    Progress, Store,
+    Ended, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectError,
+    ObjectKey, Store,
     interest::{InterestIndex, SubscriberId},
     mailbox::Mailbox,
     objects::Generation,
@@ -34,8 +34,8 @@ pub(super) struct SharedInformer {
     /// Kind of the objects when the informer was started.
     pub(super) kind: Arc<str>,
     pub(super) store: Store,
-    state: Mutex<State>,
-    progress: watch::Sender<Progress>,
+    state: Mutex<InformerContents>,
+    progress: watch::Sender<InformerProgress>,
     /// Since when there are no subscribers; `None` while there are.
     idle: watch::Sender<Option<Instant>>,
     /// Cancelled on close: the task must drop its request and end.
@@ -61,7 +61,7 @@ pub(super) struct Joined {
 
 /// A list in progress.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct List {
+pub(super) struct OngoingList {
     /// Number of the list, which its objects are marked with.
     pub(super) generation: Generation,
     // Requests for whole objects that were made before it.
@@ -69,7 +69,7 @@ pub(super) struct List {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct InformerContents {
     // Boxed: a node of the map has room for eleven, and most informers have one.
     subscribers: BTreeMap<SubscriberId, Box<Subscriber>>,
     next_id: u64,
@@ -84,19 +84,19 @@ struct State {
     /// Requests that the last complete list has answered; `None` before the first one.
     complete: Option<u64>,
     closed: Option<Ended>,
-    quarantine: BTreeMap<Named, ObjectError>,
+    quarantine: BTreeMap<QuarantinedIdentity, ObjectError>,
 }
 
 /// Identity of a quarantined object, as far as it can be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Named {
+enum QuarantinedIdentity {
     Key(ObjectKey),
     Uid(Arc<str>),
 }
 
 /// Effect of an object on the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum StoreChange {
     Applied,
     /// The store already held the object.
     None,
@@ -111,7 +111,7 @@ impl SharedInformer {
             kind,
             store: Store::new(),
             state: Mutex::default(),
-            progress: watch::Sender::new(Progress::Syncing(None)),
+            progress: watch::Sender::new(InformerProgress::Syncing(None)),
             idle: watch::Sender::new(None),
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
@@ -217,7 +217,7 @@ impl SharedInformer {
         }
     }
 
-    fn remove_interest(&self, state: &mut State, interest: &Interest, id: SubscriberId) {
+    fn remove_interest(&self, state: &mut InformerContents, interest: &Interest, id: SubscriberId) {
         if let Some(label) = state.index.remove(interest, &id) {
             self.store.unindex_label(&label);
         }
@@ -268,11 +268,11 @@ impl SharedInformer {
     }
 
     /// Begins a list; returns its number, and the requests for whole objects that it answers.
-    pub(super) fn begin_list(&self) -> List {
+    pub(super) fn begin_list(&self) -> OngoingList {
         let mut state = self.lock();
         state.generation = state.generation.wrapping_add(1);
         self.fill_wanted.send_replace(false);
-        List { generation: state.generation, answers: state.requested }
+        OngoingList { generation: state.generation, answers: state.requested }
     }
 
     /// Returns whether an object is kept whole.
@@ -349,19 +349,19 @@ impl SharedInformer {
         self.idle.subscribe()
     }
 
-    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect once
-    /// closed.
-    pub(super) fn put(&self, object: &Object) -> Change {
+    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect
+    /// once closed.
+    pub(super) fn put(&self, object: &Object) -> StoreChange {
         let mut state = self.lock();
         if state.closed.is_some() {
-            return Change::None;
+            return StoreChange::None;
         }
         if !object.is_whole() && state.retention.keeps(object.header()) {
-            return Change::Incomplete;
+            return StoreChange::Incomplete;
         }
         state.clear_quarantine(object.key());
         if !state.quarantine.is_empty() {
-            state.quarantine.remove(&Named::Uid(object.header().uid.clone()));
+            state.quarantine.remove(&QuarantinedIdentity::Uid(object.header().uid.clone()));
         }
         let generation = state.generation;
         if let Some(old) = self.store.stored(object.key())
@@ -373,29 +373,29 @@ impl SharedInformer {
             } else {
                 self.store.touch(object.key(), generation);
             }
-            return Change::None;
+            return StoreChange::None;
         }
         let old = self.store.put(object, generation);
         state.deliver(object.key(), old.as_ref(), Some(object));
-        Change::Applied
+        StoreChange::Applied
     }
 
-    pub(super) fn remove(&self, key: &ObjectKey) -> Change {
+    pub(super) fn remove(&self, key: &ObjectKey) -> StoreChange {
         let mut state = self.lock();
         if state.closed.is_some() {
-            return Change::None;
+            return StoreChange::None;
         }
         state.clear_quarantine(key);
-        let Some(old) = self.store.remove(key) else { return Change::None };
+        let Some(old) = self.store.remove(key) else { return StoreChange::None };
         state.deliver(key, Some(&old), None);
-        Change::Applied
+        StoreChange::Applied
     }
 
     /// Records an object that cannot be cached; returns whether the error is new.
     pub(super) fn quarantine(&self, error: &ObjectError) -> bool {
         let named = match (&error.key, &error.uid) {
-            (Some(key), _) => Named::Key(key.clone()),
-            (None, Some(uid)) => Named::Uid(uid.clone()),
+            (Some(key), _) => QuarantinedIdentity::Key(key.clone()),
+            (None, Some(uid)) => QuarantinedIdentity::Uid(uid.clone()),
             (None, None) => return true,
         };
         let mut state = self.lock();
@@ -412,8 +412,8 @@ impl SharedInformer {
     /// readable name, so entries known only by uid are dropped too.
     pub(super) fn retain_quarantined(&self, keep: impl Fn(&ObjectKey) -> bool) {
         self.lock().quarantine.retain(|named, _| match named {
-            Named::Key(key) => keep(key),
-            Named::Uid(_) => false,
+            QuarantinedIdentity::Key(key) => keep(key),
+            QuarantinedIdentity::Uid(_) => false,
         });
     }
 
@@ -421,9 +421,9 @@ impl SharedInformer {
         self.lock().quarantine.values().cloned().collect()
     }
 
-    /// Records that a list is complete. A subscriber whose objects it has, and that has received all
-    /// of them, is in sync.
-    pub(super) fn complete(&self, list: List) {
+    /// Records that a list is complete. A subscriber whose objects it has, and that has received
+    /// all of them, is in sync.
+    pub(super) fn complete(&self, list: OngoingList) {
         let mut guard = self.lock();
         let state = &mut *guard;
         state.complete = Some(list.answers);
@@ -439,10 +439,10 @@ impl SharedInformer {
         self.lock().complete.is_some()
     }
 
-    pub(super) fn publish(&self, progress: Progress) {
+    pub(super) fn publish(&self, progress: InformerProgress) {
         // Not under the lock: a reader that borrows the old value may call this informer.
         self.progress.send_if_modified(|known| {
-            if matches!(known, Progress::Ended(_)) || *known == progress {
+            if matches!(known, InformerProgress::Ended(_)) || *known == progress {
                 return false;
             }
             *known = progress;
@@ -450,7 +450,7 @@ impl SharedInformer {
         });
     }
 
-    pub(super) fn progress(&self) -> watch::Receiver<Progress> {
+    pub(super) fn progress(&self) -> watch::Receiver<InformerProgress> {
         self.progress.subscribe()
     }
 
@@ -479,7 +479,7 @@ impl SharedInformer {
             subscriber.mailbox.end(reason.clone());
         }
         drop(state);
-        self.progress.send_replace(Progress::Ended(reason));
+        self.progress.send_replace(InformerProgress::Ended(reason));
         self.stop.cancel();
         true
     }
@@ -511,19 +511,19 @@ impl SharedInformer {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InformerContents> {
         #[cfg(test)]
         super::schedule::before(&self.state);
         self.state.lock()
     }
 }
 
-impl State {
+impl InformerContents {
     /// Removes the object of that name from the quarantine.
     fn clear_quarantine(&mut self, key: &ObjectKey) {
         // Nearly always empty.
         if !self.quarantine.is_empty() {
-            self.quarantine.remove(&Named::Key(key.clone()));
+            self.quarantine.remove(&QuarantinedIdentity::Key(key.clone()));
         }
     }
 

@@ -32,8 +32,8 @@ use crate::kind::GroupKind;
 /// [`Object::is_whole`] tells apart.
 #[derive(Clone)]
 pub struct Store {
-    shared: Arc<Shared>,
-    reader: Option<Arc<Reader>>,
+    shared: Arc<SharedStore>,
+    reader: Option<Arc<StoreReader>>,
     // Objects that the subscription keeps whole.
     whole: Arc<InterestIndex<()>>,
 }
@@ -50,7 +50,7 @@ pub struct Store {
 pub struct KeepsEntries;
 
 /// Identity of a subscription in the store of its informer.
-struct Reader {
+struct StoreReader {
     id: SubscriberId,
     // Set under the store's lock.
     left: AtomicBool,
@@ -65,8 +65,8 @@ enum CountedObjects {
     Of(Vec<Interest>),
 }
 
-struct Shared {
-    state: RwLock<State>,
+struct SharedStore {
+    state: RwLock<StoreState>,
     len: AtomicUsize,
     entries: AtomicUsize,
     bytes: AtomicUsize,
@@ -76,23 +76,23 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct StoreState {
     objects: Objects,
     // Indexes of the subscribers that have any.
-    custom: BTreeMap<SubscriberId, Custom>,
+    custom: BTreeMap<SubscriberId, CustomIndexes>,
     shares: Shares,
 }
 
 /// Indexes of one subscriber.
-struct Custom {
+struct CustomIndexes {
     whole: Arc<InterestIndex<()>>,
-    indexes: Vec<(Index, HashMap<String, Bucket>)>,
+    indexes: Vec<(Index, HashMap<String, KeySet>)>,
 }
 
-type Bucket = HashSet<ByKey>;
+type KeySet = HashSet<HashedObject>;
 
 /// An object that is hashed and compared by its key, so that a bucket entry is one pointer.
-struct ByKey(Object);
+struct HashedObject(Object);
 
 impl Store {
     /// Returns the cached object of that name.
@@ -152,12 +152,12 @@ impl Store {
     /// the index is built.
     pub fn add_index(&self, index: Index) {
         let mut state = self.write();
-        let State { objects, custom, .. } = &mut *state;
+        let StoreState { objects, custom, .. } = &mut *state;
         let reader = self.reader.as_ref().filter(|it| !it.left.load(Ordering::Relaxed));
         let Some(reader) = reader else { return };
         let own = custom
             .entry(reader.id)
-            .or_insert_with(|| Custom { whole: self.whole.clone(), indexes: Vec::new() });
+            .or_insert_with(|| CustomIndexes { whole: self.whole.clone(), indexes: Vec::new() });
         if own.indexes.iter().any(|(known, _)| *known == index) {
             return;
         }
@@ -202,7 +202,7 @@ impl Store {
         let state = self.read();
         let count = match self.reader.as_deref() {
             None => all(),
-            Some(Reader { id, counted, .. }) => match counted {
+            Some(StoreReader { id, counted, .. }) => match counted {
                 CountedObjects::All => all(),
                 CountedObjects::None => ObjectCount::default(),
                 CountedObjects::OfKind(kind) => state.objects.count_of(kind),
@@ -261,7 +261,7 @@ impl Store {
     pub(super) fn new() -> Self {
         let mut whole = InterestIndex::default();
         whole.insert(&Interest::Everything, ());
-        let shared = Shared {
+        let shared = SharedStore {
             state: RwLock::default(),
             len: AtomicUsize::new(0),
             entries: AtomicUsize::new(0),
@@ -283,12 +283,12 @@ impl Store {
             all if all.contains(&Interest::Everything) => CountedObjects::All,
             [Interest::OwnerKind(kind)] => CountedObjects::OfKind(kind.clone()),
             interests => {
-                let State { objects, shares, .. } = &mut *self.write();
+                let StoreState { objects, shares, .. } = &mut *self.write();
                 shares.join(id, interests, objects.iter());
                 CountedObjects::Of(interests.to_vec())
             }
         };
-        let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false), counted }));
+        let reader = Some(Arc::new(StoreReader { id, left: AtomicBool::new(false), counted }));
         Self { shared: self.shared.clone(), reader, whole: Arc::new(index) }
     }
 
@@ -407,16 +407,16 @@ impl Store {
     }
 
     // No code under this lock panics, and an index is consistent between two statements.
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, StoreState> {
         self.shared.state.read()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, StoreState> {
         self.shared.state.write()
     }
 }
 
-impl State {
+impl StoreState {
     fn index(&mut self, object: &Object) {
         self.change_indexes(object, |buckets, value| insert(buckets, value, object));
     }
@@ -429,9 +429,9 @@ impl State {
     fn change_indexes(
         &mut self,
         object: &Object,
-        change: impl Fn(&mut HashMap<String, Bucket>, String),
+        change: impl Fn(&mut HashMap<String, KeySet>, String),
     ) {
-        let indexing = |custom: &&mut Custom| custom.whole.concerns(object.header());
+        let indexing = |custom: &&mut CustomIndexes| custom.whole.concerns(object.header());
         // An index has whole objects only.
         for custom in self.custom.values_mut().filter(|_| object.is_whole()).filter(indexing) {
             for (index, buckets) in &mut custom.indexes {
@@ -443,32 +443,32 @@ impl State {
     }
 }
 
-fn insert(buckets: &mut HashMap<String, Bucket>, value: String, object: &Object) {
-    buckets.entry(value).or_default().replace(ByKey(object.clone()));
+fn insert(buckets: &mut HashMap<String, KeySet>, value: String, object: &Object) {
+    buckets.entry(value).or_default().replace(HashedObject(object.clone()));
 }
 
-fn remove(buckets: &mut HashMap<String, Bucket>, value: &str, object: &Object) {
+fn remove(buckets: &mut HashMap<String, KeySet>, value: &str, object: &Object) {
     if let Some(bucket) = buckets.get_mut(value) {
-        bucket.remove(&ByKey(object.clone()));
+        bucket.remove(&HashedObject(object.clone()));
         if bucket.is_empty() {
             buckets.remove(value);
         }
     }
 }
 
-impl Hash for ByKey {
+impl Hash for HashedObject {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.key().hash(state);
     }
 }
 
-impl PartialEq for ByKey {
+impl PartialEq for HashedObject {
     fn eq(&self, other: &Self) -> bool {
         self.0.key() == other.0.key()
     }
 }
 
-impl Eq for ByKey {}
+impl Eq for HashedObject {}
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,10 +5,11 @@ use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 
 use super::{
-    Delta, Ended, InformerKey, Interest, Interests, Linger, Object, ObjectKey, Progress, Store,
+    Delta, Ended, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectKey,
+    Store,
     interest::SubscriberId,
     mailbox::{Extent, Mailbox},
-    set::Shared,
+    set::SharedSet,
     shared_informer::{Joined, SharedInformer},
 };
 
@@ -17,7 +18,7 @@ use super::{
 /// Dropping it releases with [`Linger::Default`], without waiting.
 pub struct Subscription {
     informer: Arc<SharedInformer>,
-    set: Arc<Shared>,
+    set: Arc<SharedSet>,
     id: SubscriberId,
     mailbox: Arc<Mailbox>,
     store: Store,
@@ -34,7 +35,7 @@ pub struct MovingInterests {
 
 impl Subscription {
     pub(super) fn new(
-        set: Arc<Shared>,
+        set: Arc<SharedSet>,
         informer: Arc<SharedInformer>,
         joined: Joined,
         interests: Interests,
@@ -112,7 +113,8 @@ impl Subscription {
     }
 
     /// Waits until the first list is complete and [`Subscription::next`], which is to be called
-    /// meanwhile, has returned every initial change. Never resolves if the informer ends or the subscription is dropped first.
+    /// meanwhile, has returned every initial change. Never resolves if the informer ends or the
+    /// subscription is dropped first.
     ///
     /// # Cancel safety
     ///
@@ -132,7 +134,7 @@ impl Subscription {
     }
 
     /// Subscribes to the progress of the informer.
-    pub fn progress(&self) -> watch::Receiver<Progress> {
+    pub fn progress(&self) -> watch::Receiver<InformerProgress> {
         self.informer.progress()
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     InformerKey, Projection,
-    classify::{Failure, chain, shorten},
+    classify::{RequestFailure, chain, shorten},
     decode,
     reader::{Room, Whole, WholeReader},
 };
@@ -24,12 +24,12 @@ const ERROR_BODY_MAX: usize = 64 * 1024;
 /// Silence after which a list releases its slot until the server continues: a server that does not
 /// answer for one type must not delay the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does not
-/// count.
+/// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does
+/// not count.
 const PAGE_MAX: Duration = Duration::from_secs(300);
 
 /// Requests of one informer.
-pub(super) struct Wire {
+pub(super) struct InformerRequests {
     client: Client,
     path: String,
     /// `&labelSelector=…&fieldSelector=…`
@@ -43,7 +43,7 @@ pub(super) struct Wire {
 
 /// A slot among the concurrent lists.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ListSlot {
     lists: Arc<Semaphore>,
     /// `None` while the server is silent.
     permit: Option<OwnedSemaphorePermit>,
@@ -51,7 +51,7 @@ pub(super) struct Slot {
     queued: Duration,
 }
 
-impl Slot {
+impl ListSlot {
     /// Waits for a slot, in the order of the calls.
     pub(super) async fn acquire(lists: Arc<Semaphore>) -> Self {
         let mut slot = Self { lists, permit: None, queued: Duration::ZERO };
@@ -63,8 +63,8 @@ impl Slot {
     /// slot is free again.
     pub(super) async fn wait<T>(
         &mut self,
-        answer: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
+        answer: impl Future<Output = Result<T, RequestFailure>>,
+    ) -> Result<T, RequestFailure> {
         let mut answer = std::pin::pin!(answer);
         if let Ok(prompt) = timeout(PATIENCE, answer.as_mut()).await {
             return prompt;
@@ -83,7 +83,7 @@ impl Slot {
     }
 }
 
-impl Wire {
+impl InformerRequests {
     pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration, room: Room) -> Self {
         let mut selectors = String::new();
         for (parameter, selector) in
@@ -104,8 +104,8 @@ impl Wire {
         limit: Option<u32>,
         token: &str,
         budget: usize,
-        slot: &mut Slot,
-    ) -> Result<Whole, Failure> {
+        slot: &mut ListSlot,
+    ) -> Result<Whole, RequestFailure> {
         let mut query = String::new();
         if let Some(limit) = limit {
             push_parameter(&mut query, "limit", &limit.to_string());
@@ -122,11 +122,14 @@ impl Wire {
             let chunk = async {
                 let idle = end.min(after(Instant::now(), self.deadline));
                 match timeout_at(idle, reader.more()).await {
-                    Ok(Err(Failure::Transport(error))) => Err(Failure::BrokenOff(error)),
-                    Ok(more) => more,
-                    Err(_elapsed) => {
-                        Err(Failure::Deadline { what: "rest of a list", after: self.deadline })
+                    Ok(Err(RequestFailure::Transport(error))) => {
+                        Err(RequestFailure::BrokenOff(error))
                     }
+                    Ok(more) => more,
+                    Err(_elapsed) => Err(RequestFailure::Deadline {
+                        what: "rest of a list",
+                        after: self.deadline,
+                    }),
                 }
             };
             if !slot.wait(chunk).await? {
@@ -136,14 +139,18 @@ impl Wire {
     }
 
     /// Opens a watch from a position.
-    pub(super) async fn watch(&self, position: &str, seconds: u32) -> Result<Body, Failure> {
+    pub(super) async fn watch(&self, position: &str, seconds: u32) -> Result<Body, RequestFailure> {
         let mut query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&");
         push_parameter(&mut query, "resourceVersion", position);
         Ok(self.send(&query, "PartialObjectMetadata").await?.into_body())
     }
 
     /// Opens a streaming list, which continues as a watch.
-    pub(super) async fn stream(&self, seconds: u32, slot: &mut Slot) -> Result<Body, Failure> {
+    pub(super) async fn stream(
+        &self,
+        seconds: u32,
+        slot: &mut ListSlot,
+    ) -> Result<Body, RequestFailure> {
         let query = format!(
             "watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
              &resourceVersionMatch=NotOlderThan&timeoutSeconds={seconds}"
@@ -152,7 +159,7 @@ impl Wire {
     }
 
     /// Sends a request; turns every response but a success into a failure.
-    async fn send(&self, query: &str, partial: &str) -> Result<Response<Body>, Failure> {
+    async fn send(&self, query: &str, partial: &str) -> Result<Response<Body>, RequestFailure> {
         let accept = match self.projection {
             Projection::Full => "application/json".to_owned(),
             // Servers without support for it send whole objects; only their metadata is kept.
@@ -166,14 +173,14 @@ impl Wire {
             // A compressed watch delays events until a block is full.
             .header(header::ACCEPT_ENCODING, "identity")
             .body(Body::empty())
-            .map_err(|error| Failure::Transport(chain(&error)))?;
-        let late = Failure::Deadline { what: "answer", after: self.deadline };
+            .map_err(|error| RequestFailure::Transport(chain(&error)))?;
+        let late = RequestFailure::Deadline { what: "answer", after: self.deadline };
         let end = after(Instant::now(), self.deadline);
         let response = timeout_at(end, self.client.send(request))
             .await
             .map_err(|_elapsed| late.clone())?
             .map_err(|error| match Instant::now() < end {
-                true => Failure::Transport(chain(&error)),
+                true => RequestFailure::Transport(chain(&error)),
                 // The connection also has a deadline, which may fire first.
                 false => late.clone(),
             })?;
@@ -185,7 +192,7 @@ impl Wire {
 }
 
 /// Reads the failure from an error response.
-async fn refusal(response: Response<Body>) -> Failure {
+async fn refusal(response: Response<Body>) -> RequestFailure {
     let code = response.status().as_u16();
     let retry_after = response
         .headers()
@@ -197,8 +204,8 @@ async fn refusal(response: Response<Body>) -> Failure {
     while let Ok(true) = reader.more().await {}
     let bytes = reader.into_bytes();
     let text = decode::text(&bytes);
-    match serde_json::from_str::<Status>(&text) {
-        Ok(status) => Failure::Status {
+    match serde_json::from_str::<StatusHeader>(&text) {
+        Ok(status) => RequestFailure::Status {
             code,
             reason: status.reason.unwrap_or_default(),
             message: shorten(&status.message.unwrap_or_default()),
@@ -206,7 +213,7 @@ async fn refusal(response: Response<Body>) -> Failure {
         },
         Err(_no_status) => {
             let message = shorten(text.trim());
-            Failure::Status { code, reason: String::new(), message, retry_after }
+            RequestFailure::Status { code, reason: String::new(), message, retry_after }
         }
     }
 }
@@ -229,7 +236,7 @@ pub(super) type Page<'a> = ListPage<&'a RawValue>;
 
 /// Line of a watch.
 #[derive(Deserialize)]
-pub(super) struct Event<'a> {
+pub(super) struct WatchLine<'a> {
     #[serde(borrow, rename = "type")]
     pub(super) kind: Cow<'a, str>,
     #[serde(borrow)]
@@ -262,9 +269,9 @@ impl Bookmark {
     }
 }
 
-/// A `Status`, reduced to the fields that are needed.
+/// A `StatusHeader`, reduced to the fields that are needed.
 #[derive(Deserialize)]
-struct Status {
+struct StatusHeader {
     kind: StatusKind,
     #[serde(default)]
     code: Option<u16>,
@@ -295,10 +302,10 @@ impl Details {
 }
 
 /// Returns the failure of an `ERROR` event's status, or of a bare status in place of an event.
-pub(super) fn in_stream(json: &str) -> Option<Failure> {
-    let status: Status = serde_json::from_str(json).ok()?;
+pub(super) fn in_stream(json: &str) -> Option<RequestFailure> {
+    let status: StatusHeader = serde_json::from_str(json).ok()?;
     let StatusKind::Status = status.kind;
-    Some(Failure::Status {
+    Some(RequestFailure::Status {
         code: status.code.unwrap_or(500),
         reason: status.reason.unwrap_or_default(),
         message: shorten(&status.message.unwrap_or_default()),
@@ -307,8 +314,8 @@ pub(super) fn in_stream(json: &str) -> Option<Failure> {
 }
 
 /// Returns the failure of an `ERROR` event with any content.
-pub(super) fn error_event(json: &str) -> Failure {
-    in_stream(json).unwrap_or_else(|| Failure::Status {
+pub(super) fn error_event(json: &str) -> RequestFailure {
+    in_stream(json).unwrap_or_else(|| RequestFailure::Status {
         code: 500,
         reason: String::new(),
         message: "error event without a status".to_owned(),

@@ -117,8 +117,8 @@ pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
 
-/// Returns a condition that is met while any part is, and depends on none of them: for parts that come
-/// and go while an epoch runs.
+/// Returns a condition that is met while any part is, and depends on none of them: for parts that
+/// come and go while an epoch runs.
 #[cfg(any(test, feature = "meta"))]
 pub(crate) fn some_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::SomeOf(parts.into_iter().collect()))

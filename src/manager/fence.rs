@@ -27,13 +27,13 @@ use self::write::AnswerBody;
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
-    write::{Write, WriteEnd},
+    write::{WriteEnd, WriteRequest},
 };
 use super::BoxError;
 
 /// Observer of writes. Called before each write, in the task that sends it; the returned function
 /// is called at the end of the write, unless the server has refused it.
-pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> OnEnd + Send + Sync>;
+pub(crate) type WriteObserver = Arc<dyn Fn(WriteRequest) -> OnEnd + Send + Sync>;
 
 type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 
@@ -240,7 +240,7 @@ impl Fence {
             let _owned = &token;
             let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
             async move {
-                let write = Write::of(&request);
+                let write = WriteRequest::of(&request);
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut passage = fence.pass()?;
                 match write {

@@ -168,7 +168,8 @@ impl Lifecycle {
 
     /// Resets the machine for another specification, with a new condition and no earlier failures.
     ///
-    /// Only allowed between epochs: the caller has seen [`LifecycleAction::Done`], or no epoch is live.
+    /// Only allowed between epochs: the caller has seen [`LifecycleAction::Done`], or no epoch is
+    /// live.
     pub(super) fn renew(&mut self, policy: RestartPolicy) {
         debug_assert!(!self.live(), "a live epoch keeps its specification");
         self.policy = policy;

@@ -34,8 +34,8 @@ use super::{
     lifecycle::{Lifecycle, LifecycleInput},
 };
 
-/// Largest number of events before a snapshot is published. Bounds the delay of the first change of a
-/// burst, and the transitions of one batch, so that they fit into the channel of receivers.
+/// Largest number of events before a snapshot is published. Bounds the delay of the first change of
+/// a burst, and the transitions of one batch, so that they fit into the channel of receivers.
 const BATCH: usize = 128;
 
 pub(super) struct Owner {

@@ -10,8 +10,8 @@ use super::{ControllerName, RunnableStatus};
 
 /// Status of every runnable by name at one moment.
 ///
-/// The manager publishes one snapshot for each batch of ready events. So a burst of changes costs one
-/// copy of the map, not one copy for each change.
+/// The manager publishes one snapshot for each batch of ready events. So a burst of changes costs
+/// one copy of the map, not one copy for each change.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot(BTreeMap<ControllerName, Arc<RunnableStatus>>);
 

@@ -7,9 +7,12 @@ mod groups;
 mod panics;
 mod replacement;
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use futures::future::BoxFuture;

@@ -1,16 +1,16 @@
-//! Budgets of hook calls, their answers and their requests: bound the concurrent calls of a process,
-//! and the decoded bytes that a process, a controller and an answer hold.
+//! Budgets of hook calls, their responses and their requests: bound the concurrent calls of a
+//! process, and the decoded bytes that a process, a controller and a response hold.
 //!
-//! An answer of up to 64 KiB is read without a reservation; each sync holds at most one. Before
-//! more is read, a longer answer reserves its maximum length: answers that reserve piece by piece
-//! could wait for each other for ever. The unused part is released after the answer was read, and
-//! the rest when the sync drops the answer.
+//! A response of up to 64 KiB is read without a reservation; each sync holds at most one. Before
+//! more is read, a longer response reserves its maximum length: responses that reserve piece by
+//! piece could wait for each other for ever. The unused part is released after the response was
+//! read, and the rest when the sync drops the response.
 //!
-//! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
-//! never delays one that is being read. Requests have a third budget of the same size: a request of more
-//! than 64 KiB reserves its length before it is built, until it has been sent. No request is refused: a
-//! request that is longer than the share of its controller reserves the whole share. A write of more
-//! than 64 KiB takes its room from the budget of requests too.
+//! Responses that are kept by their ETag have a second budget of half the size, so that a kept
+//! response never delays one that is being read. Requests have a third budget of the same size: a
+//! request of more than 64 KiB reserves its length before it is built, until it has been sent. No
+//! request is refused: a request that is longer than the share of its controller reserves the whole
+//! share. A write of more than 64 KiB takes its room from the budget of requests too.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,16 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Longest answer that is read without a reservation, in bytes.
+/// Longest response that is read without a reservation, in bytes.
 pub(crate) const UNRESERVED_BYTES: usize = 64 * 1024;
-/// Default limit of one answer in bytes, unless the budget is smaller: no useful answer is longer.
-const ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Default budget of a process in bytes. With half as much for kept answers, it is three eighths of
-/// the shipped memory limit. A controller's share holds two answers of the default limit, so that
-/// an answer whose sync takes long does not block the next one.
+/// Default limit of one response in bytes, unless the budget is smaller: no useful response is
+/// longer.
+const RESPONSE_BYTES: usize = 16 * 1024 * 1024;
+/// Default budget of a process in bytes. With half as much for kept responses, it is three eighths
+/// of the shipped memory limit. A controller's share holds two responses of the default limit, so
+/// that a response whose sync takes long does not block the next one.
 const PROCESS_BYTES: usize = 128 * 1024 * 1024;
-/// Divisor of each budget; the result is the additional budget of answers that are kept by their
+/// Divisor of each budget; the result is the additional budget of responses that are kept by their
 /// ETag.
 const KEPT_DIVISOR: usize = 2;
 /// Share of each budget that requests may take in addition.
@@ -37,24 +38,24 @@ const REQUESTS_DIVISOR: usize = 2;
 /// Controllers that can exhaust the budget of a process only together.
 const SHARES: usize = 4;
 
-/// Limits of hook answers, in decoded bytes.
+/// Limits of hook responses, in decoded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnswerLimits {
-    /// All answers of a process; 128 MiB by default. Answers kept by their ETag may take half as much
-    /// again, and so may requests.
+pub struct ResponseLimits {
+    /// All responses of a process; 128 MiB by default. Responses kept by their ETag may take half
+    /// as much again, and so may requests.
     pub process: usize,
-    /// Answers of one controller; a quarter of `process` by default and at most.
+    /// Responses of one controller; a quarter of `process` by default and at most.
     pub controller: usize,
-    /// A single answer; 16 MiB by default, and at most `controller`.
-    pub answer: usize,
+    /// A single response; 16 MiB by default, and at most `controller`.
+    pub response: usize,
 }
 
-impl AnswerLimits {
+impl ResponseLimits {
     /// Returns the default limits for a budget of the process.
     #[must_use]
     pub fn of_process(process: usize) -> Self {
         let controller = process / SHARES;
-        Self { process, controller, answer: ANSWER_BYTES.min(controller) }
+        Self { process, controller, response: RESPONSE_BYTES.min(controller) }
     }
 
     /// Lowers the limits to their bounds. The whole budget is at most 4 GiB, which is what one
@@ -63,11 +64,11 @@ impl AnswerLimits {
         let most = usize::try_from(u32::MAX).unwrap_or(usize::MAX);
         let process = self.process.min(most);
         let controller = self.controller.min(process / SHARES);
-        Self { process, controller, answer: self.answer.min(controller) }
+        Self { process, controller, response: self.response.min(controller) }
     }
 }
 
-impl Default for AnswerLimits {
+impl Default for ResponseLimits {
     fn default() -> Self {
         Self::of_process(PROCESS_BYTES)
     }
@@ -75,9 +76,9 @@ impl Default for AnswerLimits {
 
 /// Budget of one process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
-pub struct AnswerBudget {
-    limits: AnswerLimits,
-    answers: Arc<Semaphore>,
+pub struct ResponseBudget {
+    limits: ResponseLimits,
+    responses: Arc<Semaphore>,
     kept: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     decoding: Arc<Semaphore>,
@@ -90,26 +91,26 @@ pub struct AnswerBudget {
 /// Share of one controller. Permits keep its semaphores, so bytes that outlive their hook count.
 #[derive(Clone, Debug, Default)]
 struct Share {
-    answers: Weak<Semaphore>,
+    responses: Weak<Semaphore>,
     kept: Weak<Semaphore>,
     requests: Weak<Semaphore>,
 }
 
 impl Share {
     fn is_held(&self) -> bool {
-        [&self.answers, &self.kept, &self.requests].iter().any(|it| it.strong_count() > 0)
+        [&self.responses, &self.kept, &self.requests].iter().any(|it| it.strong_count() > 0)
     }
 }
 
-impl AnswerBudget {
+impl ResponseBudget {
     /// Returns an unused budget. Limits beyond their bounds are lowered to them.
-    pub fn new(limits: AnswerLimits) -> Self {
+    pub fn new(limits: ResponseLimits) -> Self {
         let limits = limits.clamped();
         let pool = |bytes| Arc::new(Semaphore::new(bytes));
-        let (answers, kept) = (pool(limits.process), pool(limits.process / KEPT_DIVISOR));
+        let (responses, kept) = (pool(limits.process), pool(limits.process / KEPT_DIVISOR));
         let requests = pool(limits.process / REQUESTS_DIVISOR);
         let (decoding, shares) = (pool(1), Arc::default());
-        Self { limits, answers, kept, requests, decoding, calls: None, shares }
+        Self { limits, responses, kept, requests, decoding, calls: None, shares }
     }
 
     /// Bounds the concurrent hook calls of the process; 0 for no bound. Calls beyond it wait in the
@@ -122,21 +123,21 @@ impl AnswerBudget {
     }
 
     /// Returns the effective limits.
-    pub fn limits(&self) -> AnswerLimits {
+    pub fn limits(&self) -> ResponseLimits {
         self.limits
     }
 
-    /// Share of the controller of this name. Epochs of one name share it, because they overlap when a
-    /// controller is edited.
+    /// Share of the controller of this name. Epochs of one name share it, because they overlap when
+    /// a controller is edited.
     pub fn controller(&self, name: &str) -> ControllerBudget {
         let mut shares = self.shares.lock();
         shares.retain(|_, share| share.is_held());
         let share = shares.entry(name.to_owned()).or_default();
         let bytes = self.limits.controller;
-        let answers = held(&mut share.answers, bytes);
+        let responses = held(&mut share.responses, bytes);
         let kept = held(&mut share.kept, bytes / KEPT_DIVISOR);
         let requests = held(&mut share.requests, bytes / REQUESTS_DIVISOR);
-        ControllerBudget { process: self.clone(), answers, kept, requests }
+        ControllerBudget { process: self.clone(), responses, kept, requests }
     }
 }
 
@@ -149,33 +150,33 @@ fn held(semaphore: &mut Weak<Semaphore>, bytes: usize) -> Arc<Semaphore> {
     })
 }
 
-impl Default for AnswerBudget {
+impl Default for ResponseBudget {
     fn default() -> Self {
-        Self::new(AnswerLimits::default())
+        Self::new(ResponseLimits::default())
     }
 }
 
 /// Share of one controller in the budget of its process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
 pub struct ControllerBudget {
-    process: AnswerBudget,
-    answers: Arc<Semaphore>,
+    process: ResponseBudget,
+    responses: Arc<Semaphore>,
     kept: Arc<Semaphore>,
     requests: Arc<Semaphore>,
 }
 
 impl ControllerBudget {
     /// Returns the limits of the process.
-    pub(crate) fn limits(&self) -> AnswerLimits {
+    pub(crate) fn limits(&self) -> ResponseLimits {
         self.process.limits
     }
 
-    /// Returns the maximum number of bytes of kept answers that one controller may hold.
+    /// Returns the maximum number of bytes of kept responses that one controller may hold.
     pub(crate) fn most_kept(&self) -> usize {
         self.process.limits.controller / KEPT_DIVISOR
     }
 
-    /// Reserves bytes for an answer, and waits until they are free. The controller's share comes
+    /// Reserves bytes for a response, and waits until they are free. The controller's share comes
     /// first, so that a controller without free bytes takes none from the others.
     ///
     /// # Cancel safety
@@ -183,8 +184,8 @@ impl ControllerBudget {
     /// Dropping the future reserves nothing.
     pub(crate) async fn reserve(&self, bytes: usize) -> Option<Reservation> {
         let count = u32::try_from(bytes).ok()?;
-        let own = self.answers.clone().acquire_many_owned(count).await.ok()?;
-        let of_process = self.process.answers.clone().acquire_many_owned(count).await.ok()?;
+        let own = self.responses.clone().acquire_many_owned(count).await.ok()?;
+        let of_process = self.process.responses.clone().acquire_many_owned(count).await.ok()?;
         Some(Reservation { permits: [own, of_process] })
     }
 
@@ -214,7 +215,7 @@ impl ControllerBudget {
         self.process.calls.clone()?.acquire_owned().await.ok()
     }
 
-    /// Reserves bytes for an answer that is kept, if there are as many now.
+    /// Reserves bytes for a response that is kept, if there are as many now.
     pub(crate) fn try_keep(&self, bytes: usize) -> Option<Reservation> {
         let count = u32::try_from(bytes).ok()?;
         let own = self.kept.clone().try_acquire_many_owned(count).ok()?;
@@ -258,16 +259,16 @@ impl Reservation {
 
     /// Like [`Reservation::hold`], but keeps the whole reservation.
     pub(crate) fn hold_all(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Held { bytes, _reservation: self })
+        Bytes::from_owner(ReservedBytes { bytes, _reservation: self })
     }
 }
 
-struct Held {
+struct ReservedBytes {
     bytes: Vec<u8>,
     _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -279,21 +280,21 @@ mod tests {
 
     use super::*;
 
-    fn budget(process: usize) -> AnswerBudget {
-        AnswerBudget::new(AnswerLimits::of_process(process))
+    fn budget(process: usize) -> ResponseBudget {
+        ResponseBudget::new(ResponseLimits::of_process(process))
     }
 
     #[test]
     fn no_controller_holds_more_than_a_quarter_of_the_budget() {
         for (given, expected) in [
-            (AnswerLimits { process: 400, controller: 400, answer: 400 }, (400, 100, 100)),
-            (AnswerLimits { process: 400, controller: 50, answer: 10 }, (400, 50, 10)),
-            (AnswerLimits::of_process(100 << 20), (100 << 20, 25 << 20, 16 << 20)),
-            (AnswerLimits::default(), (128 << 20, 32 << 20, 16 << 20)),
+            (ResponseLimits { process: 400, controller: 400, response: 400 }, (400, 100, 100)),
+            (ResponseLimits { process: 400, controller: 50, response: 10 }, (400, 50, 10)),
+            (ResponseLimits::of_process(100 << 20), (100 << 20, 25 << 20, 16 << 20)),
+            (ResponseLimits::default(), (128 << 20, 32 << 20, 16 << 20)),
         ] {
-            let limits = AnswerBudget::new(given).limits;
+            let limits = ResponseBudget::new(given).limits;
 
-            assert_eq!((limits.process, limits.controller, limits.answer), expected, "{given:?}");
+            assert_eq!((limits.process, limits.controller, limits.response), expected, "{given:?}");
         }
     }
 
@@ -314,7 +315,7 @@ mod tests {
     fn edited_controller_keeps_a_single_share() {
         let budget = budget(400);
         let old = budget.controller("a");
-        let answer = old.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
+        let response = old.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
         let kept = old.try_keep(50);
 
         let new = budget.controller("a");
@@ -325,7 +326,7 @@ mod tests {
         drop((old, new));
         let newer = budget.controller("a");
         assert!(newer.reserve(1).now_or_never().is_none());
-        drop((answer, kept));
+        drop((response, kept));
         assert!(newer.reserve(100).now_or_never().is_some());
         drop(newer);
         budget.controller("b");
@@ -350,9 +351,9 @@ mod tests {
     #[test]
     fn unused_bytes_of_an_answer_are_released_at_once_and_the_others_with_its_last_slice() {
         let share = budget(400).controller("a");
-        let answer = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
-        let slice = answer.slice(10..20);
-        drop(answer);
+        let response = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
+        let slice = response.slice(10..20);
+        drop(response);
 
         assert!(share.reserve(61).now_or_never().is_none());
         assert!(share.reserve(60).now_or_never().is_some());
@@ -380,7 +381,7 @@ mod tests {
         assert!(greedy.request(UNRESERVED_BYTES + 1).now_or_never().is_none());
         assert!(greedy.request(UNRESERVED_BYTES).now_or_never().is_some(), "a small one");
         assert!(other.request(UNRESERVED_BYTES + 1).now_or_never().is_some());
-        assert!(greedy.reserve(UNRESERVED_BYTES).now_or_never().is_some(), "answers are apart");
+        assert!(greedy.reserve(UNRESERVED_BYTES).now_or_never().is_some(), "responses are apart");
 
         drop(sent);
         assert!(greedy.request(usize::MAX).now_or_never().is_some());

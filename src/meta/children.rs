@@ -243,7 +243,8 @@ impl Rules<'_> {
     pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(child, desired) => {
-                Some(ChildDigest::of(child, desired, self.ownership.labels_children()))
+                let generates = self.ownership.labels_children();
+                Some(ChildDigest::of(&child.json, &desired.json, generates))
             }
             Planned::Delete(_) | Planned::Create(_) => None,
         }
@@ -342,8 +343,9 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace and
-    /// the label or annotation that claims it. A status that the annotation has no room for is left out.
+    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace
+    /// and the label or annotation that claims it. A status that the annotation has no room for is
+    /// left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =

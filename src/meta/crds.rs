@@ -13,8 +13,8 @@ mod superset;
 /// Returns the definitions, in the order of their installation.
 ///
 /// The definitions accept every object that Metacontroller's own ones accept, and add a status. As
-/// there, the API server drops a field that is `null`, and fills in the same defaults: hooks receive
-/// the same `controller`.
+/// there, the API server drops a field that is `null`, and fills in the same defaults: hooks
+/// receive the same `controller`.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds =
         vec![CompositeController::crd(), DecoratorController::crd(), ControllerRevision::crd()];

@@ -1,9 +1,9 @@
-//! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the endpoint
-//! of each hook from them. A change takes effect with the next call.
+//! Credentials of hooks: reads the Secrets and ConfigMaps that hooks name, and resolves the
+//! endpoint of each hook from them. A change takes effect with the next call.
 //!
-//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that name
-//! it. Content that is deleted or becomes unusable is reported, and the last usable one stays in
-//! use.
+//! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that
+//! name it. Content that is deleted or becomes unusable is reported, and the last usable one stays
+//! in use.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -28,7 +28,7 @@ use super::endpoint::{
 use crate::{
     controller::Cluster,
     discovery::TypeRegistry,
-    informer::{Ended, InformerKey, InformerSet, Object, Progress, Subscription},
+    informer::{Ended, InformerKey, InformerProgress, InformerSet, Object, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup, Unmet, Verdict},
 };
@@ -39,10 +39,10 @@ pub(crate) const HOOK_CREDENTIALS: &str = "hook-credentials";
 /// Resolves the endpoints of hooks. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct HookCredentials {
-    shared: Arc<Shared>,
+    shared: Arc<SharedCredentials>,
 }
 
-struct Shared {
+struct SharedCredentials {
     types: TypeRegistry,
     informers: InformerSet,
     state: Mutex<CredentialsState>,
@@ -77,19 +77,19 @@ struct Holder {
     verdict: watch::Sender<Verdict>,
     /// Problem that was reported last.
     reported: Option<EndpointError>,
-    report: Arc<Report>,
+    report: Arc<ProblemReceiver>,
 }
 
 /// Receiver of problems. Called without the lock of the state, since it may take other locks.
-type Report = dyn Fn(String) + Send + Sync;
+type ProblemReceiver = dyn Fn(String) + Send + Sync;
 
 /// Problem that is to be reported after the lock was released.
-type Pending = (Arc<Report>, String);
+type PendingReport = (Arc<ProblemReceiver>, String);
 
 /// Endpoint of one hook, kept current until it is dropped.
 pub(crate) struct HookEndpoint {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<SharedCredentials>,
     endpoint: watch::Receiver<Option<Arc<Endpoint>>>,
     verdict: watch::Receiver<Verdict>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct HookEndpoint {
 impl HookCredentials {
     /// Reads objects through the informers of a cluster.
     pub(crate) fn new(cluster: &Cluster) -> Self {
-        let shared = Shared {
+        let shared = SharedCredentials {
             types: cluster.types.clone(),
             informers: cluster.informers.clone(),
             state: Mutex::default(),
@@ -169,7 +169,10 @@ impl Drop for HookEndpoint {
 
 impl Holder {
     /// Publishes the endpoint that follows from the objects. Returns a problem to report.
-    fn resolve(&mut self, objects: &HashMap<ObjectReference, NamedObject>) -> Option<Pending> {
+    fn resolve(
+        &mut self,
+        objects: &HashMap<ObjectReference, NamedObject>,
+    ) -> Option<PendingReport> {
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
             let named = objects.get(object).ok_or_else(unread)?;
@@ -210,13 +213,13 @@ impl Holder {
 }
 
 /// Sends the problems to their receivers.
-fn send(pending: impl IntoIterator<Item = Pending>) {
+fn send(pending: impl IntoIterator<Item = PendingReport>) {
     for (report, message) in pending {
         report(message);
     }
 }
 
-impl Shared {
+impl SharedCredentials {
     /// Returns the objects that hooks name now, with the number of their naming.
     fn namings(&self) -> HashSet<(ObjectReference, u64)> {
         let state = self.state.lock();
@@ -289,7 +292,7 @@ impl Shared {
                 }
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
-                    if let Progress::Forbidden(why) = now {
+                    if let InformerProgress::Forbidden(why) = now {
                         self.read(object, Err(EndpointError::Unreadable(object.clone(), why)));
                     }
                 }

@@ -20,10 +20,10 @@ use crate::{
     redaction,
 };
 
-/// Maximum number of rules in one response, and of names in one rule: no useful answer has more.
+/// Maximum number of rules in one response, and of names in one rule: no useful response has more.
 const MAX_RULES: usize = 1000;
-/// Maximum number of namespaces and names that the rules of one parent select in objects of one type:
-/// each is an entry of an index.
+/// Maximum number of namespaces and names that the rules of one parent select in objects of one
+/// type: each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;
@@ -87,7 +87,7 @@ pub(crate) fn related_rules(
     parent_namespace: Option<&Arc<str>>,
 ) -> Result<Vec<RelatedRule>, String> {
     let declared = decode(body, strict)
-        .map_err(|error| bounded(format!("hook answer is unusable: {error}")))?;
+        .map_err(|error| bounded(format!("hook response is unusable: {error}")))?;
     let rules = declared.into_iter().enumerate();
     rules
         .map(|(index, rule)| {
@@ -95,7 +95,7 @@ pub(crate) fn related_rules(
             RelatedRule::of(field, rule, version, parent_namespace)
         })
         .collect::<Result<_, _>>()
-        .map_err(|wrong| bounded(format!("hook answer is unusable: {wrong}")))
+        .map_err(|wrong| bounded(format!("hook response is unusable: {wrong}")))
 }
 
 fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {

@@ -114,7 +114,8 @@ impl Declared {
         now: Timestamp,
     ) -> CompositeControllerStatus {
         let waits = run.is_some_and(|run| run.pending.is_some());
-        // Hook health is that of the run whose hooks are called: the previous one while an edit waits.
+        // Hook health is that of the run whose hooks are called: the previous one while an edit
+        // waits.
         let shown = self.before.as_ref().filter(|_| waits).or(self.run.as_ref());
         let health = shown.map(|run| run.health.borrow().clone());
         View {
@@ -260,7 +261,8 @@ mod tests {
     use crate::{
         controller::{Cluster, ClusterOptions},
         meta::{
-            AnswerBudget, ControllerKind, EventLimit, counted_hook::Hooks, recorder::EventRecorder,
+            ControllerKind, EventLimit, ResponseBudget, counted_hook::Hooks,
+            recorder::EventRecorder,
         },
     };
 
@@ -292,7 +294,7 @@ mod tests {
         });
         let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
         let recorder = EventRecorder::new(cluster.unfenced_client().clone(), EventLimit::default());
-        let hooks = Hooks::new(Vec::new(), AnswerBudget::default().controller("a"));
+        let hooks = Hooks::new(Vec::new(), ResponseBudget::default().controller("a"));
         let changed = move || drop(probe.changes.names());
         let runnable = DeclaredRunnable::new(
             "a".into(),

@@ -1,11 +1,11 @@
 //! Decoration of a parent: the writes that give it the labels, annotations and status of a
-//! decorator's answer. Functions without I/O.
+//! decorator's response. Functions without I/O.
 //!
-//! A status is replaced as a whole, so that it is written by PUT; a merge would keep fields that the
-//! answer no longer has. Labels, annotations and finalizers are written by one merge patch of the
-//! keys that change: keys of other clients stay, also those of which the cache does not know yet.
-//! Metacontroller replaces the object instead. Both writes name the resourceVersion that was seen, so
-//! that a parent that has changed since is not decorated by an old decision.
+//! A status is replaced as a whole, so that it is written by PUT; a merge would keep fields that
+//! the response no longer has. Labels, annotations and finalizers are written by one merge patch of
+//! the keys that change: keys of other clients stay, also those of which the cache does not know
+//! yet. Metacontroller replaces the object instead. Both writes name the resourceVersion that was
+//! seen, so that a parent that has changed since is not decorated by an old decision.
 //!
 //! A type without `/status` gets both in one PUT of the object.
 
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{fingerprint::Fingerprint, protocol::StringChanges, rewrite};
 
-/// Decoration that an answer asks for.
+/// Decoration that a response asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoration<'a> {
     /// Changes of labels.
@@ -217,16 +217,16 @@ mod tests {
     #[track_caller]
     fn of(
         parent: &Value,
-        answer: Value,
+        response: Value,
         finalizer: Option<&str>,
         subresource: bool,
     ) -> DecorationWrites {
         let changes = |field: &str| {
-            serde_json::from_value::<Option<StringChanges>>(answer[field].clone()).unwrap()
+            serde_json::from_value::<Option<StringChanges>>(response[field].clone()).unwrap()
         };
         let (labels, annotations) =
             (changes("labels").unwrap_or_default(), changes("annotations").unwrap_or_default());
-        let status = Some(&answer["status"]).filter(|status| !status.is_null());
+        let status = Some(&response["status"]).filter(|status| !status.is_null());
         let status = status.map(Value::to_string);
         let decoration = Decoration {
             labels: &labels,
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn metadata_is_patched_by_the_keys_that_change() {
-        for (answer, finalizer, expected) in [
+        for (response, finalizer, expected) in [
             (json!({}), None, json!({})),
             (json!({"labels": {}, "annotations": null}), None, json!({})),
             (json!({"labels": {"kept": "1", "gone": null}}), None, json!({})),
@@ -270,11 +270,11 @@ mod tests {
                 json!({"labels": {"old": null}, "finalizers": ["other"]}),
             ),
         ] {
-            let writes = of(&parent(), answer.clone(), finalizer, true);
+            let writes = of(&parent(), response.clone(), finalizer, true);
 
-            assert_eq!(writes.status, None, "{answer}");
+            assert_eq!(writes.status, None, "{response}");
             let changes = expected.as_object().unwrap().clone();
-            assert_eq!(writes.object, patch_of(changes), "{answer} {finalizer:?}");
+            assert_eq!(writes.object, patch_of(changes), "{response} {finalizer:?}");
         }
     }
 
@@ -292,7 +292,7 @@ mod tests {
     fn status_is_left_or_replaced_as_a_whole() {
         let mut without = parent();
         without.as_object_mut().unwrap().remove("status");
-        for (seen, answer, expected) in [
+        for (seen, response, expected) in [
             (parent(), json!({}), None),
             (parent(), json!({"status": null}), None),
             (parent(), json!({"status": {"n": 1, "phase": "Old"}}), None),
@@ -301,23 +301,23 @@ mod tests {
             (without.clone(), json!({}), None),
             (without.clone(), json!({"status": {}}), Some(json!({}))),
         ] {
-            let writes = of(&seen, answer.clone(), None, true);
+            let writes = of(&seen, response.clone(), None, true);
 
-            assert_eq!(writes.object, None, "{answer}");
+            assert_eq!(writes.object, None, "{response}");
             let mut wanted = seen.clone();
             let wanted = expected.map(|status| {
                 wanted["status"] = status;
                 wanted
             });
-            assert_eq!(writes.status.as_ref().map(body), wanted, "{answer}");
+            assert_eq!(writes.status.as_ref().map(body), wanted, "{response}");
         }
     }
 
     #[test]
     fn status_and_metadata_are_two_writes() {
-        let answer = json!({"labels": {"new": "1"}, "status": {"n": 2}});
+        let response = json!({"labels": {"new": "1"}, "status": {"n": 2}});
 
-        let writes = of(&parent(), answer, Some(OURS), true);
+        let writes = of(&parent(), response, Some(OURS), true);
 
         let status = body(&writes.status.unwrap());
         assert_eq!(
@@ -332,12 +332,12 @@ mod tests {
 
     #[test]
     fn type_without_a_status_subresource_gets_one_write() {
-        let answer = json!({
+        let response = json!({
             "labels": {"new": "1", "old": null, "gone": null}, "annotations": {"b": "2"},
             "status": {"n": 2},
         });
 
-        let writes = of(&parent(), answer, Some(OURS), false);
+        let writes = of(&parent(), response, Some(OURS), false);
 
         assert_eq!(writes.status, None);
         let Some(ObjectWrite::Replace(write)) = writes.object else { panic!("no replacement") };
@@ -348,8 +348,8 @@ mod tests {
         expected["status"] = json!({"n": 2});
         assert_eq!(body(&write), expected);
         let bare = json!({"kind": "Thing", "metadata": {"name": "a"}});
-        let answer = json!({"labels": {"new": "1", "gone": null}, "status": {}});
-        let Some(ObjectWrite::Replace(write)) = of(&bare, answer, None, false).object else {
+        let response = json!({"labels": {"new": "1", "gone": null}, "status": {}});
+        let Some(ObjectWrite::Replace(write)) = of(&bare, response, None, false).object else {
             panic!("no replacement")
         };
         let metadata = json!({"name": "a", "labels": {"new": "1"}});

@@ -1,8 +1,8 @@
 //! Definition of a declared controller: its object parsed once, validated, and executable.
 //!
 //! All problems are collected, each with its field. An object that asks for an unsupported feature
-//! is rejected as a whole and never executed in part. The fields of each kind are read in a module of
-//! their own.
+//! is rejected as a whole and never executed in part. The fields of each kind are read in a module
+//! of their own.
 
 mod composite;
 mod decorator;
@@ -65,7 +65,7 @@ pub struct Definition {
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub max_owner_depth: usize,
-    /// Maximum number of children in one answer; [`MAX_CHILDREN`] when parsed.
+    /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
     pub max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
     pub recreates_at_once: bool,
@@ -297,8 +297,10 @@ fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let depth = said.as_str().and_then(|text| text.parse().ok());
     depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
         let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
-        problems
-            .invalid(field, format!("{said} is not a string with a number from 1 to {DEEPEST}"));
+        problems.invalid(
+            field,
+            format!("the value {said} is not a number from 1 to {DEEPEST} in quotes"),
+        );
         OWNER_DEPTH
     })
 }

@@ -1,23 +1,23 @@
 //! Children that a sync found equal to the desired ones, so that later syncs need not merge them.
 //!
 //! The result of a merge follows from the bytes of the child, the bytes that the hook wants and the
-//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead of
-//! these two, since aggregated APIs may have no versions, and after a restore of etcd one version may
-//! name two contents.
+//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead
+//! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
+//! version may name two contents.
 
-use super::{
-    children::{Child, Desired},
-    digest::digest,
-};
+use bytes::Bytes;
+
+use super::digest::digest;
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ChildDigest(u64);
 
 impl ChildDigest {
-    /// Digest of a child. `generate_selector` adds a label to it.
-    pub(crate) fn of(child: &Child, desired: &Desired, generate_selector: bool) -> Self {
-        Self(digest((generate_selector, &child.json, &desired.json)))
+    /// Digest of the JSON of a child and of its desired state, to which `generate_selector` adds a
+    /// label.
+    pub(crate) fn of(child: &Bytes, desired: &Bytes, generate_selector: bool) -> Self {
+        Self(digest((generate_selector, child, desired)))
     }
 }
 
@@ -44,15 +44,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{informer::ObjectKey, meta::children::fixtures::child};
 
     fn digest(uid: &str, version: &str, data: &str, desired: &str) -> ChildDigest {
         let object = json!({
             "metadata": {"name": "a", "uid": uid, "resourceVersion": version}, "data": {"v": data},
         });
-        let key = ObjectKey::namespaced("ns", "a");
-        let desired = Desired { group: 0, key, json: desired.to_owned().into() };
-        ChildDigest::of(&child(0, "a", object), &desired, false)
+        ChildDigest::of(&object.to_string().into(), &desired.to_owned().into(), false)
     }
 
     #[test]
@@ -76,11 +73,8 @@ mod tests {
 
     #[test]
     fn digest_separates_the_child_from_its_desired_state() {
-        let of = |child_json: &str, desired: &str| {
-            let mut child = child(0, "a", json!({}));
-            child.json = child_json.to_owned().into();
-            let key = ObjectKey::namespaced("ns", "a");
-            let desired = Desired { group: 0, key, json: desired.to_owned().into() };
+        let of = |child: &str, desired: &str| {
+            let [child, desired] = [child, desired].map(|json| json.to_owned().into());
             [false, true].map(|generates| ChildDigest::of(&child, &desired, generates))
         };
 

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::{ControllerKind, HookKind};
 use crate::informer::Header;
 
-/// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes or
-/// orphans its children, and the controller does not manage them.
+/// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes
+/// or orphans its children, and the controller does not manage them.
 const COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
 /// Maximum length of a finalizer's name after the slash, as the API server accepts it.
 const MAX_NAME: usize = 63;

@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for FingerprintReader<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Fingerprint, A::Error> {
         let mut sum = 0_u64;
-        while let Some(Key(key)) = fields.next_key()? {
+        while let Some(FieldName(key)) = fields.next_key()? {
             if self.ignored.contains(&&*key) {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
@@ -152,7 +152,7 @@ impl<'de> Visitor<'de> for FingerprintReader<'_> {
 }
 
 #[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+struct FieldName<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {

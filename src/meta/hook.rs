@@ -75,10 +75,10 @@ impl Hook for Held<Arc<dyn Hook>> {
     }
 }
 
-/// Calls a hook for a parent on behalf of an epoch, once the bound of the process admits it. The wait
-/// counts as no call, and not towards the timeout of the hook. The call passes the epoch's fence until the
-/// response is complete, and is abandoned when the epoch ends. A call without a response is counted
-/// here, any other one by the caller, which judges the response.
+/// Calls a hook for a parent on behalf of an epoch, once the bound of the process admits it. The
+/// wait counts as no call, and not towards the timeout of the hook. The call passes the epoch's
+/// fence until the response is complete, and is abandoned when the epoch ends. A call without a
+/// response is counted here, any other one by the caller, which judges the response.
 ///
 /// # Errors
 ///
@@ -96,15 +96,15 @@ pub(crate) async fn call<'a>(
     let _permit = permit.ok_or(HookError::Cancelled)?;
     let passage = epoch.fence().pass()?;
     let counted = series.call();
-    let answer = tokio::select! {
+    let response = tokio::select! {
         biased;
         () = token.cancelled() => Err(HookError::Cancelled),
-        answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
+        response = hook.call_about(&parent.key, &parent.uid, request) => response,
     };
     // An abandoned call counts as answered: a hook call is repeated, so its outcome is not needed.
     passage.answered();
-    match answer {
-        Ok(answer) => Ok((answer, counted)),
+    match response {
+        Ok(response) => Ok((response, counted)),
         Err(error) => {
             counted.end(CallOutcome::of(&error));
             Err(error)
@@ -120,7 +120,9 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::{
-        super::{AnswerBudget, AnswerLimits, HookKind, HookMetrics, children::fixtures::parent},
+        super::{
+            HookKind, HookMetrics, ResponseBudget, ResponseLimits, children::fixtures::parent,
+        },
         *,
     };
     use crate::manager::StopReason;
@@ -135,7 +137,7 @@ mod tests {
     }
 
     fn budget() -> ControllerBudget {
-        AnswerBudget::default().controller("c")
+        ResponseBudget::default().controller("c")
     }
 
     fn series() -> HookSeries {
@@ -146,7 +148,7 @@ mod tests {
     async fn every_call_counts_once_with_its_outcome() {
         let status = |code| HookError::Status { code, body: String::new(), proxy: None };
         let waited = Duration::from_secs(10);
-        for (answer, usable, outcome) in [
+        for (response, usable, outcome) in [
             (Ok(Bytes::new()), true, "2xx"),
             (Ok(Bytes::new()), false, "invalid"),
             (Err(status(204)), true, "invalid"),
@@ -166,7 +168,7 @@ mod tests {
             let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
             metrics.register(&mut registry);
             let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
-            let (hook, epoch) = (Scripted(answer), Epoch::new("c", 1, Duration::ZERO));
+            let (hook, epoch) = (Scripted(response), Epoch::new("c", 1, Duration::ZERO));
 
             let called = call(&hook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
             if let Ok((_, counted)) = called {
@@ -227,7 +229,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn call_beyond_the_bound_of_the_process_waits_and_ends_with_its_epoch() {
-        let budget = AnswerBudget::new(AnswerLimits::default()).most_calls(1);
+        let budget = ResponseBudget::new(ResponseLimits::default()).most_calls(1);
         let (own, other) = (budget.controller("c"), budget.controller("other"));
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let (parent, series) = (parent(None), series());

@@ -36,15 +36,15 @@ pub enum HookError {
         /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
         /// empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
         body: String,
-        /// Address of the proxy that received the request and may have sent the status itself, without
-        /// credentials. `None` for a hook over https.
+        /// Address of the proxy that received the request and may have sent the status itself,
+        /// without credentials. `None` for a hook over https.
         proxy: Option<String>,
     },
     /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request
     /// without `If-None-Match`.
     #[error(
         "hook answered with status {code} to a request without If-None-Match: there is no cached \
-         answer to confirm"
+         response to confirm"
     )]
     NothingToConfirm {
         /// HTTP status.
@@ -59,7 +59,7 @@ pub enum HookError {
     /// Other responses held the budget until the timeout; raise the budget, or send smaller
     /// responses.
     #[error(
-        "hook answer of up to {bytes} bytes was not read: within {waited:?} other answers did not \
+        "hook response of up to {bytes} bytes was not read: within {waited:?} other responses did not \
          release --hook-answer-budget, or the controller's share of it"
     )]
     NoBudget {

@@ -42,7 +42,7 @@ pub(super) struct SeriesLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DurationLabels {
+struct HookDurationLabels {
     controller_name: String,
     controller_type: String,
     url: String,
@@ -58,7 +58,7 @@ struct ConnectLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+struct HookRequestLabels {
     controller_name: String,
     controller_type: String,
     url: String,
@@ -208,8 +208,8 @@ struct Families {
 
 /// Metacontroller's families, which it has once for each kind of hook.
 struct KindFamilies {
-    requests: Family<RequestLabels, Counter>,
-    durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    requests: Family<HookRequestLabels, Counter>,
+    durations: Family<HookDurationLabels, Histogram, fn() -> Histogram>,
     dns: Family<ConnectLabels, Histogram, fn() -> Histogram>,
     tls: Family<ConnectLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
@@ -266,7 +266,7 @@ impl HookMetrics {
             let word = kind.word();
             registry.register(
                 format!("metacontroller_{word}_requests"),
-                format!("Answers of {word} hooks, by status code"),
+                format!("Responses of {word} hooks, by status code"),
                 families.requests.clone(),
             );
             registry.register(
@@ -297,7 +297,7 @@ impl HookMetrics {
         );
         registry.register(
             "pilotlight_composite_unchanged_syncs",
-            "Syncs that ended with the hook's answer, since nothing had changed",
+            "Syncs that ended with the hook's response, since nothing had changed",
             self.families.unchanged.clone(),
         );
         registry.register(
@@ -312,13 +312,13 @@ impl HookMetrics {
         );
         registry.register(
             "pilotlight_hook_tasks",
-            "Live tasks that drive connections to hooks or expire cached answers",
+            "Live tasks that drive connections to hooks or expire cached responses",
             self.families.tasks.clone(),
         );
     }
 
-    /// Returns the series of one hook of a controller; removed when the last user of these labels is
-    /// dropped.
+    /// Returns the series of one hook of a controller; removed when the last user of these labels
+    /// is dropped.
     pub fn series(
         &self,
         kind: HookKind,
@@ -442,14 +442,14 @@ impl HookSeries {
         ConnectLabels { controller_name, controller_type, url, event: event.word() }
     }
 
-    fn durations(&self) -> DurationLabels {
+    fn durations(&self) -> HookDurationLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        DurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
+        HookDurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
     }
 
-    fn requests(&self, code: &str) -> RequestLabels {
+    fn requests(&self, code: &str) -> HookRequestLabels {
         let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        RequestLabels {
+        HookRequestLabels {
             controller_name,
             controller_type,
             url,

@@ -54,8 +54,8 @@ pub struct HookRule {
     pub version: HookVersion,
     /// True if unknown and duplicate fields of a response are errors.
     pub strict: bool,
-    /// URL of the hook. A user name and password in it become the header `Authorization`; do not show
-    /// them.
+    /// URL of the hook. A user name and password in it become the header `Authorization`; do not
+    /// show them.
     pub url: Uri,
     /// Timeout of a whole exchange.
     pub timeout: Duration,

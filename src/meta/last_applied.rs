@@ -1,9 +1,9 @@
 //! Last-applied annotation: the desired child as of the last write.
 //!
 //! The annotation is Metacontroller's, so that both programs read each other's children. It is
-//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write. A
-//! write has the bytes that Metacontroller would have written, which compares them: the whole object
-//! as the hook sent it, with its status and nulls.
+//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write.
+//! A write has the bytes that Metacontroller would have written, which compares them: the whole
+//! object as the hook sent it, with its status and nulls.
 
 use std::io;
 
@@ -120,14 +120,14 @@ pub(crate) fn same(one: &Value, other: &Value) -> bool {
 pub(crate) fn encode(value: &Value) -> String {
     let mut bytes = Vec::new();
     value
-        .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Go))
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, GoFormatter))
         .expect("a value is always encodable, and a vector takes every byte");
     String::from_utf8(bytes).expect("JSON is text")
 }
 
-pub(crate) struct Go;
+pub(crate) struct GoFormatter;
 
-impl Formatter for Go {
+impl Formatter for GoFormatter {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         let size = value.abs();
         if size != 0.0 && !(1e-6..1e21).contains(&size) {

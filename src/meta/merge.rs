@@ -28,7 +28,8 @@ pub(crate) fn count() -> usize {
 /// Merges `desired` into `observed`.
 ///
 /// System metadata, the controller's owner reference and the status stay as observed. The
-/// last-applied annotation becomes the whole desired object, if its meaning or anything else changed.
+/// last-applied annotation becomes the whole desired object, if its meaning or anything else
+/// changed.
 pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));

@@ -50,7 +50,7 @@ impl Ownership {
         }
     }
 
-    /// Returns the name of the list of children in an answer.
+    /// Returns the name of the list of children in a response.
     pub(crate) fn list(&self) -> &'static str {
         match self {
             Self::Selected { .. } => "children",
@@ -97,8 +97,8 @@ impl Ownership {
         }
     }
 
-    /// Returns whether the annotations of a child of the parent claim it. An attachment of a decorator
-    /// is never claimed by a selector.
+    /// Returns whether the annotations of a child of the parent claim it. An attachment of a
+    /// decorator is never claimed by a selector.
     pub(crate) fn is_marked(&self, annotations: &StringMap) -> bool {
         match self {
             Self::Selected { .. } => !annotations.contains_key(DECORATED_BY),

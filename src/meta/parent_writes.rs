@@ -86,8 +86,9 @@ struct SettledStatus {
 }
 
 impl TrackedParent {
-    /// Cause of a write of the running sync. A create always counts: a child that is deleted again and
-    /// again under its name, by a garbage collector or a rival, would otherwise be created in a loop.
+    /// Cause of a write of the running sync. A create always counts: a child that is deleted again
+    /// and again under its name, by a garbage collector or a rival, would otherwise be created in a
+    /// loop.
     fn cause_of(&self, is_create: bool) -> WriteCause {
         if is_create { WriteCause::OwnWrites } else { self.cause }
     }
@@ -159,7 +160,7 @@ impl ParentWrites {
         }
     }
 
-    /// Records the time that an answer asks for until the next sync.
+    /// Records the time that a response asks for until the next sync.
     pub(crate) fn resync_after(&self, key: &Request, after: Duration) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.resync.asked(after, Instant::now());
@@ -236,8 +237,8 @@ impl ParentWrites {
         }
     }
 
-    /// Records that the replacement of a child is refused; returns the time since the first refusal. A
-    /// sync without a refusal starts anew.
+    /// Records that the replacement of a child is refused; returns the time since the first
+    /// refusal. A sync without a refusal starts anew.
     pub(crate) fn refused_for(&self, key: &Request, what: &str) -> Duration {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };
@@ -305,8 +306,8 @@ impl ParentWrites {
         }
     }
 
-    /// Removes and returns the children of a parent that were equal to the desired ones. A sync that
-    /// does not complete leaves none.
+    /// Removes and returns the children of a parent that were equal to the desired ones. A sync
+    /// that does not complete leaves none.
     pub(crate) fn take_equal(&self, key: &Request) -> EqualChildren {
         self.lock().get_mut(key).map(|entry| take(&mut entry.equal)).unwrap_or_default()
     }
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn record_is_taken_once_and_belongs_to_one_parent() {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
-        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[], 0), b"answer");
+        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[], 0), b"response");
         writes.keep_record(&key, record);
         assert_eq!(writes.take_record(&key), None, "it is not tracked");
 

@@ -21,14 +21,14 @@ pub const MAX_CHILDREN: usize = 10_000;
 /// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
 /// the whole response, so that a mistake in a hook is not executed in part.
 pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
-/// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes the
-/// parent and its managed fields. A larger status is refused before it is processed.
+/// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes
+/// the parent and its managed fields. A larger status is refused before it is processed.
 pub const MAX_STATUS_BYTES: usize = 1536 * 1024;
-/// The longest message about an answer, in bytes: decoders repeat the value that is wrong.
+/// The longest message about a response, in bytes: decoders repeat the value that is wrong.
 const MAX_MESSAGE_BYTES: usize = 512;
 
 /// Names of the fields that differ between the kinds.
-struct Names {
+struct FieldNames {
     /// Parent in the request of a sync or finalize hook.
     parent: &'static str,
     /// Children in the request and in the response.
@@ -38,14 +38,14 @@ struct Names {
 }
 
 /// Returns the names of a kind.
-fn names(kind: ControllerKind) -> &'static Names {
+fn names(kind: ControllerKind) -> &'static FieldNames {
     match kind {
-        ControllerKind::Composite => &Names {
+        ControllerKind::Composite => &FieldNames {
             parent: "parent",
             children: "children",
             response: &["status", "children", "resyncAfterSeconds", "finalized"],
         },
-        ControllerKind::Decorator => &Names {
+        ControllerKind::Decorator => &FieldNames {
             parent: "object",
             children: "attachments",
             response: &[

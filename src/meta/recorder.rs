@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use self::outbox::{Delivery, Outbox, Put};
 use super::resource::{self, is_fenced, is_not_found};
-use crate::{controller::Context, manager::StopReason, token_bucket::TokenBucket};
+use crate::{controller::Context, manager::StopReason, redaction, token_bucket::TokenBucket};
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";
@@ -213,7 +213,7 @@ impl EventRecorder {
         error: &kube::Error,
     ) {
         let is_news = !is_fenced(error) && self.memory.is_news(cause(error));
-        let (error, name) = (resource::explain(error), &subject.name);
+        let (error, name) = (redaction::request_error(error), &subject.name);
         if is_news {
             tracing::warn!(
                 error,

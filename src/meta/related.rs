@@ -25,13 +25,13 @@ use super::{
 };
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
-    discovery::{TypeRegistry, TypeState},
+    discovery::TypeRegistry,
     informer::{Delta, Interest, Object, Selection, Store},
     kind::{ServedType, TypeRef},
 };
 
-/// Time for which the answer of a customize hook is used, as in Metacontroller.
-const ANSWER_LIFETIME: Duration = Duration::from_secs(20 * 60);
+/// Time for which the response of a customize hook is used, as in Metacontroller.
+const RESPONSE_LIFETIME: Duration = Duration::from_secs(20 * 60);
 /// Time for which a sync waits for the first list of a type.
 const LIST_PATIENCE: Duration = Duration::from_secs(1);
 /// Name of the input of the namespaces that rules select.
@@ -48,14 +48,14 @@ pub(crate) struct Related {
 #[derive(Debug, Default)]
 struct RelatedState {
     /// By parent, and by the uid of the parent with its revision.
-    answers: HashMap<Request, HashMap<Arc<str>, CustomizeAnswer>>,
+    responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }
 
-/// Answer of the customize hook for a parent.
+/// Response of the customize hook for a parent.
 #[derive(Debug)]
-struct CustomizeAnswer {
+struct CachedRules {
     declared: Fingerprint,
     at: Instant,
     rules: Arc<[RelatedRule]>,
@@ -104,18 +104,18 @@ impl Related {
         Self { state: Mutex::default(), managed_fields }
     }
 
-    /// Returns the rules of a parent from an earlier answer, unless the parent's declaration has
-    /// changed since, or the answer is old.
-    pub(crate) fn answer(
+    /// Returns the rules of a parent from an earlier response, unless the parent's declaration has
+    /// changed since, or the response is old.
+    pub(crate) fn response(
         &self,
         key: &Request,
         uid: &str,
         declared: Fingerprint,
     ) -> Option<Arc<[RelatedRule]>> {
         let state = self.lock();
-        let answer = state.answers.get(key)?.get(uid)?;
-        let is_current = answer.declared == declared && answer.at.elapsed() < ANSWER_LIFETIME;
-        is_current.then(|| Arc::clone(&answer.rules))
+        let response = state.responses.get(key)?.get(uid)?;
+        let is_current = response.declared == declared && response.at.elapsed() < RESPONSE_LIFETIME;
+        is_current.then(|| Arc::clone(&response.rules))
     }
 
     /// Keeps the rules of a parent.
@@ -128,17 +128,17 @@ impl Related {
     ) {
         let (rules, at) = (Arc::clone(rules), Instant::now());
         let mut state = self.lock();
-        let answers = state.answers.entry(key.clone()).or_default();
+        let responses = state.responses.entry(key.clone()).or_default();
         // A parent that was created anew has another uid, and revisions come and go.
-        answers.retain(|known, answer| {
-            is_same_parent(known, uid) && answer.at.elapsed() < ANSWER_LIFETIME
+        responses.retain(|known, response| {
+            is_same_parent(known, uid) && response.at.elapsed() < RESPONSE_LIFETIME
         });
-        answers.insert(uid.clone(), CustomizeAnswer { declared, at, rules });
+        responses.insert(uid.clone(), CachedRules { declared, at, rules });
     }
 
-    /// Forgets the answer for a parent, so that the next sync calls the hook.
+    /// Forgets the response for a parent, so that the next sync calls the hook.
     pub(crate) fn forget_answer(&self, key: &Request) {
-        self.lock().answers.remove(key);
+        self.lock().responses.remove(key);
     }
 
     /// Reads the related objects of a parent, in one group for each type of the rules. A type that
@@ -207,7 +207,7 @@ impl Related {
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(self: &Arc<Self>, parent: &Request, context: &Context) {
-        self.lock().answers.remove(parent);
+        self.lock().responses.remove(parent);
         if let Some(inputs) = context.inputs() {
             self.want(parent, &[], &inputs, context).ok();
         }
@@ -336,7 +336,7 @@ impl Related {
     ) -> Result<Cache, RelatedError> {
         let handle = self.lock().types.get(input).map(|related| related.handle.clone());
         let handle = handle.ok_or(RelatedError::Cancelled)?;
-        if is_missing(&types.get(type_ref).state) {
+        if types.get(type_ref).state.is_missing() {
             let state = self.lock();
             let served = state.types.get(input).and_then(|related| related.served.clone());
             return Ok(Cache::Missing(served));
@@ -405,15 +405,6 @@ fn input_of(type_ref: &TypeRef) -> String {
 
 fn namespace_type() -> TypeRef {
     TypeRef::resource("", "v1", "namespaces")
-}
-
-/// Returns whether a type is proven not to be served, now or as of the last proof.
-pub(crate) fn is_missing(state: &TypeState) -> bool {
-    match state {
-        TypeState::Absent | TypeState::Installing(_) | TypeState::NotWatchable => true,
-        TypeState::Served | TypeState::Terminating | TypeState::Unknown(None) => false,
-        TypeState::Unknown(Some(last)) => is_missing(last),
-    }
 }
 
 #[cfg(test)]

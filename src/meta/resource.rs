@@ -252,8 +252,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<T, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
-    // it wants one.
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
+    // where it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }
@@ -351,17 +351,6 @@ pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
 /// Returns whether the epoch ended before the request was sent.
 pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     redaction::chain(error).any(|error| error.is::<FenceClosed>())
-}
-
-/// Returns a short message: kube's own repeats the server's answer. The fence has already redacted
-/// answers about a Secret.
-pub(crate) fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !status.message.is_empty()
-    {
-        return redaction::text(&status.message);
-    }
-    redaction::error(error)
 }
 
 #[cfg(test)]

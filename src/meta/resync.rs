@@ -1,8 +1,8 @@
-//! Resyncs of one parent: the period of all parents, and the time that an answer asked for.
+//! Resyncs of one parent: the period of all parents, and the time that a response asked for.
 //!
 //! Periods begin at another time for each parent, so that the parents are spread over the period. A
-//! sync in between does not move them. Semantics: the resync of client-go's informers and the delayed
-//! add of Metacontroller, except that a newer answer replaces the time of an older one.
+//! sync in between does not move them. Semantics: the resync of client-go's informers and the
+//! delayed add of Metacontroller, except that a newer response replaces the time of an older one.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::digest::digest;
 /// Due times of one parent.
 #[derive(Debug, Default)]
 pub(crate) struct Resync {
-    // Time that the last answer with a time asked for; kept until it has passed.
+    // Time that the last response with a time asked for; kept until it has passed.
     asked: Option<Instant>,
     // Next due time: the end of the period, or `asked` if that is earlier.
     due: Option<Instant>,
@@ -29,7 +29,7 @@ impl Resync {
         std::mem::take(&mut self.passed) || is_due
     }
 
-    /// Records the time that an answer asks for. An answer without a time leaves an earlier one.
+    /// Records the time that a response asks for. A response without a time leaves an earlier one.
     pub(crate) fn asked(&mut self, after: Duration, now: Instant) {
         self.asked = Some(now.checked_add(after).unwrap_or(now + LONGEST));
     }
@@ -42,7 +42,7 @@ impl Resync {
     }
 }
 
-/// Longest time that an answer may ask for: a year.
+/// Longest time that a response may ask for: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Returns the next end of a period after `now`. The periods of `uid` begin at a time of its own.

@@ -10,7 +10,7 @@ use serde::{
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::last_applied::Go;
+use super::last_applied::GoFormatter;
 
 /// Returns the number of bytes of a text as it is sent: without whitespace, and escaped as Go does.
 ///
@@ -78,7 +78,7 @@ struct Value<'w, W>(&'w mut W);
 
 impl<W: io::Write> Value<'_, W> {
     fn scalar<E: serde::de::Error>(self, value: impl Serialize) -> Result<(), E> {
-        let mut encoder = serde_json::Serializer::with_formatter(self.0, Go);
+        let mut encoder = serde_json::Serializer::with_formatter(self.0, GoFormatter);
         value.serialize(&mut encoder).map_err(E::custom)
     }
 }

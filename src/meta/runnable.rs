@@ -219,8 +219,8 @@ fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> b
     rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
 }
 
-/// Returns whether a change of a parent is more than one of its status. Without generations, as of a
-/// ConfigMap, any change counts.
+/// Returns whether a change of a parent is more than one of its status. Without generations, as of
+/// a ConfigMap, any change counts.
 fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
     match (&delta.old, &delta.new) {
         (Some(old), Some(new)) => {

@@ -1,7 +1,7 @@
 //! Declared controller as hooks receive it.
 //!
-//! Metacontroller decodes the object into structs of Go and encodes those: a struct is never absent, and
-//! a duration has Go's spelling.
+//! Metacontroller decodes the object into structs of Go and encodes those: a struct is never
+//! absent, and a duration has Go's spelling.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};

@@ -1,9 +1,9 @@
-//! Supervisor: the controller of declared controllers. Each object becomes a runnable of the manager,
-//! and the manager's state of the runnable becomes the object's status.
+//! Supervisor: the controller of declared controllers. Each object becomes a runnable of the
+//! manager, and the manager's state of the runnable becomes the object's status.
 //!
-//! Each kind has a supervisor, which waits for its own CRD like any conditional controller. While the CRD is gone, the
-//! declared controllers keep running as declared. When it returns, objects and runnables are
-//! matched by name.
+//! Each kind has a supervisor, which waits for its own CRD like any conditional controller. While
+//! the CRD is gone, the declared controllers keep running as declared. When it returns, objects and
+//! runnables are matched by name.
 
 mod declared_controllers;
 mod freed_parents;
@@ -26,8 +26,8 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience,
-    MAX_CHILDREN, Selector, credentials::HookCredentials, declared::Changes,
+    ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience, MAX_CHILDREN,
+    ResponseBudget, Selector, credentials::HookCredentials, declared::Changes,
     definition::DEFAULT_NAMESPACE, manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
@@ -54,7 +54,8 @@ pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send
 pub struct MetaOptions {
     /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
     /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
-    /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is more.
+    /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is
+    /// more.
     pub workers: usize,
     /// Options of each runnable.
     pub runnable: RunnableOptions,
@@ -63,10 +64,10 @@ pub struct MetaOptions {
     /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,
     /// Budget of the hook responses that are held at once, in bytes; defaults as in
-    /// [`AnswerLimits`](super::AnswerLimits).
-    pub answers: AnswerBudget,
-    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which is
-    /// the default. Calls beyond it wait in the order in which they were made.
+    /// [`ResponseLimits`](super::ResponseLimits).
+    pub responses: ResponseBudget,
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which
+    /// is the default. Calls beyond it wait in the order in which they were made.
     pub max_hook_calls: usize,
     /// Selects the declared controllers that are run and whose status is written; all by default. A
     /// controller that stops matching is stopped.
@@ -74,7 +75,8 @@ pub struct MetaOptions {
     /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
     /// second counts as one second.
     pub resync_period: Option<Duration>,
-    /// Maximum number of children in one answer; [`MAX_CHILDREN`](super::MAX_CHILDREN) by default.
+    /// Maximum number of children in one response; [`MAX_CHILDREN`](super::MAX_CHILDREN) by
+    /// default.
     pub max_children: usize,
     /// Namespace of the revisions of cluster-scoped parents; `default` by default. A cluster that is
     /// limited to one namespace uses that one.
@@ -92,11 +94,12 @@ pub struct MetaOptions {
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
-    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks` makes.
+    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks`
+    /// makes.
     pub hook_proxies: Proxies,
-    /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
-    /// where the embedder has a product of its own; the library alone. No effect on hooks that
-    /// `hooks` makes.
+    /// `User-Agent` of requests to hooks:
+    /// [`Transport::user_agent`](crate::transport::Transport::user_agent), where the embedder has a
+    /// product of its own; the library alone. No effect on hooks that `hooks` makes.
     pub user_agent: HeaderValue,
 }
 
@@ -107,7 +110,7 @@ impl Default for MetaOptions {
             runnable: RunnableOptions::default(),
             metrics: HookMetrics::default(),
             hooks: None,
-            answers: AnswerBudget::default(),
+            responses: ResponseBudget::default(),
             max_hook_calls: 0,
             target: Selector::default(),
             resync_period: None,
@@ -273,6 +276,6 @@ fn bounded(mut options: MetaOptions) -> Result<MetaOptions, BuildError> {
     if options.workers == 0 {
         return Err(BuildError::NoWorkers(SUPERVISOR.into()));
     }
-    options.answers = options.answers.most_calls(options.max_hook_calls);
+    options.responses = options.responses.most_calls(options.max_hook_calls);
     Ok(options)
 }

@@ -1,5 +1,5 @@
-//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim, hook and
-//! check. What follows the response differs: see `composite` and `decorator`.
+//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim,
+//! hook and check. What follows the response differs: see `composite` and `decorator`.
 
 mod adopt;
 mod composite;
@@ -34,7 +34,7 @@ use super::{
     ownership::Ownership,
     protocol::ObservedObjects,
     recorder::EventRecorder,
-    related::{RelatedGroup, is_missing},
+    related::RelatedGroup,
     resync,
     sync_error::SyncError,
     write_cause::SeenVersion,
@@ -43,7 +43,7 @@ use crate::{
     controller::{
         Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Reconciler, Request,
     },
-    discovery::TypeRegistry,
+    discovery::{TypeChange, TypeRegistry},
     informer::Object,
     kind::TypeRef,
     redaction,
@@ -129,7 +129,7 @@ impl ParentReconciler {
         request: &Request,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        if is_missing(&self.types.get(type_ref).state) {
+        if self.types.get(type_ref).state.is_missing() {
             self.forget(request, context);
             return Err(ReconcileError::Terminal(ObjectGone.into()));
         }
@@ -202,7 +202,7 @@ impl ParentReconciler {
             revisions.related = related_of_older;
         }
         let observation = self.observe(parent, &ownership, context).await?;
-        let is_unread = |missing: &&TypeRef| !is_missing(&self.types.get(missing).state);
+        let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
             && let Some(unread) = observation.missing.iter().find(is_unread)
         {
@@ -266,7 +266,8 @@ impl ParentReconciler {
     fn is_served(&self, parent: &Parent, context: &Context) -> bool {
         let own = self.definition.parents.get(parent.key.primary);
         let served = own.and_then(|own| context.served(&own.type_ref));
-        served.is_some_and(|served| served.identity == parent.served.identity)
+        let held = &parent.served.identity;
+        served.is_some_and(|now| TypeChange::between(held, &now.identity) == TypeChange::Unchanged)
     }
 
     /// Returns the claim of a parent on its children.
@@ -285,7 +286,7 @@ impl ParentReconciler {
         }
     }
 
-    /// Records the time that an answer asks for, before anything that may fail.
+    /// Records the time that a response asks for, before anything that may fail.
     fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
         if let Some(after) = after {
             self.parents.writes.resync_after(&parent.key, after);
@@ -324,8 +325,8 @@ impl ParentReconciler {
     }
 }
 
-/// Versions of a parent, its children and its related objects. A resourceVersion that is missing never
-/// changes.
+/// Versions of a parent, its children and its related objects. A resourceVersion that is missing
+/// never changes.
 fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
     let of =
         |object: &Object| SeenVersion::new(&object.header().uid, &object.header().resource_version);

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use crate::meta::{
-    HookError, HookKind,
-    hook_health::Failure,
-    resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found},
+use crate::{
+    meta::{
+        HookError, HookKind,
+        hook_health::Failure,
+        resource::{asks_to_wait, is_conflict, is_fenced, is_gone, is_not_found},
+    },
+    redaction,
 };
 
 /// Number of failures in a row after which a conflict or a cache that lags behind is reported.
@@ -37,9 +40,9 @@ impl SyncError {
         if is_fenced(error) {
             Self::Cancelled
         } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
-            Self::Behind(format!("{doing}: {}", explain(error)))
+            Self::Behind(format!("{doing}: {}", redaction::request_error(error)))
         } else {
-            let message = format!("{doing}: {}", explain(error));
+            let message = format!("{doing}: {}", redaction::request_error(error));
             match asks_to_wait(error) {
                 Some(after) => Self::Throttled { message, after },
                 None => Self::Failed(message),
@@ -47,7 +50,7 @@ impl SyncError {
         }
     }
 
-    pub(crate) fn answer(kind: HookKind, message: String) -> Self {
+    pub(crate) fn response(kind: HookKind, message: String) -> Self {
         Self::Hook(Failure { reason: "HookAnswerInvalid", message: named(kind, message) })
     }
 }

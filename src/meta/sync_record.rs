@@ -1,9 +1,10 @@
 //! Record of a sync that found its parent as desired, so that an equal sync can end early.
 //!
-//! A sync decides by the request to the hook, the types, the declaration and the answer. The request
-//! contains the parent and its children as cached, with uid and resourceVersion. The declaration is
-//! the same for all syncs of one runnable. If the others are equal too, the sync would find nothing
-//! to do again, so that it need not decode the answer, nor merge and compare any child.
+//! A sync decides by the request to the hook, the types, the declaration and the response. The
+//! request contains the parent and its children as cached, with uid and resourceVersion. The
+//! declaration is the same for all syncs of one runnable. If the others are equal too, the sync
+//! would find nothing to do again, so that it need not decode the response, nor merge and compare
+//! any child.
 //!
 //! The record has digests instead of the texts, so that its size does not depend on theirs.
 
@@ -13,7 +14,7 @@ use super::{children::Group, digest::digest};
 use crate::kind::TypeRef;
 
 /// Hash of bytes, with their number. Against chance, not against an attacker: only the hook could
-/// choose two equal answers, and it decides on the parent anyway.
+/// choose two equal responses, and it decides on the parent anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Digest {
     hash: u64,
@@ -45,25 +46,25 @@ impl ObservedDigest {
     }
 }
 
-/// Input of a sync, and what its answer requests besides children and status.
+/// Input of a sync, and what its response requests besides children and status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SyncRecord {
     observed: ObservedDigest,
-    answer: Digest,
-    /// Time until the next sync, as the answer requests.
+    response: Digest,
+    /// Time until the next sync, as the response requests.
     pub(crate) resync_after: Option<Duration>,
 }
 
 impl SyncRecord {
-    /// Record of a sync whose answer is not decoded yet.
-    pub(crate) fn new(observed: ObservedDigest, answer: &[u8]) -> Self {
-        let answer = Digest::of(answer, ());
-        Self { observed, answer, resync_after: None }
+    /// Record of a sync whose response is not decoded yet.
+    pub(crate) fn new(observed: ObservedDigest, response: &[u8]) -> Self {
+        let response = Digest::of(response, ());
+        Self { observed, response, resync_after: None }
     }
 
     /// Returns the last record if it has the same input.
     pub(crate) fn unchanged_since(&self, last: Option<Self>) -> Option<Self> {
-        last.filter(|last| (last.observed, last.answer) == (self.observed, self.answer))
+        last.filter(|last| (last.observed, last.response) == (self.observed, self.response))
     }
 }
 
@@ -85,9 +86,9 @@ mod tests {
         (*served("", "configmaps", "ConfigMap", Scope::Namespaced)).clone()
     }
 
-    fn record(request: &str, groups: &[Group], missing: &[TypeRef], answer: &str) -> SyncRecord {
+    fn record(request: &str, groups: &[Group], missing: &[TypeRef], response: &str) -> SyncRecord {
         let observed = ObservedDigest::of(request.as_bytes(), groups, missing, 0);
-        SyncRecord::new(observed, answer.as_bytes())
+        SyncRecord::new(observed, response.as_bytes())
     }
 
     #[test]
@@ -98,26 +99,26 @@ mod tests {
             group(ServedType { identity, ..config_map() })
         };
         let as_before = || (r#"{"v":"1"}"#, vec![with_uid("u")], vec![thing()], r#"{"a":1}"#);
-        let (request, groups, missing, answer) = as_before();
-        let mut last = record(request, &groups, &missing, answer);
+        let (request, groups, missing, response) = as_before();
+        let mut last = record(request, &groups, &missing, response);
         last.resync_after = Some(Duration::from_secs(7));
         let other_kind = group(ServedType { kind: "Other".into(), ..config_map() });
         for (now, expected) in [
             (as_before(), true),
-            ((r#"{"v":"2"}"#, groups.clone(), missing.clone(), answer), false),
-            ((r#"{"v":"1"} "#, groups.clone(), missing.clone(), answer), false),
+            ((r#"{"v":"2"}"#, groups.clone(), missing.clone(), response), false),
+            ((r#"{"v":"1"} "#, groups.clone(), missing.clone(), response), false),
             ((request, groups.clone(), missing.clone(), r#"{"a":2}"#), false),
             ((request, groups.clone(), missing.clone(), r#"{"a":1} "#), false),
             ((request, groups.clone(), missing.clone(), ""), false),
-            ((request, vec![with_uid("v")], missing.clone(), answer), false),
-            ((request, vec![other_kind], missing.clone(), answer), false),
-            ((request, vec![], missing.clone(), answer), false),
-            ((request, vec![with_uid("u"), with_uid("u")], missing.clone(), answer), false),
-            ((request, groups.clone(), vec![], answer), false),
-            ((request, groups.clone(), vec![thing(), thing()], answer), false),
+            ((request, vec![with_uid("v")], missing.clone(), response), false),
+            ((request, vec![other_kind], missing.clone(), response), false),
+            ((request, vec![], missing.clone(), response), false),
+            ((request, vec![with_uid("u"), with_uid("u")], missing.clone(), response), false),
+            ((request, groups.clone(), vec![], response), false),
+            ((request, groups.clone(), vec![thing(), thing()], response), false),
         ] {
-            let (request, groups, missing, answer) = &now;
-            let found = record(request, groups, missing, answer);
+            let (request, groups, missing, response) = &now;
+            let found = record(request, groups, missing, response);
 
             let unchanged = found.unchanged_since(Some(last));
 

@@ -33,12 +33,12 @@ use self::{
     retry_after::retry_after,
 };
 use super::{
-    AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
+    ControllerBudget, EtagRule, Hook, HookError, HookSeries, ResponseBudget,
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
     controller, redaction,
-    transport::{Proxies, Proxy, basic_authorization, user_agent},
+    transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
 };
 
 /// Default limit of a response in bytes, which is that of the default budget.
@@ -83,7 +83,7 @@ impl Webhook {
             redirects: false,
             proxies: Proxies::default(),
             user_agent: user_agent::library(),
-            budget: AnswerBudget::default().controller(""),
+            budget: ResponseBudget::default().controller(""),
             series: None,
             etags: None,
             endpoint: None,
@@ -115,24 +115,25 @@ impl Webhook {
         self
     }
 
-    /// Reaches the hook through these proxies; none by default. A hook over http is called by requests to
-    /// the proxy, whose header `Authorization` the proxy can read. A hook over https is called through
-    /// a tunnel.
+    /// Reaches the hook through these proxies; none by default. A hook over http is called by
+    /// requests to the proxy, whose header `Authorization` the proxy can read. A hook over https is
+    /// called through a tunnel.
     #[must_use]
     pub fn proxies(mut self, proxies: Proxies) -> Self {
         self.proxies = proxies;
         self
     }
 
-    /// Sends this `User-Agent`, such as [`Transport::user_agent`](crate::transport::Transport::user_agent),
-    /// which names the embedder's product; the library alone by default.
+    /// Sends this `User-Agent`, such as
+    /// [`Transport::user_agent`](crate::transport::Transport::user_agent), which names the
+    /// embedder's product; the library alone by default.
     #[must_use]
     pub fn user_agent(mut self, user_agent: HeaderValue) -> Self {
         self.user_agent = user_agent;
         self
     }
 
-    /// Holds answers within this share of a process's budget, instead of a budget of its own.
+    /// Holds responses within this share of a process's budget, instead of a budget of its own.
     #[must_use]
     pub fn budget(mut self, budget: ControllerBudget) -> Self {
         if let Some(etags) = &mut self.etags {
@@ -195,13 +196,13 @@ impl Webhook {
     async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
         let observation = self.series.as_deref().map(HookSeries::begin);
         let deadline = Instant::now().checked_add(self.timeout);
-        let (status, answer) = timeout(self.timeout, self.exchange(about, request, deadline))
+        let (status, response) = timeout(self.timeout, self.exchange(about, request, deadline))
             .await
             .unwrap_or_else(|_| (None, Err(self.late())));
         if let Some(observation) = observation {
             observation.end(status);
         }
-        answer
+        response
     }
 
     async fn exchange(
@@ -220,7 +221,8 @@ impl Webhook {
         let mut request = Some(request);
         loop {
             let body = request.take().unwrap_or_default();
-            // Held for a redirect alone, since the bytes count in the budget until they are dropped.
+            // Held for a redirect alone, since the bytes count in the budget until they are
+            // dropped.
             let again = self.redirects.then(|| body.clone());
             let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
             let client =
@@ -298,7 +300,7 @@ impl Webhook {
     }
 
     /// Returns the proxy that receives the requests to a URL and can read them.
-    fn asked_proxy(&self, url: &Uri) -> Option<&Proxy> {
+    fn asked_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
         let proxy = self.proxies.of(url).ok().flatten();
         proxy.filter(|_| is_plain).map(|proxy| &**proxy)
@@ -318,7 +320,7 @@ impl Webhook {
         &self,
         about: Option<About<'_>>,
         response: Response<Incoming>,
-        proxy: Option<&Proxy>,
+        proxy: Option<&ConnectProxy>,
         deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();

@@ -18,7 +18,7 @@ pub(super) fn workers(object: &Value, problems: &mut Problems) -> Option<usize> 
     if number.is_none() {
         problems.invalid(
             format!("metadata.annotations[{WORKERS}]"),
-            format!("{said} is not a string with a number from 1 to {MOST_WORKERS}"),
+            format!("the value {said} is not a number from 1 to {MOST_WORKERS} in quotes"),
         );
     }
     number

@@ -2,9 +2,9 @@
 //! differs on every call cannot cause a loop of writes.
 //!
 //! Each write that only own writes have led to takes a token, and tokens refill with time. Other
-//! writes are work, and are not counted (`super::write_cause`). Conflicts have tokens of their own and
-//! are always counted. Objects are counted by kind and name rather than uid, since an object that is
-//! recreated has another uid each time.
+//! writes are work, and are not counted (`super::write_cause`). Conflicts have tokens of their own
+//! and are always counted. Objects are counted by kind and name rather than uid, since an object
+//! that is recreated has another uid each time.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -130,8 +130,8 @@ impl AuditLog {
         };
         file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        // The server may have been writing a line when the position was set; its event had happened by
-        // then.
+        // The server may have been writing a line when the position was set; its event had happened
+        // by then.
         let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
         let (_, after) = text.split_at(begin);
         self.parse(after)
@@ -153,7 +153,7 @@ impl AuditLog {
         whole
             .split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty())
-            .map(|line| serde_json::from_slice::<wire::Event>(line).map(AuditEvent::from))
+            .map(|line| serde_json::from_slice::<wire::AuditLine>(line).map(AuditEvent::from))
             .collect::<Result<_, _>>()
             .map_err(|source| Error::AuditLine { path: self.path.clone(), source })
     }
@@ -194,7 +194,7 @@ mod wire {
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    pub(super) struct Event {
+    pub(super) struct AuditLine {
         #[serde(rename = "auditID")]
         audit_id: String,
         stage: AuditStage,
@@ -233,8 +233,8 @@ mod wire {
         code: Option<u16>,
     }
 
-    impl From<Event> for AuditEvent {
-        fn from(event: Event) -> Self {
+    impl From<AuditLine> for AuditEvent {
+        fn from(event: AuditLine) -> Self {
             Self {
                 audit_id: event.audit_id,
                 stage: event.stage,

@@ -20,7 +20,7 @@ pub(super) struct Authority {
 
 /// Certificate and private key, as PEM.
 #[derive(Clone, Debug)]
-pub(super) struct Identity {
+pub(super) struct CertificateAndKey {
     pub(super) certificate: String,
     pub(super) key: String,
 }
@@ -46,7 +46,7 @@ impl Authority {
     }
 
     /// Issues a certificate for a server on loopback.
-    pub(super) fn server(&self) -> Result<Identity, Error> {
+    pub(super) fn server(&self) -> Result<CertificateAndKey, Error> {
         let mut params = CertificateParams::new(["localhost".to_owned()])
             .map_err(certificate_error("the server"))?;
         params.subject_alt_names.push(SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)));
@@ -57,7 +57,7 @@ impl Authority {
 
     /// Issues a certificate for a user: the API server takes the common name as user and
     /// organizations as groups.
-    pub(super) fn user(&self, name: &str, groups: &[&str]) -> Result<Identity, Error> {
+    pub(super) fn user(&self, name: &str, groups: &[&str]) -> Result<CertificateAndKey, Error> {
         let mut params = CertificateParams::default();
         params.distinguished_name = distinguished_name(name);
         let types = [DnType::OrganizationName, DnType::CustomDnType(SECOND_ORGANIZATION.to_vec())];
@@ -71,10 +71,10 @@ impl Authority {
         self.sign(name, params)
     }
 
-    fn sign(&self, name: &str, params: CertificateParams) -> Result<Identity, Error> {
+    fn sign(&self, name: &str, params: CertificateParams) -> Result<CertificateAndKey, Error> {
         let key = KeyPair::generate().map_err(certificate_error(name))?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(certificate_error(name))?;
-        Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(CertificateAndKey { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 

@@ -13,10 +13,11 @@ use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccoun
 use kube::{Api, Client, Config, api::PostParams};
 use tokio::time;
 
-use self::cluster::{Cluster, client, get};
+use self::cluster::{ControlPlaneParts, client, get};
 pub use self::options::ControlPlaneOptions;
 use super::{
-    AuditLog, Binary, Error, PrintProgress, TestScope, kubeconfig::Credentials, own_thread,
+    AuditLog, Binary, Error, PrintProgress, TestScope, kubeconfig::KubeconfigCredentials,
+    own_thread,
 };
 
 /// Limit for an event to reach the audit log, which takes some milliseconds after the answer.
@@ -29,7 +30,7 @@ const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
 /// value is dropped, and when this process ends, even if it is killed.
 #[derive(Debug)]
 pub struct ControlPlane {
-    cluster: Arc<Cluster>,
+    cluster: Arc<ControlPlaneParts>,
 }
 
 impl ControlPlane {
@@ -44,7 +45,7 @@ impl ControlPlane {
     ///
     /// Cancel safe: started processes are ended.
     pub async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
-        own_thread::run(|| Cluster::start(options)).await.map(Self::new)
+        own_thread::run(|| ControlPlaneParts::start(options)).await.map(Self::new)
     }
 
     /// Starts a control plane as [`start`](Self::start) does, but blocks; inside a runtime too.
@@ -53,7 +54,7 @@ impl ControlPlane {
     ///
     /// As for [`start`](Self::start).
     pub fn start_blocking(options: ControlPlaneOptions) -> Result<Self, Error> {
-        own_thread::block_on(|| Cluster::start(options)).map(Self::new)
+        own_thread::block_on(|| ControlPlaneParts::start(options)).map(Self::new)
     }
 
     /// Returns the control plane that all tests of this process share. The first call starts it and
@@ -99,7 +100,7 @@ impl ControlPlane {
     /// [`Error::Certificate`] or [`Error::TooManyGroups`].
     pub fn user(&self, name: &str, groups: &[&str]) -> Result<Config, Error> {
         let identity = self.cluster.authority.user(name, groups)?;
-        Ok(self.cluster.endpoint.config(&Credentials::Certificate(identity)))
+        Ok(self.cluster.endpoint.config(&KubeconfigCredentials::Certificate(identity)))
     }
 
     /// Returns a client of [`user`](Self::user).
@@ -118,7 +119,7 @@ impl ControlPlane {
     /// As for [`user`](Self::user), and [`Error::Io`].
     pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
         let identity = self.cluster.authority.user(name, groups)?;
-        self.write_kubeconfig(&Credentials::Certificate(identity))
+        self.write_kubeconfig(&KubeconfigCredentials::Certificate(identity))
     }
 
     /// Requests a token of a service account, which must exist; valid for an hour.
@@ -142,7 +143,7 @@ impl ControlPlane {
 
     /// Returns the configuration of the bearer of this token.
     pub fn token_config(&self, token: &str) -> Config {
-        self.cluster.endpoint.config(&Credentials::Token(token.to_owned()))
+        self.cluster.endpoint.config(&KubeconfigCredentials::Token(token.to_owned()))
     }
 
     /// Writes the kubeconfig file of the bearer of this token into the data directory.
@@ -151,7 +152,7 @@ impl ControlPlane {
     ///
     /// [`Error::Io`].
     pub fn token_kubeconfig(&self, token: &str) -> Result<PathBuf, Error> {
-        self.write_kubeconfig(&Credentials::Token(token.to_owned()))
+        self.write_kubeconfig(&KubeconfigCredentials::Token(token.to_owned()))
     }
 
     /// Issues a certificate and its key, as PEM, for a test's own TLS server on loopback. Clients
@@ -282,11 +283,11 @@ impl ControlPlane {
         own_thread::run(|| async move { self.cluster.end() }).await;
     }
 
-    fn new(cluster: Cluster) -> Self {
+    fn new(cluster: ControlPlaneParts) -> Self {
         Self { cluster: Arc::new(cluster) }
     }
 
-    fn write_kubeconfig(&self, credentials: &Credentials) -> Result<PathBuf, Error> {
+    fn write_kubeconfig(&self, credentials: &KubeconfigCredentials) -> Result<PathBuf, Error> {
         let name = format!("user-{:08x}", fastrand::u32(..));
         self.cluster.files.kubeconfig(&name, &self.cluster.endpoint, credentials)
     }

@@ -57,7 +57,7 @@ use super::Error;
 /// ```
 #[derive(Clone, Default)]
 pub struct Faults {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFaults>,
 }
 
 /// Identifier of a rule.
@@ -102,7 +102,7 @@ impl fmt::Display for Fired {
 type Memory = BTreeMap<String, (Parts, Bytes)>;
 
 #[derive(Default)]
-struct Shared {
+struct SharedFaults {
     state: Mutex<FaultState>,
     /// Counter of changes of the state, for waiting.
     changes: watch::Sender<u64>,
@@ -111,7 +111,7 @@ struct Shared {
 #[derive(Default)]
 struct FaultState {
     last_id: u64,
-    rules: BTreeMap<RuleId, Counted>,
+    rules: BTreeMap<RuleId, CountedRule>,
     seen: Vec<RequestInfo>,
     open: BTreeMap<u64, (OpenRequest, CancellationToken)>,
     fired: Vec<Fired>,
@@ -119,7 +119,7 @@ struct FaultState {
     passed: BTreeMap<(String, String), u64>,
 }
 
-struct Counted {
+struct CountedRule {
     rule: Rule,
     matches: usize,
     hits: usize,
@@ -159,7 +159,9 @@ impl Faults {
     pub fn add(&self, rule: Rule) -> RuleId {
         self.shared.change(|state| {
             let id = RuleId(state.next_id());
-            state.rules.insert(id, Counted { rule, matches: 0, hits: 0, memory: Memory::new() });
+            state
+                .rules
+                .insert(id, CountedRule { rule, matches: 0, hits: 0, memory: Memory::new() });
             id
         })
     }
@@ -309,7 +311,7 @@ fn memory_key(info: &RequestInfo) -> String {
     format!("{}?{query}", info.path)
 }
 
-impl Shared {
+impl SharedFaults {
     fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock()
     }
@@ -338,7 +340,7 @@ struct Acting {
 
 /// Guard that keeps a request among the open ones.
 struct OpenGuard {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFaults>,
     id: u64,
     cut: CancellationToken,
     info: RequestInfo,

@@ -9,7 +9,7 @@ use std::{
 use super::{
     Error, audit,
     certificates::{Authority, ServiceAccountKeys},
-    kubeconfig::{Credentials, Endpoint},
+    kubeconfig::{KubeconfigCredentials, ServerEndpoint},
     private_directory,
 };
 
@@ -46,11 +46,11 @@ impl Ports {
 
 /// Files of one control plane, all in its data directory.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct ControlPlaneFiles {
     directory: PathBuf,
 }
 
-impl Files {
+impl ControlPlaneFiles {
     /// Writes all but the kubeconfigs into `directory`.
     pub(super) fn write(directory: &Path, authority: &Authority) -> Result<Self, Error> {
         let files = Self { directory: directory.to_owned() };
@@ -69,8 +69,8 @@ impl Files {
     pub(super) fn kubeconfig(
         &self,
         name: &str,
-        endpoint: &Endpoint,
-        credentials: &Credentials,
+        endpoint: &ServerEndpoint,
+        credentials: &KubeconfigCredentials,
     ) -> Result<PathBuf, Error> {
         self.put(&format!("{name}.kubeconfig"), &endpoint.kubeconfig(name, credentials))
     }
@@ -86,7 +86,7 @@ impl Files {
 }
 
 /// Command of etcd without fsync: data may be lost on power loss, and starts are fast.
-pub(super) fn etcd(binary: &Path, files: &Files, ports: Ports) -> Command {
+pub(super) fn etcd(binary: &Path, files: &ControlPlaneFiles, ports: Ports) -> Command {
     let url = etcd_url(ports);
     let mut command = Command::new(binary);
     command
@@ -99,7 +99,7 @@ pub(super) fn etcd(binary: &Path, files: &Files, ports: Ports) -> Command {
 
 pub(super) fn api_server(
     binary: &Path,
-    files: &Files,
+    files: &ControlPlaneFiles,
     ports: Ports,
     audit: bool,
     more: &[String],
@@ -140,7 +140,7 @@ pub(super) fn api_server(
 
 pub(super) fn controller_manager(
     binary: &Path,
-    files: &Files,
+    files: &ControlPlaneFiles,
     ports: Ports,
     kubeconfig: &Path,
 ) -> Command {

@@ -4,18 +4,18 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use kube::config::{AuthInfo, Config};
 use serde_json::{Value, json};
 
-use super::certificates::Identity;
+use super::certificates::CertificateAndKey;
 
 /// Credentials of a client.
 #[derive(Clone, Debug)]
-pub(super) enum Credentials {
-    Certificate(Identity),
+pub(super) enum KubeconfigCredentials {
+    Certificate(CertificateAndKey),
     Token(String),
     /// No credentials.
     None,
 }
 
-impl Credentials {
+impl KubeconfigCredentials {
     /// Returns the `user` of a kubeconfig.
     fn to_json(&self) -> Value {
         match self {
@@ -31,15 +31,15 @@ impl Credentials {
 
 /// API server, as its clients address it.
 #[derive(Clone, Debug)]
-pub(super) struct Endpoint {
+pub(super) struct ServerEndpoint {
     pub(super) port: u16,
     pub(super) authority_pem: String,
     pub(super) authority_der: Vec<u8>,
 }
 
-impl Endpoint {
+impl ServerEndpoint {
     /// Returns a configuration without kube's own retries, which would hide faults from tests.
-    pub(super) fn config(&self, credentials: &Credentials) -> Config {
+    pub(super) fn config(&self, credentials: &KubeconfigCredentials) -> Config {
         let url = self.url().parse().expect("a loopback address with a port is a URI");
         let mut config = Config::new(url);
         config.root_cert = Some(vec![self.authority_der.clone()]);
@@ -50,7 +50,7 @@ impl Endpoint {
     }
 
     /// Returns the content of a kubeconfig file, as JSON, which is valid YAML.
-    pub(super) fn kubeconfig(&self, user: &str, credentials: &Credentials) -> String {
+    pub(super) fn kubeconfig(&self, user: &str, credentials: &KubeconfigCredentials) -> String {
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -83,9 +83,12 @@ mod tests {
     #[tokio::test]
     async fn the_file_and_the_configuration_agree() {
         let authority = Authority::new().unwrap();
-        let endpoint =
-            Endpoint { port: 6443, authority_pem: authority.pem(), authority_der: authority.der() };
-        let credentials = Credentials::Certificate(authority.user("alice", &[]).unwrap());
+        let endpoint = ServerEndpoint {
+            port: 6443,
+            authority_pem: authority.pem(),
+            authority_der: authority.der(),
+        };
+        let credentials = KubeconfigCredentials::Certificate(authority.user("alice", &[]).unwrap());
 
         let direct = endpoint.config(&credentials);
         let file = Kubeconfig::from_yaml(&endpoint.kubeconfig("alice", &credentials)).unwrap();
@@ -102,8 +105,15 @@ mod tests {
 
     #[test]
     fn a_token_is_a_credential() {
-        let endpoint = Endpoint { port: 1, authority_pem: String::new(), authority_der: vec![] };
+        let endpoint =
+            ServerEndpoint { port: 1, authority_pem: String::new(), authority_der: vec![] };
 
-        assert!(endpoint.config(&Credentials::Token("t".to_owned())).auth_info.token.is_some());
+        assert!(
+            endpoint
+                .config(&KubeconfigCredentials::Token("t".to_owned()))
+                .auth_info
+                .token
+                .is_some()
+        );
     }
 }

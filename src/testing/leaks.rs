@@ -54,7 +54,7 @@ where
 }
 
 /// Exposition of metrics, and the gauges that count with their value.
-struct Series {
+struct GaugeSeries {
     text: Box<dyn Fn() -> String + Send + Sync>,
     gauges: &'static [&'static str],
 }
@@ -83,7 +83,7 @@ pub struct LeakOracle {
     probes: Vec<(String, Box<dyn Probe>)>,
     /// Kinds that are reported, and never count as a leak.
     reports: Vec<(String, Box<dyn Probe>)>,
-    series: Vec<Series>,
+    series: Vec<GaugeSeries>,
     /// Kind and prefix of the owner.
     expected: Vec<(String, String)>,
     patience: Duration,
@@ -165,8 +165,8 @@ impl LeakOracle {
         })
     }
 
-    /// Counts the watches of this user that the API server has open since `position`, by type, from its
-    /// audit log: `watches`.
+    /// Counts the watches of this user that the API server has open since `position`, by type, from
+    /// its audit log: `watches`.
     #[must_use]
     pub fn watches(
         self,
@@ -209,7 +209,7 @@ impl LeakOracle {
         text: impl Fn() -> String + Send + Sync + 'static,
         gauges: &'static [&'static str],
     ) -> Self {
-        self.series.push(Series { text: Box::new(text), gauges });
+        self.series.push(GaugeSeries { text: Box::new(text), gauges });
         self
     }
 

@@ -22,7 +22,7 @@ const LOG_TAIL_BYTES: u64 = 4096;
 
 /// Running process; killed when dropped.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ChildProcess {
     part: Binary,
     child: Child,
     log: PathBuf,
@@ -30,7 +30,7 @@ pub(super) struct Process {
     log_start: u64,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts `command` in the process group `group`, its output appended to `log`.
     pub(super) fn start(
         part: Binary,
@@ -112,7 +112,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
@@ -142,7 +142,7 @@ mod tests {
         let log = directory.path().join("log");
         std::fs::write(&log, "of an earlier process\n").unwrap();
         let command = shell("echo address already in use; exit 3");
-        let mut process = Process::start(Binary::Etcd, command, 0, &log).unwrap();
+        let mut process = ChildProcess::start(Binary::Etcd, command, 0, &log).unwrap();
 
         let error = process.ready(async || Err("refused".to_owned())).await.unwrap_err();
 
@@ -155,7 +155,7 @@ mod tests {
     async fn readiness_is_polled_until_it_succeeds() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
-        let mut process = Process::start(Binary::Etcd, shell("sleep 600"), 0, &log).unwrap();
+        let mut process = ChildProcess::start(Binary::Etcd, shell("sleep 600"), 0, &log).unwrap();
         let asked = std::cell::Cell::new(0);
 
         let ready = process

@@ -45,13 +45,13 @@ use tokio_rustls::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::connection::{Serving, Tasks, Upstream};
+use self::connection::{ProxyTarget, ProxyTasks, Serving};
 use self::wire::Wire;
 pub use self::wire::{WireFault, WireRule};
 use super::{
     Error, Faults,
     certificates::Authority,
-    kubeconfig::{Credentials, Endpoint},
+    kubeconfig::{KubeconfigCredentials, ServerEndpoint},
 };
 
 /// Proxy that runs until it is stopped or dropped. It belongs to the runtime that creates it.
@@ -59,11 +59,11 @@ use super::{
 pub struct Proxy {
     address: SocketAddr,
     /// Endpoint, for a proxy with TLS.
-    endpoint: Option<Endpoint>,
+    endpoint: Option<ServerEndpoint>,
     wire: Wire,
     open: watch::Receiver<usize>,
     /// Tasks that hyper and the upstream client spawn.
-    tasks: Tasks,
+    tasks: ProxyTasks,
     stop: CancellationToken,
     accepting: JoinSet<()>,
 }
@@ -82,7 +82,7 @@ impl Proxy {
         let authority = Authority::new()?;
         let acceptor = acceptor(&authority)?;
         let mut proxy = Self::start(config, faults, Some(acceptor)).await?;
-        proxy.endpoint = Some(Endpoint {
+        proxy.endpoint = Some(ServerEndpoint {
             port: proxy.address.port(),
             authority_pem: authority.pem(),
             authority_der: authority.der(),
@@ -114,7 +114,7 @@ impl Proxy {
         // Timeouts are left to both ends.
         config.read_timeout = None;
         config.write_timeout = None;
-        let tasks = Tasks::default();
+        let tasks = ProxyTasks::default();
         let upstream = ClientBuilder::try_from((config, tasks.clone()))
             .map_err(Error::api("making the proxy's client"))?
             .build();
@@ -126,7 +126,7 @@ impl Proxy {
         let (open, opened) = watch::channel(0);
         let stop = CancellationToken::new();
         let serving = Serving {
-            upstream: Upstream::new(upstream, faults),
+            upstream: ProxyTarget::new(upstream, faults),
             acceptor,
             wire: wire.clone(),
             open,
@@ -151,7 +151,7 @@ impl Proxy {
     /// Returns the configuration of a client through the proxy; kube's own retries are disabled.
     pub fn config(&self) -> Config {
         match &self.endpoint {
-            Some(endpoint) => endpoint.config(&Credentials::None),
+            Some(endpoint) => endpoint.config(&KubeconfigCredentials::None),
             None => plain(self.address),
         }
     }
@@ -160,7 +160,9 @@ impl Proxy {
     /// proxy; empty for a proxy to a hook.
     pub fn kubeconfig(&self) -> String {
         let endpoint = self.endpoint.as_ref();
-        endpoint.map(|it| it.kubeconfig("proxied", &Credentials::None)).unwrap_or_default()
+        endpoint
+            .map(|it| it.kubeconfig("proxied", &KubeconfigCredentials::None))
+            .unwrap_or_default()
     }
 
     /// Adds a rule for connections after the others; the first that acts on a connection wins.

@@ -63,9 +63,12 @@
 
 mod access;
 mod aggregated;
+mod api_services;
+mod authorization;
 mod call;
 mod cluster;
 mod collector;
+mod crd_controller;
 mod custom;
 mod decode;
 mod delete;
@@ -81,6 +84,7 @@ mod namespaces;
 mod naming;
 mod object;
 mod options;
+mod owners;
 mod patch;
 mod read;
 mod refusal;

@@ -83,7 +83,7 @@ impl Toolchain {
             fs::write(&path, content).map_err(Error::io(format!("writing {}", path.display())))?;
         }
         for (index, part) in missing.iter().copied().enumerate() {
-            let step = Step { go: &self.go, part, step: index + 1, of: missing.len() };
+            let step = BuildStep { go: &self.go, part, step: index + 1, of: missing.len() };
             let took = step.run(&supervisor, &missing, progress).await?;
             let name = part.file_name();
             fs::rename(supervisor.data().join(name), target.join(name))
@@ -131,14 +131,14 @@ fn remove_stale_builds(target: &Path) {
 
 /// Build of one binary.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct BuildStep<'a> {
     go: &'a Path,
     part: Binary,
     step: usize,
     of: usize,
 }
 
-impl Step<'_> {
+impl BuildStep<'_> {
     async fn run(
         self,
         supervisor: &ProcessSupervisor,
@@ -151,7 +151,7 @@ impl Step<'_> {
             .process_group(supervisor.group())
             .spawn()
             .map_err(|source| no_go(source, missing))?;
-        let mut go = Go(child);
+        let mut go = GoToolchain(child);
         let output = Output::read(go.0.stderr.take().expect("standard error is piped"));
         let mut next_report = start;
         let status = loop {
@@ -180,9 +180,9 @@ impl Step<'_> {
 }
 
 /// Running `go`, killed when its build is dropped; the supervisor kills its children.
-struct Go(Child);
+struct GoToolchain(Child);
 
-impl Drop for Go {
+impl Drop for GoToolchain {
     fn drop(&mut self) {
         // Fails only for a process that has ended and was awaited.
         self.0.kill().ok();

@@ -27,12 +27,12 @@ pub(super) struct Connection {
     limit: AtomicUsize,
     // Notified when the last stream leaves.
     emptied: Notify,
-    origin: Origin,
+    origin: ConnectionOrigin,
 }
 
 /// Circumstances under which a connection was begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Origin {
+pub(super) struct ConnectionOrigin {
     /// Number among the connections of the pool.
     pub(super) serial: u64,
     /// Generation of the client certificate.
@@ -60,7 +60,7 @@ pub(super) enum Opened {
 
 impl Connection {
     /// Creates a connection that is being opened, with places for `limit` streams.
-    pub(super) fn opening(limit: usize, origin: Origin) -> Self {
+    pub(super) fn opening(limit: usize, origin: ConnectionOrigin) -> Self {
         Self {
             origin,
             state: watch::Sender::new(ConnectionState::Opening),

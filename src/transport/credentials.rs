@@ -24,7 +24,7 @@ use kube::{
 use tower::{BoxError, Service, ServiceExt};
 
 use self::{credential::Credential, exec::Plugin, files::Files, issuer::Issuer};
-use super::{Error, identity::Identity, tasks::Tasks};
+use super::{Error, identity::Identity, tasks::PoolTasks};
 
 /// Credentials of one transport.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl Credentials {
         user: &AuthInfo,
         exec_timeout: Duration,
         identity: Arc<Identity>,
-        tasks: &Tasks,
+        tasks: &PoolTasks,
     ) -> Result<Self, Error> {
         let (token_file, exec) = sources(user);
         let mut issuers = Vec::new();

@@ -28,7 +28,7 @@ use super::{
     Error, Lane, TransportOptions,
     connection::Connection,
     error::describe,
-    tasks::{Tasks, Watched},
+    tasks::{PoolTasks, WatchedTasks},
     tunnel::Tunnel,
 };
 use crate::redaction;
@@ -44,7 +44,7 @@ pub(super) struct Bounded {
 
 // Of the server, over that of a proxy.
 type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
-type Driver = http2::Connection<Stream, Body, Watched>;
+type Driver = http2::Connection<Stream, Body, WatchedTasks>;
 
 /// Bytes that a stream may have buffered while they are not read. A connection may buffer this much
 /// for each of its streams, so that slow readers cannot block the others.
@@ -94,13 +94,13 @@ impl Dialer {
     }
 
     /// Opens a connection and drives it until it is closed.
-    pub(super) async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: Tasks) {
+    pub(super) async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: PoolTasks) {
         // Retires the connection at the end, also when this future is dropped, so that its waiters
         // wake.
         let ending = Ending(connection);
         let connection = &ending.0;
         let polled = Arc::new(Notify::new());
-        let executor = Watched { tasks, polled: Arc::downgrade(&polled) };
+        let executor = WatchedTasks { tasks, polled: Arc::downgrade(&polled) };
         let within = self.options.connect_timeout;
         let opened = match timeout(within, self.open(lane, executor, polled)).await {
             Ok(opened) => opened,
@@ -148,7 +148,7 @@ impl Dialer {
     async fn open(
         &self,
         lane: Lane,
-        executor: Watched,
+        executor: WatchedTasks,
         polled: Arc<Notify>,
     ) -> Result<Option<(http2::SendRequest<Body>, Driver)>, Error> {
         let stream = self.connector.clone().oneshot(self.server.clone()).await;

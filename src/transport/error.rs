@@ -28,8 +28,8 @@ pub enum Error {
          proxy-url in the kubeconfig, HTTPS_PROXY or HTTP_PROXY"
     )]
     Proxy(Uri),
-    /// The text is not the URL of a proxy; correct `proxy-url`, and encode special characters of its user
-    /// and password.
+    /// The text is not the URL of a proxy; correct `proxy-url`, and encode special characters of
+    /// its user and password.
     #[error(
         "the URL of the proxy is invalid: correct proxy-url in the kubeconfig, HTTPS_PROXY or \
          HTTP_PROXY, and write special characters of the user and the password as %XX"

@@ -6,7 +6,7 @@ use http::Uri;
 
 use super::{
     no_proxy::{exceptions, is_direct, lookup, parse},
-    proxy::Proxy,
+    proxy::ConnectProxy,
 };
 
 /// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
@@ -20,7 +20,7 @@ pub struct Proxies {
 /// Proxy, or the reason for which it cannot be used.
 #[derive(Clone, Debug)]
 enum Configured {
-    Usable(Arc<Proxy>),
+    Usable(Arc<ConnectProxy>),
     Unusable(Arc<str>),
 }
 
@@ -29,13 +29,13 @@ impl Proxies {
     /// `variable` reads an environment variable.
     ///
     /// Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, each in lower case too. The entries of
-    /// `NO_PROXY` are those of [`proxy_from_environment`](super::proxy_from_environment). A variable that does not hold the URL of a
-    /// proxy of http or https is one of the [`problems`](Self::problems), and calls that need its
-    /// proxy fail.
+    /// `NO_PROXY` are those of [`proxy_from_environment`](super::proxy_from_environment). A
+    /// variable that does not hold the URL of a proxy of http or https is one of the
+    /// [`problems`](Self::problems), and calls that need its proxy fail.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
         let proxy = |names: [&str; 2]| {
             let (name, value) = lookup(&variable, names)?;
-            Some(match parse(name, &value).and_then(|url| Proxy::new(&url)) {
+            Some(match parse(name, &value).and_then(|url| ConnectProxy::new(&url)) {
                 Ok(proxy) => Configured::Usable(Arc::new(proxy)),
                 Err(error) => Configured::Unusable(format!("{name}: {error}").into()),
             })
@@ -47,8 +47,8 @@ impl Proxies {
         }
     }
 
-    /// Returns the reasons for which variables cannot be used, each with the name of its variable and
-    /// without credentials.
+    /// Returns the reasons for which variables cannot be used, each with the name of its variable
+    /// and without credentials.
     pub fn problems(&self) -> impl Iterator<Item = &str> {
         self.http.iter().chain(&self.https).filter_map(|proxy| match proxy {
             Configured::Usable(_) => None,
@@ -61,7 +61,7 @@ impl Proxies {
     /// # Errors
     ///
     /// The reason, if that proxy cannot be used.
-    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<Proxy>>, &str> {
+    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<ConnectProxy>>, &str> {
         let proxy = match url.scheme_str() {
             Some("http") => &self.http,
             Some("https") => &self.https,

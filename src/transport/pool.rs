@@ -22,11 +22,11 @@ use tracing::{debug, info};
 use super::{
     Error, Lane,
     body::{ConnectionHold, ResponseBody},
-    connection::{Connection, ConnectionOwner, Opened, Origin, Slot},
+    connection::{Connection, ConnectionOrigin, ConnectionOwner, Opened, Slot},
     dialer::{Bounded, Dialer},
     error::describe,
     identity::Identity,
-    tasks::Tasks,
+    tasks::PoolTasks,
 };
 use crate::redaction;
 
@@ -35,8 +35,8 @@ use crate::redaction;
 /// once.
 const ATTEMPTS: usize = 5;
 
-/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an older
-/// server may have answered for it temporarily.
+/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an
+/// older server may have answered for it temporarily.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// Connections to one server. Their tasks end when the pool is dropped.
@@ -47,7 +47,7 @@ pub(super) struct Pool {
     /// Number of HTTP/2 connections begun so far.
     begun: AtomicU64,
     http1: Mutex<Http1>,
-    tasks: Tasks,
+    tasks: PoolTasks,
 }
 
 /// State of the fallback to HTTP/1.1.
@@ -73,7 +73,7 @@ enum Until {
 
 impl Pool {
     pub(super) fn new(dialer: Dialer, identity: Arc<Identity>) -> Self {
-        let tasks = Tasks::new(dialer.options.metrics.tasks(&dialer.host));
+        let tasks = PoolTasks::new(dialer.options.metrics.tasks(&dialer.host));
         let plain = dialer.server.scheme() == Some(&http::uri::Scheme::HTTP);
         let http1 = Http1 {
             client: http1_client(&dialer, &tasks),
@@ -92,7 +92,7 @@ impl Pool {
     }
 
     /// Owner of the tasks of these connections.
-    pub(super) fn tasks(&self) -> &Tasks {
+    pub(super) fn tasks(&self) -> &PoolTasks {
         &self.tasks
     }
 
@@ -130,7 +130,8 @@ impl Pool {
             return slot;
         }
         let dialer = self.dialer.clone();
-        let origin = Origin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
+        let origin =
+            ConnectionOrigin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
         let connection =
             Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), origin));
         let slot = connection.slot(&owner).expect("a new connection has a place");
@@ -245,7 +246,7 @@ impl Drop for Pool {
 }
 
 /// The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
-fn http1_client(dialer: &Dialer, tasks: &Tasks) -> legacy::Client<Bounded, Body> {
+fn http1_client(dialer: &Dialer, tasks: &PoolTasks) -> legacy::Client<Bounded, Body> {
     legacy::Client::builder(tasks.clone())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())

@@ -22,14 +22,14 @@ const MAX_HEAD_BYTES: usize = 8 * 1024;
 pub(crate) type ProxyStream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
 /// Proxy that supports `CONNECT`.
-pub(crate) struct Proxy {
+pub(crate) struct ConnectProxy {
     /// Address without credentials, for connecting and for errors.
     pub(super) address: Uri,
     authorization: Option<HeaderValue>,
     tls: Arc<ClientConfig>,
 }
 
-impl Proxy {
+impl ConnectProxy {
     /// Returns the proxy at a URL; opens no connection.
     ///
     /// # Errors
@@ -106,9 +106,9 @@ impl Proxy {
     }
 }
 
-impl fmt::Debug for Proxy {
+impl fmt::Debug for ConnectProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Proxy").field(&self.address).finish()
+        f.debug_tuple("ConnectProxy").field(&self.address).finish()
     }
 }
 
@@ -118,8 +118,8 @@ pub(super) fn port(url: &Uri) -> u16 {
     url.port_u16().unwrap_or(usual)
 }
 
-/// Returns the TLS configuration for the proxy itself. The system's roots verify its certificate: the
-/// cluster's authority does not sign it. A proxy without TLS works on a system without roots.
+/// Returns the TLS configuration for the proxy itself. The system's roots verify its certificate:
+/// the cluster's authority does not sign it. A proxy without TLS works on a system without roots.
 fn tls(is_secure: bool) -> Result<ClientConfig, Error> {
     let failed = |error: rustls::Error| Error::ProxyRoots { message: describe(&error) };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -261,14 +261,14 @@ mod tests {
             "http://me:12x#34@proxy",
             "/12/34",
         ] {
-            let error = Proxy::new(&url.parse().unwrap()).unwrap_err().to_string();
+            let error = ConnectProxy::new(&url.parse().unwrap()).unwrap_err().to_string();
 
             assert!(!error.contains("12") && !error.contains("34"), "{url}: {error}");
         }
         for url in
             ["http://proxy", "proxy:3128", "http://me@[::1]", "http://[::1]:3128/", "http://p:"]
         {
-            assert!(Proxy::new(&url.parse().unwrap()).is_ok(), "{url}");
+            assert!(ConnectProxy::new(&url.parse().unwrap()).is_ok(), "{url}");
         }
     }
 }

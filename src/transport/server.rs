@@ -198,8 +198,8 @@ impl Server {
     }
 }
 
-/// Returns the configuration of a server with this certificate, which accepts client certificates of
-/// the authority.
+/// Returns the configuration of a server with this certificate, which accepts client certificates
+/// of the authority.
 fn tls(
     key: &CertifiedKey<KeyPair>,
     authority: &CertifiedIssuer<'static, KeyPair>,
@@ -290,10 +290,10 @@ struct Peer {
 }
 
 /// Records each request, and answers by path: `/certificate` with the client's certificate,
-/// `/headers` with its `Authorization` and `User-Agent`, `/silent` never, `/stuck` with only a head, `/flood` without
-/// end, `/trickle` with eight bytes in two seconds, a watch and a followed log with one line and
-/// then nothing, and any other path with `ok`. Refuses the first stream that requests
-/// `/refused-once`.
+/// `/headers` with its `Authorization` and `User-Agent`, `/silent` never, `/stuck` with only a
+/// head, `/flood` without end, `/trickle` with eight bytes in two seconds, a watch and a followed
+/// log with one line and then nothing, and any other path with `ok`. Refuses the first stream that
+/// requests `/refused-once`.
 async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
     let header = |name| {
         let value = request.headers().get(name);

@@ -15,13 +15,13 @@ use crate::owner_gauge::Part;
 
 /// Owner of a pool's tasks, which end when its token is cancelled.
 #[derive(Clone)]
-pub(super) struct Tasks {
+pub(super) struct PoolTasks {
     tracker: TaskTracker,
     token: CancellationToken,
     alive: Part<HostLabels>,
 }
 
-impl Tasks {
+impl PoolTasks {
     /// Creates an owner without tasks; `alive` counts its later ones.
     pub(super) fn new(alive: Part<HostLabels>) -> Self {
         Self { tracker: TaskTracker::new(), token: CancellationToken::new(), alive }
@@ -44,7 +44,7 @@ impl Tasks {
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for PoolTasks {
     fn execute(&self, future: F) {
         let (token, alive) = (self.token.clone(), self.alive.count());
         drop(self.tracker.spawn(async move {
@@ -57,12 +57,12 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
 /// Executor that notifies `polled` whenever a task of the connection has been polled, until the
 /// receiver is dropped: hyper has no event for the arrival of the server's settings.
 #[derive(Clone)]
-pub(super) struct Watched {
-    pub(super) tasks: Tasks,
+pub(super) struct WatchedTasks {
+    pub(super) tasks: PoolTasks,
     pub(super) polled: Weak<Notify>,
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Watched {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WatchedTasks {
     fn execute(&self, future: F) {
         let polled = self.polled.clone();
         self.tasks.execute(async move {

@@ -15,14 +15,14 @@ use tower::{BoxError, Service, ServiceExt};
 
 use super::{
     Error,
-    proxy::{Proxy, ProxyStream},
+    proxy::{ConnectProxy, ProxyStream},
 };
 
 /// Opens TCP connections to a server, through a proxy if one is configured.
 #[derive(Clone)]
 pub(super) struct Tunnel {
     tcp: HttpConnector,
-    proxy: Option<Arc<Proxy>>,
+    proxy: Option<Arc<ConnectProxy>>,
     within: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Tunnel {
         proxy: Option<&Uri>,
         within: Duration,
     ) -> Result<Self, Error> {
-        let proxy = proxy.map(Proxy::new).transpose()?.map(Arc::new);
+        let proxy = proxy.map(ConnectProxy::new).transpose()?.map(Arc::new);
         Ok(Self { tcp, proxy, within })
     }
 }

@@ -1,4 +1,4 @@
-//! Invalid hook answers and invalid parents, and their reports.
+//! Invalid hook responses and invalid parents, and their reports.
 
 use super::*;
 
@@ -21,7 +21,7 @@ async fn unusable_answer_deletes_nothing_and_is_reported() {
     let good = || child("a", "another", "x");
     for (answer, part) in [
         (json!(""), "empty body"),
-        (json!("null"), "hook answer is unusable"),
+        (json!("null"), "hook response is unusable"),
         (json!("{\"children\":["), "EOF"),
         (json!({"children": "x"}), "children: "),
         (json!({"children": [good(), null]}), "children[1]: must be an object, not null"),

@@ -67,7 +67,8 @@ impl WebhookFailure {
                 });
             })
             .await;
-            // The handler of the changed CRD takes a moment to replace the old one, which still lists.
+            // The handler of the changed CRD takes a moment to replace the old one, which still
+            // lists.
             let api = testbed.scope.api(crd, "v2");
             until("the server fails to convert", async || {
                 match api.list(&ListParams::default()).await {

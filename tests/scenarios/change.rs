@@ -435,7 +435,7 @@ async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (RecordingReconciler, Arc<
 }
 
 async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static>) {
-    let testbed = Testbed::on(server, "change-churn").await;
+    let testbed = Testbed::on(server, "change-metadata").await;
     let crd = testbed.widgets();
     let (recorder, status) = calm(&testbed, &crd).await;
     let mut type_status = testbed.cluster.types.subscribe(&type_of(&crd, "v1"));
@@ -445,8 +445,8 @@ async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static
 
     for number in 0..20 {
         let metadata = json!({
-            "labels": { "churn": number.to_string() },
-            "annotations": { format!("churn-{number}"): "x".repeat(100) },
+            "labels": { "revision": number.to_string() },
+            "annotations": { format!("revision-{number}"): "x".repeat(100) },
         });
         testbed.edit_crd(&crd, json!({ "metadata": metadata })).await;
         time::sleep(Duration::from_millis(100)).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pilotlight::{
     discovery::{DiscoveryMode, DiscoveryOptions, TypeState},
-    informer::Progress,
+    informer::InformerProgress,
     kind::TypeRef,
     manager::ControllerState,
     testing::{Action, CrdBuilder, Reply, RequestInfo, Rule, Verb},
@@ -146,10 +146,10 @@ async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
         for (name, type_ref) in &types {
             let state = testbed.cluster.types.get(type_ref).state;
             // A CRD itself states what it serves, and the core group is not part of `/apis`.
-            let may_be_doubted = *name == "deployments";
-            let is_doubted =
+            let may_be_unknown = *name == "deployments";
+            let is_unknown =
                 matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
-            let is_known = state == TypeState::Served || may_be_doubted && is_doubted;
+            let is_known = state == TypeState::Served || may_be_unknown && is_unknown;
             assert!(is_known, "{fault}: {name} is {state:?}");
             assert_undisturbed(&testbed, name);
         }
@@ -438,7 +438,7 @@ async fn an_object_that_cannot_be_decoded_is_reported_and_skipped(server: Server
         all.remove(0)
     };
     let reported = informer();
-    assert_eq!((reported.progress, reported.quarantined.len()), (Progress::Synced, 1));
+    assert_eq!((reported.progress, reported.quarantined.len()), (InformerProgress::Synced, 1));
     let error = &reported.quarantined[0];
     assert_eq!(error.key.as_ref().map(|key| &*key.name), Some("bad"));
     assert_eq!(error.field, "metadata.labels");

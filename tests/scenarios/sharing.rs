@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use kube::api::ListParams;
 use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
-    informer::{InformerKey, Linger, Progress, Projection, Subscription},
+    informer::{InformerKey, InformerProgress, Linger, Projection, Subscription},
     manager::{
         ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable,
         RunnableStatus, always,
@@ -271,7 +271,10 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     };
     async fn synced(subscription: &mut Subscription) -> usize {
         let mut progress = subscription.progress();
-        timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
+        timeout(PATIENCE, progress.wait_for(|it| *it == InformerProgress::Synced))
+            .await
+            .unwrap()
+            .unwrap();
         let mut seen = 0;
         while let Ok(delta) = timeout(Duration::from_millis(200), subscription.next()).await {
             delta.unwrap();

@@ -64,7 +64,7 @@ impl FunctionHook {
         Self { respond: Mutex::new(respond), asked: Mutex::default() }
     }
 
-    /// Replaces the hook's answer for all later calls.
+    /// Replaces the hook's response for all later calls.
     pub(crate) fn answers<F>(&self, respond: impl Fn(Value) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Result<Value, HookError>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! Example with a hook in another language: its hook, its manifests, and the manager with the rights
-//! that they grant.
+//! Example with a hook in another language: its hook, its manifests, and the manager with the
+//! rights that they grant.
 
 use std::{
     path::{Path, PathBuf},
@@ -59,7 +59,8 @@ impl Example {
     }
 
     /// Starts the hook of `examples/NAME` and the manager, and applies `controller.yaml` and
-    /// `hook.yaml`. The manager has the rights of `deploy/` and of `controller.yaml`, and no others.
+    /// `hook.yaml`. The manager has the rights of `deploy/` and of `controller.yaml`, and no
+    /// others.
     async fn with(name: &str, hook: Command) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let directory = root.join("examples").join(name);

@@ -11,7 +11,7 @@ use crate::{
         handler::OnSynced,
         run::input::{Input, InputSource},
         run::input_status::InputMode,
-        source::kind::{Delivery, Filter, KindSource, Mapping},
+        source::kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
     },
     guard::{self, Held},
     informer::{Index, Interest, Projection},
@@ -34,7 +34,7 @@ pub(super) enum InputKind {
 /// Options of an input of a type.
 #[derive(Debug)]
 pub(super) struct KindOptions {
-    pub(super) filter: Filter,
+    pub(super) filter: SourceFilter,
     pub(super) role: Role,
     /// True if the type is named by its Rust type, to which its objects are decoded.
     pub(super) typed: bool,
@@ -95,7 +95,7 @@ impl InputOptions {
 
 impl KindOptions {
     pub(super) fn new(type_ref: TypeRef, role: Role, typed: bool) -> Self {
-        let filter = Filter {
+        let filter = SourceFilter {
             type_ref,
             namespace: None,
             labels: None,
@@ -123,19 +123,21 @@ impl KindOptions {
         let (mapping, delivery) = match role {
             Role::Primary => {
                 let position = primaries.iter().position(|it| *it == filter.type_ref);
-                (Mapping::Primary(position.unwrap_or_default()), Delivery::Everything)
+                (Mapping::Primary(position.unwrap_or_default()), DeliveredObjects::Everything)
             }
-            Role::Watched(handler) if interests.is_empty() => (of(handler), Delivery::Everything),
-            Role::Watched(handler) => (of(handler), Delivery::Of(interests)),
+            Role::Watched(handler) if interests.is_empty() => {
+                (of(handler), DeliveredObjects::Everything)
+            }
+            Role::Watched(handler) => (of(handler), DeliveredObjects::Of(interests)),
             Role::Owned { .. } | Role::Claimed(_) if primaries.is_empty() => {
                 return Err(BuildError::OwnsWithoutFor(name.clone(), filter.type_ref));
             }
             Role::Owned { only_controller } => {
                 let primaries = primaries.to_vec();
-                let delivery = Delivery::OwnedBy(primaries.clone());
+                let delivery = DeliveredObjects::OwnedBy(primaries.clone());
                 (Mapping::OwnerOf { primaries, only_controller }, delivery)
             }
-            Role::Claimed(handler) => (of(handler), Delivery::Moving(primaries.to_vec())),
+            Role::Claimed(handler) => (of(handler), DeliveredObjects::Moving(primaries.to_vec())),
         };
         Ok(KindSource {
             filter,

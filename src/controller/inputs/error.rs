@@ -6,7 +6,8 @@ use crate::{controller::BuildError, manager::ControllerName};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputError {
-    /// Remove the input of that name first, or call [`Inputs::replace`](crate::controller::Inputs::replace).
+    /// Remove the input of that name first, or call
+    /// [`Inputs::replace`](crate::controller::Inputs::replace).
     #[error("{0} has an input named {1} already")]
     NameTaken(ControllerName, String),
     /// The closure must add exactly one input, with `owns`, `watches`, `claims_type` or `source`.

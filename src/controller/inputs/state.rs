@@ -25,22 +25,22 @@ pub(in crate::controller) struct NamedInputs {
     pub(in crate::controller) cluster: Cluster,
     pub(in crate::controller) primaries: Arc<[TypeRef]>,
     pub(in crate::controller) event_filters: Vec<Predicate>,
-    state: Mutex<State>,
+    state: Mutex<InputsState>,
     // Wakes the run of the current epoch.
     wake: Arc<Notify>,
 }
 
 #[derive(Default)]
-struct State {
-    wanted: BTreeMap<String, Wanted>,
-    running: BTreeMap<u64, Running>,
+struct InputsState {
+    wanted: BTreeMap<String, WantedInput>,
+    running: BTreeMap<u64, RunningInput>,
     /// Number of the epoch that runs.
     epoch: Option<u64>,
     last: u64,
 }
 
 /// Input that is to run.
-struct Wanted {
+struct WantedInput {
     number: u64,
     input: Input,
     /// Epoch with which the input ends.
@@ -49,7 +49,7 @@ struct Wanted {
 }
 
 /// Input that a run has started and not joined yet.
-struct Running {
+struct RunningInput {
     name: String,
     progress: InputProgress,
     /// True once the input was removed: it does not wait for a replacement.
@@ -112,7 +112,7 @@ impl NamedInputs {
         let progress = InputProgress::new(&name, Arc::clone(&self.wake));
         let receiver = progress.subscribe();
         let replaced = state.running_of(&name);
-        let before = state.wanted.insert(name, Wanted { number, input, until, progress });
+        let before = state.wanted.insert(name, WantedInput { number, input, until, progress });
         state.end_if_idle(before.as_ref());
         drop(state);
         // Code of the user may run with the drop, so that no lock is held here.
@@ -141,7 +141,7 @@ impl NamedInputs {
 
     pub(super) fn states(&self) -> Vec<(String, InputState)> {
         let state = self.state();
-        let of = |(name, wanted): (&String, &Wanted)| (name.clone(), wanted.progress.get());
+        let of = |(name, wanted): (&String, &WantedInput)| (name.clone(), wanted.progress.get());
         state.wanted.iter().map(of).collect()
     }
 
@@ -192,11 +192,11 @@ impl NamedInputs {
         });
         let (start, stop) = plan(&wanted.collect::<Vec<_>>(), &running.collect::<Vec<_>>());
         let mut steps: Vec<_> = stop.into_iter().map(|number| InputStep::Stop { number }).collect();
-        let State { wanted, running, .. } = &mut *state;
+        let InputsState { wanted, running, .. } = &mut *state;
         for (name, wanted) in wanted.iter().filter(|(_, wanted)| start.contains(&wanted.number)) {
             let (number, progress) = (wanted.number, wanted.progress.clone());
             let (name, removed) = (name.clone(), false);
-            running.insert(number, Running { name, progress: progress.clone(), removed });
+            running.insert(number, RunningInput { name, progress: progress.clone(), removed });
             steps.push(InputStep::Start { number, input: wanted.input.clone(), progress });
         }
         steps
@@ -205,7 +205,7 @@ impl NamedInputs {
     /// Records that the task of an input has ended.
     pub(in crate::controller) fn joined(&self, number: u64) {
         let mut state = self.state();
-        if let Some(Running { name, progress, .. }) = state.running.remove(&number) {
+        if let Some(RunningInput { name, progress, .. }) = state.running.remove(&number) {
             let is_wanted = state.wanted.get(&name).is_some_and(|wanted| wanted.number == number);
             progress.set(if is_wanted { idle() } else { InputState::Ended });
         }
@@ -213,19 +213,19 @@ impl NamedInputs {
         self.wake.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InputsState> {
         self.state.lock()
     }
 }
 
-impl State {
+impl InputsState {
     fn running_of(&self, name: &str) -> Vec<watch::Receiver<InputState>> {
         let of = self.running.values().filter(|running| running.name == name);
         of.map(|running| running.progress.subscribe()).collect()
     }
 
     /// Publishes the end of an input that is no longer wanted, unless a run has to join it first.
-    fn end_if_idle(&self, unwanted: Option<&Wanted>) {
+    fn end_if_idle(&self, unwanted: Option<&WantedInput>) {
         if let Some(unwanted) = unwanted
             && !self.running.contains_key(&unwanted.number)
         {

@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
 };
 
-use super::{ControllerLabels, DepthLabels, Families, QueueLabels, ResultLabels};
+use super::{ControllerFamilies, ControllerLabels, DepthLabels, QueueLabels, ResultLabels};
 use crate::{
     controller::run::input_status::InputStatuses, informer::CacheShare, manager::ControllerName,
 };
@@ -31,7 +31,7 @@ pub(in crate::controller) enum ReconcileResult {
 #[derive(Debug)]
 pub(in crate::controller) struct Series {
     pub(super) name: ControllerName,
-    families: Arc<Families>,
+    families: Arc<ControllerFamilies>,
     results: [Counter; 4],
     pub(in crate::controller) errors: Counter,
     pub(in crate::controller) terminal: Counter,
@@ -62,12 +62,12 @@ pub(in crate::controller) struct QueueMetrics(Option<Arc<Series>>);
 
 /// Queue whose work is read at each scrape. client-go computes it twice a second instead.
 pub(in crate::controller) trait WorkProbe: Send + Sync {
-    fn work(&self) -> Work;
+    fn work(&self) -> QueueWork;
 }
 
 /// Work of a queue at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(in crate::controller) struct Work {
+pub(in crate::controller) struct QueueWork {
     /// Seconds spent so far on all keys in processing.
     pub(in crate::controller) unfinished: f64,
     /// Seconds spent so far on the key that is longest in processing.
@@ -77,7 +77,7 @@ pub(in crate::controller) struct Work {
 }
 
 impl Series {
-    pub(super) fn new(name: &ControllerName, families: Arc<Families>) -> Self {
+    pub(super) fn new(name: &ControllerName, families: Arc<ControllerFamilies>) -> Self {
         let controller = ControllerLabels { controller: name.as_str().into() };
         let queue = QueueLabels {
             name: Arc::clone(&controller.controller),
@@ -127,10 +127,10 @@ impl Series {
     }
 
     /// Returns the work of all queues: several if a queue outlives its epoch.
-    pub(super) fn work(&self) -> Work {
+    pub(super) fn work(&self) -> QueueWork {
         let probes = self.probes.lock().clone();
         let queues = probes.iter().filter_map(Weak::upgrade).map(|queue| queue.work());
-        queues.fold(Work::default(), |all, one| Work {
+        queues.fold(QueueWork::default(), |all, one| QueueWork {
             unfinished: all.unfinished + one.unfinished,
             longest: all.longest.max(one.longest),
             waiting: all.waiting + one.waiting,

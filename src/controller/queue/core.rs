@@ -13,7 +13,7 @@ use super::{
     item::{Add, Delayed, Item, LOW_PRIORITY},
     limit::QueueOptions,
 };
-use crate::controller::metrics::{QueueMetrics, Work};
+use crate::controller::metrics::{QueueMetrics, QueueWork};
 use crate::token_bucket::TokenBucket;
 
 /// Priority of changes.
@@ -29,14 +29,14 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// State of every key, and the rules by which keys move.
 ///
-/// The caller keeps the timers: it gets a delayed key's slot as a [`Timer`] and returns it through
-/// [`Core::expire`].
+/// The caller keeps the timers: it gets a delayed key's slot as a [`QueueTimer`] and returns it
+/// through [`Core::expire`].
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
     bucket: Option<TokenBucket>,
     // Slab: a key is hashed once, and then addressed by its slot.
-    entries: Vec<Entry<K>>,
+    entries: Vec<SlotEntry<K>>,
     free: Vec<u32>,
     slots: HashMap<K, u32>,
     // May hold outdated tickets: skipped by `pop`, and removed in bulk when they dominate.
@@ -47,7 +47,7 @@ pub(super) struct Core<K> {
     next_number: u64,
     ready_keys: usize,
     processing: usize,
-    phase: Phase,
+    phase: QueuePhase,
     metrics: QueueMetrics,
 }
 
@@ -56,24 +56,24 @@ const SWEEP_AT_LEAST: usize = 64;
 
 /// Change to the timer of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Timer {
+pub(super) enum QueueTimer {
     Keep,
     Set(u32, Instant),
     Cancel(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum QueuePhase {
     Open,
     Draining,
     Closed,
 }
 
 #[derive(Debug)]
-struct Entry<K> {
+struct SlotEntry<K> {
     // `None` while the slot is free.
     key: Option<K>,
-    place: Place,
+    place: SlotPlace,
     // Time of the next resync, with its rank; adds and failures of the key leave it.
     resync: Option<(Instant, u64)>,
     priority: i32,
@@ -83,7 +83,7 @@ struct Entry<K> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum SlotPlace {
     Idle,
     Waiting { until: Instant, number: u64 },
     Ready { ticket: u64, since: Instant },
@@ -110,15 +110,15 @@ impl<K: Clone + Eq + Hash> Core<K> {
             next_number: 0,
             ready_keys: 0,
             processing: 0,
-            phase: Phase::Open,
+            phase: QueuePhase::Open,
             metrics,
         }
     }
 
     /// Adds a key; returns the change to its timer, and whether a key became available.
-    pub(super) fn add(&mut self, key: K, add: Add, now: Instant) -> (Timer, bool) {
-        if self.phase != Phase::Open {
-            return (Timer::Keep, false);
+    pub(super) fn add(&mut self, key: K, add: Add, now: Instant) -> (QueueTimer, bool) {
+        if self.phase != QueuePhase::Open {
+            return (QueueTimer::Keep, false);
         }
         self.promote_aged(now);
         let slot = self.intern(key);
@@ -128,15 +128,15 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
         let entry = &mut self.entries[slot as usize];
         match entry.place {
-            Place::Idle => {
+            SlotPlace::Idle => {
                 entry.priority = add.priority;
                 if delay.is_zero() {
-                    (Timer::Keep, self.make_ready(slot, now))
+                    (QueueTimer::Keep, self.make_ready(slot, now))
                 } else {
                     (self.wait(slot, now + delay), false)
                 }
             }
-            Place::Waiting { until: earlier, .. } => {
+            SlotPlace::Waiting { until: earlier, .. } => {
                 entry.priority = entry.priority.max(add.priority);
                 let until = now + delay;
                 if delay.is_zero() {
@@ -145,10 +145,10 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 } else if until < earlier {
                     (self.wait(slot, until), false)
                 } else {
-                    (Timer::Keep, false)
+                    (QueueTimer::Keep, false)
                 }
             }
-            Place::Ready { since, .. } if add.priority > entry.priority => {
+            SlotPlace::Ready { since, .. } if add.priority > entry.priority => {
                 let current = effective_priority(entry.priority, since, now);
                 self.metrics.left(entry.priority);
                 entry.priority = add.priority;
@@ -157,9 +157,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
                     // Behind the keys that already have the new priority.
                     self.enqueue(slot, since);
                 }
-                (Timer::Keep, false)
+                (QueueTimer::Keep, false)
             }
-            Place::Ready { .. } => (Timer::Keep, false),
+            SlotPlace::Ready { .. } => (QueueTimer::Keep, false),
         }
     }
 
@@ -168,24 +168,24 @@ impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn due(&self, slot: u32) -> Option<(Instant, u64)> {
         let entry = self.entries.get(slot as usize)?;
         let delayed = match entry.place {
-            Place::Waiting { until, number } => Some((until, number)),
-            Place::Idle | Place::Ready { .. } => None,
+            SlotPlace::Waiting { until, number } => Some((until, number)),
+            SlotPlace::Idle | SlotPlace::Ready { .. } => None,
         };
         delayed.into_iter().chain(entry.resync).min()
     }
 
     /// Makes the key of an expired timer ready; returns the next change to its timer, and whether a
     /// key became available.
-    pub(super) fn expire(&mut self, slot: u32, now: Instant) -> (Timer, bool) {
-        let Some(due) = self.due(slot) else { return (Timer::Keep, false) };
+    pub(super) fn expire(&mut self, slot: u32, now: Instant) -> (QueueTimer, bool) {
+        let Some(due) = self.due(slot) else { return (QueueTimer::Keep, false) };
         let entry = &mut self.entries[slot as usize];
         if entry.resync == Some(due) {
             entry.resync = None;
             match entry.place {
-                Place::Idle => entry.priority = LOW_PRIORITY,
-                Place::Waiting { .. } => {}
+                SlotPlace::Idle => entry.priority = LOW_PRIORITY,
+                SlotPlace::Waiting { .. } => {}
                 // The key is about to be processed anyway.
-                Place::Ready { .. } => return (self.rearm(slot), false),
+                SlotPlace::Ready { .. } => return (self.rearm(slot), false),
             }
         }
         let available = self.make_ready(slot, now);
@@ -195,38 +195,38 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Sets the time of the next resync of a key in place of an earlier one, or removes it. At that
     /// time the key becomes ready at low priority, regardless of adds in the meantime.
     #[cfg(any(test, feature = "meta"))]
-    pub(super) fn resync(&mut self, key: K, at: Option<Instant>, now: Instant) -> Timer {
-        if self.phase != Phase::Open || at.is_none() && !self.slots.contains_key(&key) {
-            return Timer::Keep;
+    pub(super) fn resync(&mut self, key: K, at: Option<Instant>, now: Instant) -> QueueTimer {
+        if self.phase != QueuePhase::Open || at.is_none() && !self.slots.contains_key(&key) {
+            return QueueTimer::Keep;
         }
         let slot = self.intern(key);
         let before = self.due(slot);
         let at = at.map(|at| (at.min(now + MAX_DELAY), self.number()));
         self.entries[slot as usize].resync = at;
-        let timer = if self.due(slot) == before { Timer::Keep } else { self.rearm(slot) };
+        let timer = if self.due(slot) == before { QueueTimer::Keep } else { self.rearm(slot) };
         self.free_if_unused(slot);
         timer
     }
 
     /// Returns the change that sets the timer of a slot to its due time.
-    fn rearm(&self, slot: u32) -> Timer {
-        self.due(slot).map_or(Timer::Cancel(slot), |(at, _)| Timer::Set(slot, at))
+    fn rearm(&self, slot: u32) -> QueueTimer {
+        self.due(slot).map_or(QueueTimer::Cancel(slot), |(at, _)| QueueTimer::Set(slot, at))
     }
 
     /// Removes and returns the first ready key that no worker processes.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Item<K>> {
-        if self.phase == Phase::Closed {
+        if self.phase == QueuePhase::Closed {
             return None;
         }
         self.promote_aged(now);
         while let Some(Ticket { number: Reverse(number), slot, .. }) = self.ready.pop() {
             let entry = &mut self.entries[slot as usize];
-            let Place::Ready { ticket, since } = entry.place else { continue };
+            let SlotPlace::Ready { ticket, since } = entry.place else { continue };
             if ticket != number || entry.processing.is_some() {
                 continue;
             }
             let Some(key) = entry.key.clone() else { continue };
-            entry.place = Place::Idle;
+            entry.place = SlotPlace::Idle;
             entry.processing = Some(now);
             self.ready_keys -= 1;
             self.processing += 1;
@@ -245,13 +245,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.processing -= 1;
         self.metrics.worked_for(now.saturating_duration_since(since));
         match entry.place {
-            Place::Ready { ticket, since } => {
+            SlotPlace::Ready { ticket, since } => {
                 // Added meanwhile: the key keeps the position of that add.
                 let priority = effective_priority(entry.priority, since, now);
                 self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
                 true
             }
-            Place::Idle | Place::Waiting { .. } => {
+            SlotPlace::Idle | SlotPlace::Waiting { .. } => {
                 self.free_if_unused(slot);
                 false
             }
@@ -273,7 +273,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Returns whether a key is ready or delayed.
     pub(super) fn contains(&self, key: &K) -> bool {
         let slot = self.slots.get(key);
-        slot.is_some_and(|&slot| self.entries[slot as usize].place != Place::Idle)
+        slot.is_some_and(|&slot| self.entries[slot as usize].place != SlotPlace::Idle)
     }
 
     /// Returns the number of ready keys, including those in processing that were added again.
@@ -283,43 +283,43 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Refuses adds from now on and drops the delayed keys; ready keys stay available.
     pub(super) fn drain(&mut self) {
-        if self.phase != Phase::Open {
+        if self.phase != QueuePhase::Open {
             return;
         }
-        self.phase = Phase::Draining;
+        self.phase = QueuePhase::Draining;
         for slot in 0..self.entries.len() {
             let entry = &mut self.entries[slot];
             entry.resync = None;
-            if let Place::Waiting { .. } = entry.place {
-                entry.place = Place::Idle;
+            if let SlotPlace::Waiting { .. } = entry.place {
+                entry.place = SlotPlace::Idle;
             }
         }
     }
 
     /// Refuses adds and gets from now on; returns the ready and the delayed keys by time.
     pub(super) fn close(&mut self, now: Instant) -> Vec<Delayed<K>> {
-        self.phase = Phase::Closed;
+        self.phase = QueuePhase::Closed;
         self.ready.clear();
         self.aging.clear();
         let mut left = Vec::new();
         for entry in &mut self.entries {
             let resync = entry.resync.take();
             let (at, ticket) = match entry.place {
-                Place::Idle => {
+                SlotPlace::Idle => {
                     let Some(resync) = resync else { continue };
                     entry.priority = LOW_PRIORITY;
                     resync
                 }
-                Place::Waiting { until, number } => (until, number),
-                Place::Ready { ticket, .. } => {
+                SlotPlace::Waiting { until, number } => (until, number),
+                SlotPlace::Ready { ticket, .. } => {
                     self.ready_keys -= 1;
                     self.metrics.left(entry.priority);
                     (now, ticket)
                 }
             };
-            entry.place = Place::Idle;
+            entry.place = SlotPlace::Idle;
             if let Some(key) = entry.key.clone() {
-                let Entry { priority, failures, .. } = *entry;
+                let SlotEntry { priority, failures, .. } = *entry;
                 left.push((ticket, Delayed { key, priority, failures, at }));
             }
         }
@@ -328,7 +328,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Adds a key that another queue had left when it was closed.
-    pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (Timer, bool) {
+    pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (QueueTimer, bool) {
         let Delayed { key, priority, failures, at } = delayed;
         let after = at.saturating_duration_since(now);
         let added = self.add(key.clone(), Add { priority, after, ..Add::default() }, now);
@@ -342,17 +342,18 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Returns whether the queue will not return any key from now on.
     pub(super) fn is_finished(&self) -> bool {
         match self.phase {
-            Phase::Open => false,
-            Phase::Draining => self.ready_keys == 0 && self.processing == 0,
-            Phase::Closed => true,
+            QueuePhase::Open => false,
+            QueuePhase::Draining => self.ready_keys == 0 && self.processing == 0,
+            QueuePhase::Closed => true,
         }
     }
 
     /// Returns the processing times of keys that are not done, and the number of delayed keys.
-    pub(super) fn work(&self, now: Instant) -> Work {
-        let mut work = Work::default();
+    pub(super) fn work(&self, now: Instant) -> QueueWork {
+        let mut work = QueueWork::default();
         for entry in &self.entries {
-            let delayed = matches!(entry.place, Place::Waiting { .. }) || entry.resync.is_some();
+            let delayed =
+                matches!(entry.place, SlotPlace::Waiting { .. }) || entry.resync.is_some();
             work.waiting += usize::from(delayed);
             if let Some(since) = entry.processing {
                 let seconds = now.saturating_duration_since(since).as_secs_f64();
@@ -367,9 +368,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if let Some(&slot) = self.slots.get(&key) {
             return slot;
         }
-        let entry = Entry {
+        let entry = SlotEntry {
             key: Some(key.clone()),
-            place: Place::Idle,
+            place: SlotPlace::Idle,
             resync: None,
             priority: 0,
             processing: None,
@@ -392,7 +393,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Frees the slot of a key that is idle and has neither failures nor a resync.
     fn free_if_unused(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
-        let idle = entry.place == Place::Idle && entry.processing.is_none();
+        let idle = entry.place == SlotPlace::Idle && entry.processing.is_none();
         if idle
             && entry.resync.is_none()
             && entry.failures == 0
@@ -419,9 +420,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
         delay.min(MAX_DELAY)
     }
 
-    fn wait(&mut self, slot: u32, until: Instant) -> Timer {
+    fn wait(&mut self, slot: u32, until: Instant) -> QueueTimer {
         let number = self.number();
-        self.entries[slot as usize].place = Place::Waiting { until, number };
+        self.entries[slot as usize].place = SlotPlace::Waiting { until, number };
         self.rearm(slot)
     }
 
@@ -453,7 +454,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         {
             self.aging.pop_front();
             let entry = &self.entries[slot as usize];
-            if let Place::Ready { ticket, since: ready_since } = entry.place
+            if let SlotPlace::Ready { ticket, since: ready_since } = entry.place
                 && ready_since == since
                 && entry.priority < NORMAL_PRIORITY
                 && entry.processing.is_none()
@@ -468,7 +469,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     fn enqueue(&mut self, slot: u32, since: Instant) -> bool {
         let ticket = self.number();
         let entry = &mut self.entries[slot as usize];
-        entry.place = Place::Ready { ticket, since };
+        entry.place = SlotPlace::Ready { ticket, since };
         let free = entry.processing.is_none();
         if free {
             let priority = entry.priority;
@@ -487,13 +488,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 }
 
-impl<K> Entry<K> {
+impl<K> SlotEntry<K> {
     fn holds(&self, it: &Ticket) -> bool {
-        matches!(self.place, Place::Ready { ticket, .. } if Reverse(ticket) == it.number)
+        matches!(self.place, SlotPlace::Ready { ticket, .. } if Reverse(ticket) == it.number)
     }
 
     fn is_ready_since(&self, time: Instant) -> bool {
-        matches!(self.place, Place::Ready { since, .. } if since == time)
+        matches!(self.place, SlotPlace::Ready { since, .. } if since == time)
     }
 }
 
@@ -509,7 +510,7 @@ impl<K> Drop for Core<K> {
     fn drop(&mut self) {
         // The depth gauges outlive this queue.
         for entry in &self.entries {
-            if matches!(entry.place, Place::Ready { .. }) {
+            if matches!(entry.place, SlotPlace::Ready { .. }) {
                 self.metrics.left(entry.priority);
             }
         }

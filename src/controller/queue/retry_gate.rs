@@ -137,7 +137,8 @@ impl<K: Clone + Ord> RetryGate<K> {
         };
         let (at_once, later) = (|key: &K| left(key).is_zero(), |key: &K| !left(key).is_zero());
         let next = self.waiting.iter().filter(|(_, key)| at_once(key));
-        // Remaining places go to requests with a minimum wait, since no later success may admit them.
+        // Remaining places go to requests with a minimum wait, since no later success may admit
+        // them.
         let next = next.chain(self.waiting.iter().filter(|(_, key)| later(key)));
         let next = next.take(FOLLOWERS).map(|waiting| (waiting.clone(), left(&waiting.1)));
         let next: Vec<_> = next.collect();

@@ -35,10 +35,12 @@ struct LeftRequests {
 /// The unconfirmed writes of a name outlive its controllers for a while, since a controller may be
 /// removed and added again.
 #[derive(Clone, Debug, Default)]
-pub(in crate::controller) struct CarriedOverByName(Arc<Mutex<HashMap<ControllerName, Entry>>>);
+pub(in crate::controller) struct CarriedOverByName(
+    Arc<Mutex<HashMap<ControllerName, CarriedOverEntry>>>,
+);
 
 #[derive(Debug)]
-struct Entry {
+struct CarriedOverEntry {
     carried_over: Weak<CarriedOver>,
     unconfirmed: Arc<UnconfirmedWrites>,
 }
@@ -67,9 +69,10 @@ impl CarriedOverByName {
         live.retain(|_, entry| {
             entry.carried_over.strong_count() > 0 || entry.unconfirmed.is_needed()
         });
-        let entry = live
-            .entry(name.clone())
-            .or_insert_with(|| Entry { carried_over: Weak::new(), unconfirmed: Arc::default() });
+        let entry = live.entry(name.clone()).or_insert_with(|| CarriedOverEntry {
+            carried_over: Weak::new(),
+            unconfirmed: Arc::default(),
+        });
         if let Some(carried_over) = entry.carried_over.upgrade() {
             return carried_over;
         }

@@ -21,14 +21,14 @@ pub(in crate::controller) struct Taken {
 
 #[derive(Debug, Default)]
 struct Numbers {
-    by_request: HashMap<Request, Kept>,
+    by_request: HashMap<Request, KeptRequest>,
     last: u64,
     /// Number of requests that wait for a reconcile to begin.
     waiting: usize,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptRequest {
     /// Number of the last time that the request was taken.
     number: u64,
     /// True if the request waits for a reconcile to begin.
@@ -48,7 +48,7 @@ impl Taken {
     pub(in crate::controller) fn take(&self, request: Request) {
         let mut numbers = self.numbers();
         numbers.last += 1;
-        let kept = Kept { number: numbers.last, waits: true };
+        let kept = KeptRequest { number: numbers.last, waits: true };
         let before = numbers.by_request.insert(request, kept);
         numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
     }

@@ -160,8 +160,8 @@ impl InputRun {
         }
     }
 
-    /// Ends a required source that is done. If its condition is lost, the manager is about to stop the
-    /// epoch; otherwise the epoch ends here, and the manager reads the condition again.
+    /// Ends a required source that is done. If its condition is lost, the manager is about to stop
+    /// the epoch; otherwise the epoch ends here, and the manager reads the condition again.
     ///
     /// The wait is bounded, because the manager may rest on another part of an `any_of`, and then
     /// does not stop the epoch.

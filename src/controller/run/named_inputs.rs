@@ -10,7 +10,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::Run;
+use super::EpochRun;
 use crate::{
     controller::{
         inputs::state::{InputStep, NamedInputs},
@@ -44,7 +44,7 @@ impl NamedTasks {
         Self { named, epoch, tasks: HashMap::new() }
     }
 
-    /// Waits until [`Run::update_inputs`] may have something to do. Cancel safe.
+    /// Waits until [`EpochRun::update_inputs`] may have something to do. Cancel safe.
     pub(super) async fn changed(&self) {
         let deadline = self.tasks.values().filter_map(|task| task.deadline).min();
         select! {
@@ -87,7 +87,7 @@ impl Drop for NamedTasks {
     }
 }
 
-impl Run {
+impl EpochRun {
     /// Starts the inputs by name that are wanted, and stops the others.
     pub(super) fn update_inputs(&mut self) {
         self.named.drop_late();

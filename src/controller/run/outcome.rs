@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::controller) enum Attempt {
     /// The reconciler returned, with this decision about the request.
-    Returned(Next),
+    Returned(NextReconcile),
     /// The reconcile exceeded its timeout.
     TimedOut(Duration),
     /// The reconciler panicked, with this message.
@@ -27,7 +27,7 @@ pub(in crate::controller) enum Attempt {
 
 /// Decision about a request after its reconcile.
 #[derive(Debug)]
-pub(in crate::controller) enum Next {
+pub(in crate::controller) enum NextReconcile {
     /// Wait for the next change.
     Done,
     /// Wait for the next change; neither success nor failure, since the object does not exist.
@@ -83,39 +83,39 @@ impl Attempt {
     pub(in crate::controller) fn of(result: Result<Outcome, ReconcileError>) -> Self {
         let redacted = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
         Self::Returned(match result {
-            Ok(Outcome::Done) => Next::Done,
-            Ok(Outcome::RequeueAfter(after)) => Next::After(after),
+            Ok(Outcome::Done) => NextReconcile::Done,
+            Ok(Outcome::RequeueAfter(after)) => NextReconcile::After(after),
             Err(ReconcileError::Retry(error)) => {
                 let asks_to_wait = statuses(&*error).find_map(retry_after);
                 match asks_to_wait {
-                    _ if is_conflict(&*error) => Next::Retry(None),
-                    Some(after) => Next::Throttled(redacted(&error), after),
-                    None => Next::Retry(Some(redacted(&error))),
+                    _ if is_conflict(&*error) => NextReconcile::Retry(None),
+                    Some(after) => NextReconcile::Throttled(redacted(&error), after),
+                    None => NextReconcile::Retry(Some(redacted(&error))),
                 }
             }
             Err(ReconcileError::RetryAfter(error, after)) => match error.is::<Postponed>() {
-                true => Next::Postponed(after),
-                false => Next::RetryAfter(redacted(&error), after),
+                true => NextReconcile::Postponed(after),
+                false => NextReconcile::RetryAfter(redacted(&error), after),
             },
             Err(ReconcileError::Terminal(error)) => match error.is::<ObjectGone>() {
-                true => Next::Gone,
-                false => Next::GiveUp(redacted(&error)),
+                true => NextReconcile::Gone,
+                false => NextReconcile::GiveUp(redacted(&error)),
             },
         })
     }
 
-    pub(in crate::controller) fn next(self) -> Next {
+    pub(in crate::controller) fn next(self) -> NextReconcile {
         match self {
             Self::Returned(next) => next,
-            Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
-            Self::Panicked(message) => Next::Retry(Some(PanicError(message).into())),
-            Self::Aborted => Next::Abandon,
-            Self::Behind(behind) => Next::Wait(behind),
+            Self::TimedOut(timeout) => NextReconcile::Retry(Some(TimeoutError(timeout).into())),
+            Self::Panicked(message) => NextReconcile::Retry(Some(PanicError(message).into())),
+            Self::Aborted => NextReconcile::Abandon,
+            Self::Behind(behind) => NextReconcile::Wait(behind),
         }
     }
 }
 
-impl Next {
+impl NextReconcile {
     /// Returns whether the request waits for the next change.
     pub(in crate::controller) fn is_final(&self) -> bool {
         match self {
@@ -189,21 +189,21 @@ mod tests {
 
         let next = Attempt::of(Err(later)).next();
 
-        assert!(matches!(next, Next::Postponed(it) if it == after), "{next:?}");
+        assert!(matches!(next, NextReconcile::Postponed(it) if it == after), "{next:?}");
         assert_eq!(next.result(), Some(ReconcileResult::RequeueAfter));
     }
 
-    fn retry(error: impl Into<BoxError>) -> Next {
+    fn retry(error: impl Into<BoxError>) -> NextReconcile {
         Attempt::of(Err(ReconcileError::Retry(error.into()))).next()
     }
 
     #[test]
     fn conflict_is_no_error_however_deep_it_is() {
-        assert!(matches!(retry(api(409, "Conflict")), Next::Retry(None)));
-        assert!(matches!(retry(api(409, "")), Next::Retry(None)));
-        assert!(matches!(retry(Outer(api(409, "Conflict"))), Next::Retry(None)));
+        assert!(matches!(retry(api(409, "Conflict")), NextReconcile::Retry(None)));
+        assert!(matches!(retry(api(409, "")), NextReconcile::Retry(None)));
+        assert!(matches!(retry(Outer(api(409, "Conflict"))), NextReconcile::Retry(None)));
         let status = Status::failure("conflict", "Conflict").with_code(409);
-        assert!(matches!(retry(status), Next::Retry(None)));
+        assert!(matches!(retry(status), NextReconcile::Retry(None)));
     }
 
     #[derive(Debug, thiserror::Error)]
@@ -261,19 +261,19 @@ mod tests {
 
     #[test]
     fn an_answer_is_known_however_it_is_wrapped() {
-        let check = |answer: &dyn Fn() -> kube::Error, is: &dyn Fn(&Next) -> bool| {
+        let check = |answer: &dyn Fn() -> kube::Error, is: &dyn Fn(&NextReconcile) -> bool| {
             let wrapped = wrapped(answer).into_iter();
             let unknown = wrapped.filter_map(|(how, error)| (!is(&retry(error))).then_some(how));
             assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "{}", answer());
         };
 
-        check(&|| api(409, "Conflict"), &|next| matches!(next, Next::Retry(None)));
+        check(&|| api(409, "Conflict"), &|next| matches!(next, NextReconcile::Retry(None)));
         let seven = Duration::from_secs(7);
         for code in [429, 503] {
-            let is_throttled = |next: &Next| matches!(next, Next::Throttled(_, it) if *it == seven);
+            let is_throttled = |next: &NextReconcile| matches!(next, NextReconcile::Throttled(_, it) if *it == seven);
             check(&|| asks_for(code, 7), &is_throttled);
         }
-        check(&|| api(409, "AlreadyExists"), &|next| matches!(next, Next::Retry(Some(_))));
+        check(&|| api(409, "AlreadyExists"), &|next| matches!(next, NextReconcile::Retry(Some(_))));
     }
 
     fn asks_for(code: u16, seconds: u32) -> kube::Error {
@@ -284,8 +284,8 @@ mod tests {
 
     #[test]
     fn throttling_is_not_an_error_however_deeply_it_is_wrapped() {
-        let after = |next: Next| {
-            let Next::Throttled(_, after) = next else { panic!("{next:?}") };
+        let after = |next: NextReconcile| {
+            let NextReconcile::Throttled(_, after) = next else { panic!("{next:?}") };
             after.as_secs()
         };
 
@@ -294,29 +294,32 @@ mod tests {
         assert_eq!(after(retry(asks_for(429, u32::MAX))), 300);
         for (code, seconds) in [(429, 0), (503, 0), (500, 7), (504, 7), (409, 7)] {
             let next = retry(asks_for(code, seconds));
-            assert!(!matches!(next, Next::Throttled(..)), "{code} {seconds}");
+            assert!(!matches!(next, NextReconcile::Throttled(..)), "{code} {seconds}");
         }
     }
 
     #[test]
     fn other_answers_are_errors() {
         for (code, reason) in [(409, "AlreadyExists"), (404, "NotFound"), (500, "InternalError")] {
-            assert!(matches!(retry(api(code, reason)), Next::Retry(Some(_))), "{code} {reason}");
+            assert!(
+                matches!(retry(api(code, reason)), NextReconcile::Retry(Some(_))),
+                "{code} {reason}"
+            );
         }
-        assert!(matches!(retry("409 Conflict"), Next::Retry(Some(_))));
+        assert!(matches!(retry("409 Conflict"), NextReconcile::Retry(Some(_))));
     }
 
     #[test]
     fn terminal_conflict_is_given_up() {
         let error = ReconcileError::Terminal(api(409, "Conflict").into());
 
-        assert!(matches!(Attempt::of(Err(error)).next(), Next::GiveUp(_)));
+        assert!(matches!(Attempt::of(Err(error)).next(), NextReconcile::GiveUp(_)));
     }
 
     #[test]
     fn timeout_and_panic_are_repeated_with_a_message() {
-        let error = |next: Next| {
-            let Next::Retry(Some(error)) = next else { panic!("{next:?}") };
+        let error = |next: NextReconcile| {
+            let NextReconcile::Retry(Some(error)) = next else { panic!("{next:?}") };
             error.to_string()
         };
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use super::Run;
+use super::EpochRun;
 use crate::{
     controller::{
         Request,
         queue::retry_gate::{Pace, Wait},
         queue::{Add, Item},
-        run::outcome::Next,
+        run::outcome::NextReconcile,
     },
     manager::BoxError,
 };
@@ -24,35 +24,35 @@ const THROTTLED: Pace =
 /// Pause between comparisons of the caches from which on the last error shows that they are behind.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-impl Run {
+impl EpochRun {
     /// Requeues or forgets a request after its reconcile.
-    pub(super) fn settle(&mut self, item: Item<Request>, next: Next) {
+    pub(super) fn settle(&mut self, item: Item<Request>, next: NextReconcile) {
         let Item { key, priority, failures: attempt } = item;
         let again = Add { priority, ..Add::default() };
         self.update_gate(&key, &next);
         match next {
-            Next::Done => {
+            NextReconcile::Done => {
                 self.queue.forget(&key);
                 self.succeeded(&key);
             }
-            Next::Gone => {
+            NextReconcile::Gone => {
                 self.queue.forget(&key);
                 self.gone(&key);
             }
-            Next::After(after) => {
+            NextReconcile::After(after) => {
                 self.queue.forget(&key);
                 self.queue.add_with(key.clone(), Add { after, ..again });
                 self.succeeded(&key);
             }
-            Next::Postponed(after) => {
+            NextReconcile::Postponed(after) => {
                 self.queue.forget(&key);
                 self.queue.add_with(key.clone(), Add { after, ..again });
             }
-            Next::Retry(None) => {
+            NextReconcile::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
             }
-            Next::Retry(Some(error)) => {
+            NextReconcile::Retry(Some(error)) => {
                 self.spec.series.errors.inc();
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
                 if self.cancel.is_cancelled() {
@@ -62,7 +62,7 @@ impl Run {
                     self.failed(&key, &error, false);
                 }
             }
-            Next::RetryAfter(error, after) => {
+            NextReconcile::RetryAfter(error, after) => {
                 self.spec.series.errors.inc();
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
                 if self.cancel.is_cancelled() {
@@ -72,7 +72,7 @@ impl Run {
                     self.failed(&key, &error, false);
                 }
             }
-            Next::Throttled(error, at_least) => {
+            NextReconcile::Throttled(error, at_least) => {
                 info!(%error, attempt, "request throttled by the API server");
                 let backoff = self.spec.queue.backoff.delay(attempt);
                 let after = self.refused(&key, backoff, at_least);
@@ -81,13 +81,13 @@ impl Run {
                     self.failed(&key, &error, false);
                 }
             }
-            Next::GiveUp(error) => {
+            NextReconcile::GiveUp(error) => {
                 self.spec.series.errors.inc();
                 self.spec.series.terminal.inc();
                 error!(%error, attempt, "reconcile failed and is not repeated");
                 self.failed(&key, &error, true);
             }
-            Next::Wait(behind) => {
+            NextReconcile::Wait(behind) => {
                 debug!(error = %behind, "reconcile waits for the caches");
                 let after = match behind.unanswered() {
                     // The read is retried through the gate, as are throttled writes.
@@ -99,7 +99,7 @@ impl Run {
                     self.failed(&key, &behind.into(), false);
                 }
             }
-            Next::Abandon => {
+            NextReconcile::Abandon => {
                 debug!("reconcile aborted");
                 self.queue.add_with(key.clone(), again);
             }
@@ -116,21 +116,25 @@ impl Run {
     }
 
     /// Records the result in the retry gate: a success may admit throttled requests.
-    fn update_gate(&mut self, key: &Request, next: &Next) {
+    fn update_gate(&mut self, key: &Request, next: &NextReconcile) {
         match next {
-            Next::Done | Next::After(_) if self.throttled.holds(key) => {
+            NextReconcile::Done | NextReconcile::After(_) if self.throttled.holds(key) => {
                 for (next, after) in self.throttled.answered(key, Instant::now()) {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
             }
-            Next::Gone
-            | Next::Retry(_)
-            | Next::RetryAfter(..)
-            | Next::GiveUp(_)
-            | Next::Postponed(_) => {
+            NextReconcile::Gone
+            | NextReconcile::Retry(_)
+            | NextReconcile::RetryAfter(..)
+            | NextReconcile::GiveUp(_)
+            | NextReconcile::Postponed(_) => {
                 self.throttled.forget(key);
             }
-            Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
+            NextReconcile::Done
+            | NextReconcile::After(_)
+            | NextReconcile::Throttled(..)
+            | NextReconcile::Wait(_)
+            | NextReconcile::Abandon => {}
         }
     }
 

@@ -8,14 +8,14 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::Run;
+use super::EpochRun;
 use crate::manager::StopReason;
 
 /// Time that a dropped reconcile may take to reach its next await, before the informers are
 /// released without it.
 const SLACK: Duration = Duration::from_millis(100);
 
-impl Run {
+impl EpochRun {
     /// Reports the names of reconciles and sources that have not ended after the grace.
     fn report_unfinished(&self) {
         let reconciles = self.active.values().map(|it| format!("reconcile of {}", it.item.key));

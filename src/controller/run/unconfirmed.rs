@@ -1,8 +1,8 @@
 //! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
-//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older cache
-//! would write it again. An answer reports the version written; after a lost answer, one read of the
-//! server does. While a cache is behind, the request waits in the queue.
+//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older
+//! cache would write it again. An answer reports the version written; after a lost answer, one read
+//! of the server does. While a cache is behind, the request waits in the queue.
 
 mod expectation;
 mod read;
@@ -31,7 +31,7 @@ use self::{
 use crate::{
     controller::{Request, run::input_status::InputStatuses},
     kind::TypeRef,
-    manager::{Write, WriteEnd, WriteObserver},
+    manager::{WriteEnd, WriteObserver, WriteRequest},
 };
 
 /// Retention of an answered write that no reconcile asks for, and of the writes of a name without a
@@ -159,7 +159,7 @@ impl UnconfirmedWrites {
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
     }
 
-    fn add(&self, requests: Vec<Request>, write: &Write, end: WriteEnd) {
+    fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
         let (unknown, answer) = match end {
             WriteEnd::Answered(body) => (false, WriteAnswer::decode(write.method(), &body)),
             WriteEnd::Unknown => (true, WriteAnswer::default()),

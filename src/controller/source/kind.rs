@@ -29,10 +29,10 @@ use crate::{
 
 /// Description of a source: the objects watched, and the mapping of their changes to requests.
 pub(in crate::controller) struct KindSource {
-    pub(in crate::controller) filter: Filter,
+    pub(in crate::controller) filter: SourceFilter,
     pub(in crate::controller) predicates: Vec<Predicate>,
     pub(in crate::controller) mapping: Mapping,
-    pub(in crate::controller) delivery: Delivery,
+    pub(in crate::controller) delivery: DeliveredObjects,
     /// True to keep all objects whole, not only those that are delivered.
     pub(in crate::controller) whole: bool,
     pub(in crate::controller) indexes: Vec<Index>,
@@ -46,7 +46,7 @@ pub(in crate::controller) struct KindSource {
 
 /// Selection of objects, and the parts of them to cache.
 #[derive(Clone, Debug)]
-pub(in crate::controller) struct Filter {
+pub(in crate::controller) struct SourceFilter {
     pub(in crate::controller) type_ref: TypeRef,
     pub(in crate::controller) namespace: Option<Arc<str>>,
     pub(in crate::controller) labels: Option<Arc<str>>,
@@ -68,7 +68,7 @@ pub(in crate::controller) enum Mapping {
 
 /// Objects whose changes are delivered.
 #[derive(Clone, Debug)]
-pub(in crate::controller) enum Delivery {
+pub(in crate::controller) enum DeliveredObjects {
     Everything,
     /// Objects with an owner of a primary kind.
     OwnedBy(Vec<TypeRef>),
@@ -128,15 +128,15 @@ impl KindSource {
     fn interests(&self) -> Interests {
         let everything = || vec![Interest::Everything];
         let (deliver, whole) = match &self.delivery {
-            Delivery::Everything => (everything(), Vec::new()),
-            Delivery::OwnedBy(primaries) => {
+            DeliveredObjects::Everything => (everything(), Vec::new()),
+            DeliveredObjects::OwnedBy(primaries) => {
                 (self.owned_by(primaries).unwrap_or_else(everything), Vec::new())
             }
-            Delivery::Moving(primaries) => match self.owned_by(primaries) {
+            DeliveredObjects::Moving(primaries) => match self.owned_by(primaries) {
                 Some(owned) => (Vec::new(), owned),
                 None => (everything(), Vec::new()),
             },
-            Delivery::Of(interests) => (interests.clone(), Vec::new()),
+            DeliveredObjects::Of(interests) => (interests.clone(), Vec::new()),
         };
         let whole = if self.whole { everything() } else { whole };
         Interests { deliver, whole }
@@ -148,7 +148,8 @@ impl KindSource {
         owners.iter().map(|owner| self.kind_of(owner).map(Interest::OwnerKind)).collect()
     }
 
-    /// Returns the kind of an owner's type; `None` if it is named by its plural name and not served.
+    /// Returns the kind of an owner's type; `None` if it is named by its plural name and not
+    /// served.
     fn kind_of(&self, owner: &TypeRef) -> Option<GroupKind> {
         match (self.types.served(owner), &owner.name) {
             (Some(served), _) => Some(served.group_kind()),
@@ -159,12 +160,14 @@ impl KindSource {
         }
     }
 
-    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD was
-    /// replaced.
+    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD
+    /// was replaced.
     async fn outdated(&self, begun: Interests) {
         let owners = match &self.delivery {
-            Delivery::OwnedBy(owners) | Delivery::Moving(owners) => owners.as_slice(),
-            Delivery::Everything | Delivery::Of(_) => &[],
+            DeliveredObjects::OwnedBy(owners) | DeliveredObjects::Moving(owners) => {
+                owners.as_slice()
+            }
+            DeliveredObjects::Everything | DeliveredObjects::Of(_) => &[],
         };
         let has = |interest: &Interest| {
             begun.deliver.contains(interest) || begun.whole.contains(interest)
@@ -195,15 +198,18 @@ impl KindSource {
         let (store, key) = (subscription.store(), subscription.key().clone());
         let status = Some(self.types.subscribe(self.type_ref()));
         let moving = match &self.delivery {
-            Delivery::Moving(_) => Some(subscription.moving_interests()),
-            Delivery::Everything | Delivery::OwnedBy(_) | Delivery::Of(_) => None,
+            DeliveredObjects::Moving(_) => Some(subscription.moving_interests()),
+            DeliveredObjects::Everything
+            | DeliveredObjects::OwnedBy(_)
+            | DeliveredObjects::Of(_) => None,
         };
         let attached = Attached { served, store, key, status, moving };
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();
         if ended.is_none() && !context.stop.is_cancelled() {
-            // Reconciles continue over this cache until the one with the current interests has synced.
+            // Reconciles continue over this cache until the one with the current interests has
+            // synced.
             drop(Self::hold(&context, subscription));
             return SourceEnd::TypeGone;
         }

@@ -220,7 +220,8 @@ async fn objects_and_bytes_are_counted_for_each_controller_until_it_is_removed()
     harness.log().await;
     let share = |name: &str| harness.cluster.metrics.cache_share(&name.into()).unwrap();
 
-    // A widget and its part; the foreign part is an entry to one controller, and whole to the other.
+    // A widget and its part; the foreign part is an entry to one controller, and whole to the
+    // other.
     let owner = share(NAME);
     assert_eq!((owner.whole, owner.entries), (2, 1));
     assert_eq!((share("selected").whole, share("selected").entries), (1, 1));

@@ -5,16 +5,16 @@ use std::{collections::HashSet, time::Duration};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use super::{BATCH, Deadline, Reflector};
+use super::{BATCH, Reflector, WatchDeadline};
 use crate::informer::{
     ObjectError, ObjectKey,
-    classify::{Failure, Phase},
+    classify::{RequestFailure, RequestPhase},
     decode,
     metrics::EventKind,
     reader::{LineReader, Whole},
     resume_version::ResumeVersion,
-    shared_informer::List,
-    wire::{self, Bookmark, Event, Page, Slot, error_event},
+    shared_informer::OngoingList,
+    wire::{self, Bookmark, ListSlot, Page, WatchLine, error_event},
 };
 
 /// Silence after which a streaming list counts as endless.
@@ -22,7 +22,7 @@ const STREAM_IDLE: Duration = Duration::from_secs(10);
 
 /// State of a list in progress.
 struct Scan {
-    list: List,
+    list: OngoingList,
     /// Objects that cannot be decoded, but named.
     named: HashSet<ObjectKey>,
     /// Number of objects whose key cannot be read.
@@ -31,19 +31,19 @@ struct Scan {
 
 impl Reflector {
     /// Lists by pages.
-    pub(super) async fn list(&mut self) -> Result<(), (Phase, Failure)> {
+    pub(super) async fn list(&mut self) -> Result<(), (RequestPhase, RequestFailure)> {
         let mut slot = self.slot().await;
         let mut scan = self.begin();
         let mut token = String::new();
         loop {
-            let phase = Phase::List { continued: !token.is_empty() };
+            let phase = RequestPhase::List { continued: !token.is_empty() };
             let limit = (!self.listing.whole).then_some(self.listing.limit);
             let budget = self.options.max_page_bytes;
             let asked = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
-            // After a failure of the server, pages grow again while twice the size would still be answered in
-            // time.
+            // After a failure of the server, pages grow again while twice the size would still be
+            // answered in time.
             if asked.elapsed() < self.options.request_deadline / 4 {
                 self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
             }
@@ -58,11 +58,14 @@ impl Reflector {
     }
 
     /// Applies the objects of a page. Returns the token of the next page and the list's position.
-    async fn page(&mut self, whole: Whole, scan: &mut Scan) -> Result<(String, String), Failure> {
+    async fn page(
+        &mut self,
+        whole: Whole,
+        scan: &mut Scan,
+    ) -> Result<(String, String), RequestFailure> {
         let text = decode::text(&whole.bytes);
-        let page: Page<'_> = serde_json::from_str(&text).map_err(|error| Failure::Undecodable {
-            what: "a page of the list",
-            error: error.to_string(),
+        let page: Page<'_> = serde_json::from_str(&text).map_err(|error| {
+            RequestFailure::Undecodable { what: "a page of the list", error: error.to_string() }
         })?;
         for (index, item) in page.items.iter().flatten().enumerate() {
             self.listed(item.get(), scan);
@@ -131,43 +134,43 @@ impl Reflector {
     }
 
     /// Lists with a streaming list, and continues it as a watch.
-    pub(super) async fn stream(&mut self) -> (Phase, Failure) {
+    pub(super) async fn stream(&mut self) -> (RequestPhase, RequestFailure) {
         let mut slot = self.slot().await;
-        let deadline = Deadline::random();
+        let deadline = WatchDeadline::random();
         let body = match self.wire.stream(deadline.seconds, &mut slot).await {
             Ok(body) => body,
-            Err(failure) => return (Phase::Stream, failure),
+            Err(failure) => return (RequestPhase::Stream, failure),
         };
         let _watching = self.metrics.watching();
         let mut lines = LineReader::new(body, self.options.max_line_bytes);
         if let Err(failure) = self.initial_events(&mut lines, &mut slot).await {
-            return (Phase::Stream, failure);
+            return (RequestPhase::Stream, failure);
         }
         drop(slot);
-        (Phase::Watch, self.follow(lines, deadline, true).await)
+        (RequestPhase::Watch, self.follow(lines, deadline, true).await)
     }
 
     async fn initial_events(
         &mut self,
         lines: &mut LineReader,
-        slot: &mut Slot,
-    ) -> Result<(), Failure> {
+        slot: &mut ListSlot,
+    ) -> Result<(), RequestFailure> {
         let mut scan = self.begin();
         let mut count = 0;
         loop {
             let line = async {
                 let line = timeout(STREAM_IDLE, lines.next()).await;
-                line.map_err(|_elapsed| Failure::Endless)??.ok_or(Failure::Closed)
+                line.map_err(|_elapsed| RequestFailure::Endless)??.ok_or(RequestFailure::Closed)
             };
             let line = slot.wait(line).await?;
             let line = decode::text(&line);
-            let event = match serde_json::from_str::<Event<'_>>(&line) {
+            let event = match serde_json::from_str::<WatchLine<'_>>(&line) {
                 Ok(event) => event,
                 Err(error) => match wire::in_stream(&line) {
                     Some(failure) => return Err(failure),
                     None => {
                         let (what, error) = ("an event of the list", error.to_string());
-                        return Err(Failure::Undecodable { what, error });
+                        return Err(RequestFailure::Undecodable { what, error });
                     }
                 },
             };

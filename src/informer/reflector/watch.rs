@@ -5,16 +5,16 @@ use std::{pin::pin, time::Duration};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, trace, warn};
 
-use super::{BATCH, Deadline, Reflector, Suspicion};
+use super::{BATCH, Reflector, Suspicion, WatchDeadline};
 use crate::informer::{
-    ObjectError, Progress,
-    classify::{Failure, Step},
+    InformerProgress, ObjectError,
+    classify::{NextRequest, RequestFailure},
     decode,
     metrics::EventKind,
     reader::LineReader,
     resume_version::ResumeVersion,
-    shared_informer::Change,
-    wire::{self, Bookmark, Event, Page, error_event},
+    shared_informer::StoreChange,
+    wire::{self, Bookmark, Page, WatchLine, error_event},
 };
 
 /// Lifetime after which a watch counts as healthy.
@@ -27,14 +27,14 @@ const FIRST_LINE: Duration = Duration::from_millis(50);
 
 impl Reflector {
     /// Watches from the resume version until the watch ends or fails.
-    pub(super) async fn watch(&mut self) -> Failure {
+    pub(super) async fn watch(&mut self) -> RequestFailure {
         if let Some(failure) = self.check_suspicion().await {
             return failure;
         }
         let Some(resume_version) = &self.resume_version else {
-            return Failure::Suspect("the watch has no position");
+            return RequestFailure::Suspect("the watch has no position");
         };
-        let deadline = Deadline::random();
+        let deadline = WatchDeadline::random();
         match self.wire.watch(resume_version.version(), deadline.seconds).await {
             Ok(body) => {
                 let _watching = self.metrics.watching();
@@ -49,19 +49,21 @@ impl Reflector {
     pub(super) async fn follow(
         &mut self,
         mut lines: LineReader,
-        deadline: Deadline,
+        deadline: WatchDeadline,
         proven: bool,
-    ) -> Failure {
+    ) -> RequestFailure {
         self.delays.answered();
         let opened = Instant::now();
         // A watch that failed has recovered once it passes its first line.
         let failed = matches!(
             *self.informer.progress().borrow(),
-            Progress::Stale(_) | Progress::Forbidden(_) | Progress::ConversionFailed(_)
+            InformerProgress::Stale(_)
+                | InformerProgress::Forbidden(_)
+                | InformerProgress::ConversionFailed(_)
         );
         let mut announced = proven || !failed;
         if announced {
-            self.publish(Progress::Synced);
+            self.publish(InformerProgress::Synced);
         }
         let mut count = 0;
         let (informer, delay) = (self.informer.clone(), self.fill_delay());
@@ -73,7 +75,7 @@ impl Reflector {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };
             let next = tokio::select! {
                 biased;
-                () = &mut wanted => break Failure::Wanted,
+                () = &mut wanted => break RequestFailure::Wanted,
                 next = timeout_at(until, lines.next()) => next,
             };
             match next {
@@ -87,16 +89,19 @@ impl Reflector {
                         tokio::task::yield_now().await;
                     }
                 }
-                Ok(Ok(None)) => break Failure::Closed,
+                Ok(Ok(None)) => break RequestFailure::Closed,
                 Ok(Err(failure)) => break failure,
                 Err(_elapsed) if announced => {
-                    break Failure::Deadline { what: "end of the watch", after: deadline.after };
+                    break RequestFailure::Deadline {
+                        what: "end of the watch",
+                        after: deadline.after,
+                    };
                 }
                 Err(_elapsed) => {}
             }
             if !announced {
                 announced = true;
-                self.publish(Progress::Synced);
+                self.publish(InformerProgress::Synced);
             }
         };
         if opened.elapsed() >= HEALTHY {
@@ -108,8 +113,8 @@ impl Reflector {
         failure
     }
 
-    fn line(&mut self, line: &str) -> Result<(), Failure> {
-        let Ok(event) = serde_json::from_str::<Event<'_>>(line) else {
+    fn line(&mut self, line: &str) -> Result<(), RequestFailure> {
+        let Ok(event) = serde_json::from_str::<WatchLine<'_>>(line) else {
             if let Some(failure) = wire::in_stream(line) {
                 return Err(failure);
             }
@@ -149,8 +154,10 @@ impl Reflector {
                 }
                 trace!(name = %object.key(), resource_version = %version, "object changed");
                 match self.put(&object, json) {
-                    Change::Applied => self.metrics.event(EventKind::Changed),
-                    Change::None | Change::Incomplete => self.metrics.event(EventKind::Ignored),
+                    StoreChange::Applied => self.metrics.event(EventKind::Changed),
+                    StoreChange::None | StoreChange::Incomplete => {
+                        self.metrics.event(EventKind::Ignored)
+                    }
                 }
                 self.advance(version);
             }
@@ -164,12 +171,12 @@ impl Reflector {
 
     /// Ends the watch after an event that no object can be assigned to. No later event replaces it,
     /// and a watch may last for minutes, so a list follows before the next watch.
-    fn lost(&mut self, error: &str) -> Failure {
+    fn lost(&mut self, error: &str) -> RequestFailure {
         self.suspicion = Some(Suspicion::Lost);
-        Failure::Undecodable { what: "an event of the watch", error: error.to_owned() }
+        RequestFailure::Undecodable { what: "an event of the watch", error: error.to_owned() }
     }
 
-    fn deleted(&mut self, json: &str) -> Result<(), Failure> {
+    fn deleted(&mut self, json: &str) -> Result<(), RequestFailure> {
         let (key, uid, version) = match self.decoder.decode(json, |_| false) {
             Ok(object) => {
                 let header = object.header();
@@ -219,22 +226,22 @@ impl Reflector {
 
     /// Returns the next step after a line over budget: a list if the line repeats, since it may get
     /// past it.
-    pub(super) fn long_line(&mut self) -> Step {
+    pub(super) fn long_line(&mut self) -> NextRequest {
         let position = self.resume_version.as_ref().map(ResumeVersion::version).unwrap_or_default();
         if self.long_lines.1 != position {
             self.long_lines = (0, position.to_owned());
         }
         self.long_lines.0 += 1;
-        if self.long_lines.0 > 1 { Step::Relist } else { Step::Again }
+        if self.long_lines.0 > 1 { NextRequest::Relist } else { NextRequest::Again }
     }
 
     /// Checks a suspicion before the next watch; a returned failure requires a list.
     ///
     /// After a restore from backup, a watch from a position that the server has not reached is
     /// silent until the server reaches it. All changes before are missed.
-    async fn check_suspicion(&mut self) -> Option<Failure> {
+    async fn check_suspicion(&mut self) -> Option<RequestFailure> {
         match self.suspicion.take()? {
-            Suspicion::Lost => Some(Failure::Suspect("an event of the watch was lost")),
+            Suspicion::Lost => Some(RequestFailure::Suspect("an event of the watch was lost")),
             Suspicion::Behind => {
                 let mut slot = self.slot().await;
                 let budget = self.options.max_page_bytes;
@@ -245,8 +252,9 @@ impl Reflector {
                 let version = page.resource_version();
                 let contradicted = !version.is_empty()
                     && self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(version));
-                contradicted
-                    .then_some(Failure::Suspect("the server's position contradicts the watch"))
+                contradicted.then_some(RequestFailure::Suspect(
+                    "the server's position contradicts the watch",
+                ))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Model test of subscribers, the informer's task and the set, in every schedule with few
 //! preemptions.
 //!
-//! A thread plays the informer's task: only it writes to the informer, and it drops [`Ending`]
+//! A thread plays the informer's task: only it writes to the informer, and it drops [`TaskEnd`]
 //! after the informer is stopped. The task that the set spawns is never polled.
 
 #![expect(clippy::print_stderr, reason = "the figures of a search")]
@@ -18,7 +18,7 @@ use crate::{
         Delta, Interest, Object, ObjectKey,
         fixture::{Fixture, widgets},
         schedule::{Act, Scene, explore, wait},
-        shared_informer::Change,
+        shared_informer::StoreChange,
     },
     kind::GroupKind,
 };
@@ -68,7 +68,7 @@ impl Model {
         informer: &Arc<SharedInformer>,
         work: impl FnOnce(&SharedInformer) + Send + 'static,
     ) -> Act {
-        let ending = Ending { set: self.set.shared.clone(), informer: informer.clone() };
+        let ending = TaskEnd { set: self.set.shared.clone(), informer: informer.clone() };
         Box::new(move || {
             work(&ending.informer);
             wait(ending.informer.stopped());
@@ -248,7 +248,7 @@ fn a_late_interest_in_whole_objects_is_answered_by_a_list_whenever_it_comes() {
             let whole = owned("a", 1, "p");
             let reduced =
                 if informer.keeps(whole.header()) { whole.clone() } else { whole.reduced() };
-            if informer.put(&reduced) == Change::Incomplete {
+            if informer.put(&reduced) == StoreChange::Incomplete {
                 informer.put(&whole);
             }
         };
@@ -347,9 +347,9 @@ fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
             model.act(move |model| *joined.lock() = Some(model.subscribe()))
         };
         // The task ends if the informer is stopped, and stays alive otherwise.
-        let going: Arc<Mutex<Option<Ending>>> = Arc::default();
+        let going: Arc<Mutex<Option<TaskEnd>>> = Arc::default();
         let task: Act = {
-            let ending = Ending { set: model.set.shared.clone(), informer: informer.clone() };
+            let ending = TaskEnd { set: model.set.shared.clone(), informer: informer.clone() };
             let going = going.clone();
             Box::new(move || {
                 let stopped = wait(async {
@@ -426,7 +426,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
                     Some(reason.clone()),
                     "once, with its reason"
                 );
-                assert_eq!(*informer.progress().borrow(), Progress::Ended(reason.clone()));
+                assert_eq!(*informer.progress().borrow(), InformerProgress::Ended(reason.clone()));
                 let mut first = first;
                 assert_eq!(first.next().now_or_never().unwrap().unwrap_err(), reason);
                 let mut second = joined.lock().take().unwrap();

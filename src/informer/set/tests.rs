@@ -195,7 +195,7 @@ async fn removal_of_a_type_ends_its_informers_with_their_subscribers() {
 
     assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
     assert_eq!(store.len(), 1, "running reconciles keep reading the store");
-    assert_eq!(*progress.borrow(), Progress::Ended(Ended::TypeGone));
+    assert_eq!(*progress.borrow(), InformerProgress::Ended(Ended::TypeGone));
     assert!(harness.set.types().borrow().is_empty());
     subscription.release(Linger::None).await;
     assert!(store.is_empty());

@@ -1,5 +1,5 @@
-//! Property test: whatever joins, moves, changes and lists happen, each subscriber is delivered what
-//! concerns it, and nothing else.
+//! Property test: whatever joins, moves, changes and lists happen, each subscriber is delivered
+//! what concerns it, and nothing else.
 //!
 //! The test plays the informer's task and all subscribers on one thread. Orders of threads are the
 //! subject of the set's model.
@@ -183,7 +183,7 @@ impl Model {
             self.due(name, old.as_ref(), Some(&object));
         }
         let change = self.informer.put(&object);
-        assert_ne!(change, Change::Incomplete, "decided under one lock here");
+        assert_ne!(change, StoreChange::Incomplete, "decided under one lock here");
     }
 
     fn remove(&mut self, name: &str) {

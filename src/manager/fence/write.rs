@@ -12,7 +12,7 @@ const MAX_ANSWER: usize = 1 << 20;
 
 /// Request that may change something on the server.
 #[derive(Debug)]
-pub(crate) struct Write {
+pub(crate) struct WriteRequest {
     path: String,
     method: Method,
     // Body of a creation, which names the object.
@@ -35,7 +35,7 @@ pub(super) struct AnswerBody {
     length: usize,
 }
 
-impl Write {
+impl WriteRequest {
     /// Returns the write that a request makes; `None` for a read and for a dry run.
     pub(super) fn of(request: &Request<Body>) -> Option<Self> {
         let method = request.method();

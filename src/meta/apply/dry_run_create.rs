@@ -13,15 +13,14 @@ use crate::{
     kind::ServedType,
     meta::{
         children::Write,
-        resource::{
-            Resource, asks_to_wait, explain, is_already_there, is_fenced, is_no_dry_run, is_taken,
-        },
+        resource::{Resource, asks_to_wait, is_already_there, is_fenced, is_no_dry_run, is_taken},
         sync_error::SyncError,
     },
+    redaction,
 };
 
-/// Time for which the old child stays while the new one is refused as anything but invalid. A policy
-/// may refuse the new child because the old one exists, and would do so for ever.
+/// Time for which the old child stays while the new one is refused as anything but invalid. A
+/// policy may refuse the new child because the old one exists, and would do so for ever.
 const REFUSED_FOR: Duration = Duration::from_secs(300);
 
 /// Asks the server; an error if the old child is to stay. `refused_for` records a refusal of the
@@ -35,7 +34,12 @@ pub(super) async fn dry_run_create(
     let asked = resource.dry_run_create(&created.key, created.body.clone()).await;
     let Err(error) = asked else { return Ok(()) };
     if let Some(after) = asks_to_wait(&error) {
-        let message = format!("dry run of {} {}: {}", served.kind, created.key, explain(&error));
+        let message = format!(
+            "dry run of {} {}: {}",
+            served.kind,
+            created.key,
+            redaction::request_error(&error)
+        );
         return Err(SyncError::Throttled { message, after });
     }
     match verdict(&error) {
@@ -47,13 +51,13 @@ pub(super) async fn dry_run_create(
              is deleted after five minutes of refusals: {}",
             served.kind,
             created.key,
-            explain(&error)
+            redaction::request_error(&error)
         ))),
         DryRunCreate::Refused => Err(SyncError::Failed(format!(
             "replacing {} {}: the old object is kept, since the new one is refused: {}",
             served.kind,
             created.key,
-            explain(&error)
+            redaction::request_error(&error)
         ))),
     }
 }
@@ -65,7 +69,8 @@ enum DryRunCreate {
     Acceptable,
     /// The epoch is over.
     Cancelled,
-    /// The child would be refused, perhaps because of the old one. The old child stays for some time.
+    /// The child would be refused, perhaps because of the old one. The old child stays for some
+    /// time.
     Contested,
     /// The child is invalid, a right is missing, or the outcome is unknown. The old child stays.
     Refused,

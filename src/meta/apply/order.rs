@@ -54,7 +54,8 @@ pub(super) struct WriteOrder {
 
 impl WriteOrder {
     /// Returns the order of a sync after this many failures of its request. After a failure, one
-    /// write at a time is under way until one succeeds, so that a throttling server gets one request.
+    /// write at a time is under way until one succeeds, so that a throttling server gets one
+    /// request.
     pub(super) fn after(failures: u32) -> Self {
         let most = if failures == 0 { MOST_AT_ONCE } else { 1 };
         Self { most, stage: None, count: 0, alone: false }

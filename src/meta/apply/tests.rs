@@ -17,7 +17,7 @@ use crate::{
     informer::ObjectKey,
     manager::{Epoch, StopReason},
     meta::{
-        AnswerBudget, Selector, UpdateMethod,
+        ResponseBudget, Selector, UpdateMethod,
         children::{Child, Group, Parent, fixtures::*},
         merge,
         ownership::Ownership,
@@ -110,7 +110,7 @@ impl Scene {
     fn new(strategy: UpdateMethod, observed: Vec<Child>) -> Self {
         let (server, client) = Server::new();
         let (budget, parents) =
-            (AnswerBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
+            (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
         Self {
             apply: Arc::new(Apply { budget, parents }),
             server,
@@ -389,7 +389,7 @@ async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
     let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
     let mut parents = Parents::new(|| ());
     parents.recreates_at_once = true;
-    let budget = AnswerBudget::default().controller("c");
+    let budget = ResponseBudget::default().controller("c");
     scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
 
     assert_eq!(replace(&mut scene, &[None]).await, (vec!["delete c".to_owned()], true));

@@ -135,7 +135,8 @@ fn value(
     }
 }
 
-/// Names every other keyword: a pattern, a bound or a rule would refuse what Metacontroller accepts.
+/// Names every other keyword: a pattern, a bound or a rule would refuse what Metacontroller
+/// accepts.
 fn only(path: &str, ours: &Value, keywords: &[&str], wrong: &mut Vec<String>) {
     for keyword in ours.as_object().into_iter().flat_map(|schema| schema.keys()) {
         if !["type", "title", "description"].iter().chain(keywords).any(|known| known == keyword) {

@@ -75,8 +75,8 @@ pub(super) fn resync_period(seconds: Option<i32>) -> Option<Duration> {
         .map(|period| period.max(SHORTEST_RESYNC))
 }
 
-/// Reads the types of children in the list `list`, such as `spec.childResources`. A rule that occurs
-/// twice counts once.
+/// Reads the types of children in the list `list`, such as `spec.childResources`. A rule that
+/// occurs twice counts once.
 pub(super) fn child_rules<C: PartialEq>(
     list: &str,
     children: &[C],

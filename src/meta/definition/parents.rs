@@ -26,8 +26,8 @@ pub struct ParentRule {
 }
 
 impl ParentType {
-    /// Returns the types of these rules. Rules of one group and resource are one type, whatever their
-    /// versions: each version has the same objects. Identical rules count once.
+    /// Returns the types of these rules. Rules of one group and resource are one type, whatever
+    /// their versions: each version has the same objects. Identical rules count once.
     pub(super) fn of_rules(rules: impl IntoIterator<Item = (TypeRef, ParentRule)>) -> Vec<Self> {
         let mut types: Vec<Self> = Vec::new();
         for (type_ref, rule) in rules {

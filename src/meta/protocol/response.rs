@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use super::MAX_CHILDREN;
-use super::{MAX_CHILD_BYTES, MAX_STATUS_BYTES, Names, bounded, names};
+use super::{FieldNames, MAX_CHILD_BYTES, MAX_STATUS_BYTES, bounded, names};
 use crate::{
     meta::{ControllerKind, rewrite},
     redaction,
@@ -73,7 +73,7 @@ pub(crate) fn sync_response_within(
         return Err("hook answered with an empty body".to_owned());
     }
     let names = names(kind);
-    let unusable = |wrong| bounded(format!("hook answer is unusable: {wrong}"));
+    let unusable = |wrong| bounded(format!("hook response is unusable: {wrong}"));
     let mut decoder = serde_json::Deserializer::from_slice(body);
     let parts = decoder
         .deserialize_map(ResponseVisitor { names, strict, max_children })
@@ -105,7 +105,7 @@ struct ResponseParts<'de> {
 
 impl ResponseParts<'_> {
     /// Checks size and validity of each part; returns the first error.
-    fn check(&self, names: &Names) -> Result<(), String> {
+    fn check(&self, names: &FieldNames) -> Result<(), String> {
         for (field, part, most) in [
             ("status", self.status, MAX_STATUS_BYTES),
             ("labels", self.labels, MAX_CHANGES_BYTES),
@@ -161,7 +161,7 @@ impl<'de> Visitor<'de> for ChangesVisitor {
 }
 
 struct ResponseVisitor {
-    names: &'static Names,
+    names: &'static FieldNames,
     strict: bool,
     max_children: usize,
 }

@@ -110,15 +110,6 @@ fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
     assert_eq!(compared(10), compared(10_000));
 }
 
-#[test]
-fn type_is_missing_only_by_proof() {
-    let unknown = |last| TypeState::Unknown(Some(Box::new(last)));
-
-    assert!(is_missing(&TypeState::Absent) && is_missing(&unknown(TypeState::Absent)));
-    assert!(!is_missing(&TypeState::Unknown(None)) && !is_missing(&unknown(TypeState::Served)));
-    assert!(!is_missing(&TypeState::Terminating));
-}
-
 #[tokio::test(start_paused = true)]
 async fn answer_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let (related, key, uid) = (Related::default(), parent("a"), Arc::from("u"));
@@ -126,12 +117,12 @@ async fn answer_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let rules: Arc<[RelatedRule]> = Arc::from([]);
     related.keep_answer(&key, &uid, one, &rules);
 
-    assert!(related.answer(&key, "u", one).is_some());
-    assert!(related.answer(&key, "u", other).is_none(), "declared differently");
-    assert!(related.answer(&key, "v", one).is_none(), "another parent of that name");
-    assert!(related.answer(&parent("b"), "u", one).is_none());
-    tokio::time::advance(ANSWER_LIFETIME - Duration::from_secs(1)).await;
-    assert!(related.answer(&key, "u", one).is_some());
+    assert!(related.response(&key, "u", one).is_some());
+    assert!(related.response(&key, "u", other).is_none(), "declared differently");
+    assert!(related.response(&key, "v", one).is_none(), "another parent of that name");
+    assert!(related.response(&parent("b"), "u", one).is_none());
+    tokio::time::advance(RESPONSE_LIFETIME - Duration::from_secs(1)).await;
+    assert!(related.response(&key, "u", one).is_some());
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(related.answer(&key, "u", one).is_none());
+    assert!(related.response(&key, "u", one).is_none());
 }

@@ -12,8 +12,8 @@ use crate::{
     meta::{Hook, Parents},
 };
 
-/// Time after the grace in which a hook may release its resources. Shorter than the time after which
-/// an epoch counts as stuck.
+/// Time after the grace in which a hook may release its resources. Shorter than the time after
+/// which an epoch counts as stuck.
 const RELEASE_SLACK: Duration = Duration::from_millis(500);
 
 /// Cleans up after a run. Dropping it cleans up too, when the run is dropped after its grace
@@ -25,7 +25,7 @@ pub(super) struct Cleanup {
     epoch: Epoch,
 }
 
-/// Failed release of a hook, which may still hold connections or cached answers.
+/// Failed release of a hook, which may still hold connections or cached responses.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReleaseError {
     /// Resolve `Hook::release` sooner, or raise the grace.

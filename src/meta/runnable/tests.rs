@@ -12,8 +12,8 @@ use crate::{
     informer::ObjectKey,
     kind::TypeRef,
     meta::{
-        AnswerBudget, ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex,
-        ParentRule, Selector, children::fixtures::parent, counted_hook::CountedHook,
+        ControllerKind, EventLimit, HookError, HookKind, HookMetrics, ParentIndex, ParentRule,
+        ResponseBudget, Selector, children::fixtures::parent, counted_hook::CountedHook,
         hook_health::Failure,
     },
 };
@@ -56,7 +56,7 @@ fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
     let series =
         HookMetrics::default().series(kind, "a", "CompositeController", "http://scripted/");
     let rule = definition.sync.clone().unwrap();
-    let budget = AnswerBudget::default().controller("a");
+    let budget = ResponseBudget::default().controller("a");
     let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
     DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
 }

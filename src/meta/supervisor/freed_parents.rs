@@ -18,8 +18,9 @@ use crate::{
         declared::Declared,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
-        resource::{self, Resource, asks_to_wait, explain, is_fenced, is_gone},
+        resource::{self, Resource, asks_to_wait, is_fenced, is_gone},
     },
+    redaction,
 };
 
 /// Number of parents in one page of a list; bounds the memory of a release.
@@ -39,8 +40,8 @@ impl DeclarationReconciler {
     ///
     /// # Errors
     ///
-    /// The first failure, after all types were tried; at once if the server throttles a request or the
-    /// epoch is over. Parents that are free by then need no request in the next attempt.
+    /// The first failure, after all types were tried; at once if the server throttles a request or
+    /// the epoch is over. Parents that are free by then need no request in the next attempt.
     pub(super) async fn free_parents(
         &self,
         name: &str,
@@ -69,7 +70,10 @@ impl DeclarationReconciler {
                     }
                 }
                 Err(error) => {
-                    let message = format!("freeing the parents of {name}: {}", explain(&error));
+                    let message = format!(
+                        "freeing the parents of {name}: {}",
+                        redaction::request_error(&error)
+                    );
                     if let Some(after) = asks_to_wait(&error) {
                         return Err(resource::throttled(&message, after).into());
                     }
@@ -113,7 +117,8 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
-    /// Removes the finalizer of a controller from all objects of a type. Returns the number of changed objects.
+    /// Removes the finalizer of a controller from all objects of a type. Returns the number of
+    /// changed objects.
     ///
     /// # Errors
     ///

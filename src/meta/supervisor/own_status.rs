@@ -15,9 +15,10 @@ use crate::{
         CompositeControllerStatus, ControllerKind,
         declared::{Declared, Judged, Pruned, Waiting},
         recorder::{Severity, Subject},
-        resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
+        resource::{Resource, asks_to_wait, is_not_found, throttled},
         status::Acceptance,
     },
+    redaction,
 };
 
 /// Delay of an object's first status write, so that a client which edits the object right after
@@ -138,7 +139,8 @@ impl DeclarationReconciler {
                 return Ok(Some(NOT_FOUND_RETRY));
             }
             Err(error) => {
-                let message = format!("writing the status of {name}: {}", explain(&error));
+                let message =
+                    format!("writing the status of {name}: {}", redaction::request_error(&error));
                 if let Some(after) = asks_to_wait(&error) {
                     return Err(throttled(&message, after).into());
                 }

@@ -128,7 +128,8 @@ impl DeclarationReconciler {
         let generation = header.generation;
         let judged = Judged { acceptance, generation, parent: parent_of(object) };
         declared.judged = Some(judged.clone());
-        // Stored before the next await, so that a cancelled reconcile forgets no running controller.
+        // Stored before the next await, so that a cancelled reconcile forgets no running
+        // controller.
         self.changes.put(name, declared.clone());
         if nothing_declared
             && self.manager.status_of(self.kind.runnable_name(name)).is_some()
@@ -267,7 +268,7 @@ impl DeclarationReconciler {
 
     fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejected> {
         let name = self.kind.runnable_name(&definition.name);
-        let budget = self.options.answers.controller(name.as_str());
+        let budget = self.options.responses.controller(name.as_str());
         let declared = HookKind::ALL.into_iter().filter_map(|kind| {
             let rule = definition.hook(kind)?;
             Some(self.hook(definition, kind, rule, &budget))
@@ -421,8 +422,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of the first parent type that an object names, whatever else is wrong with
-/// it.
+/// Plural and `apiVersion` of the first parent type that an object names, whatever else is wrong
+/// with it.
 fn parent_of(object: &Object) -> Option<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {

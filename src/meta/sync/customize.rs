@@ -1,4 +1,4 @@
-//! Customize hook of a parent: its rules, from a call or an earlier answer, and related objects.
+//! Customize hook of a parent: its rules, from a call or an earlier response, and related objects.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl ParentReconciler {
                 RelatedError::Invalid(wrong) => {
                     related.forget_answer(&parent.key);
                     hook.hook.forget(&parent.key);
-                    SyncError::answer(hook.kind, format!("hook answer is unusable: {wrong}"))
+                    SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
                 }
             })?);
         }
@@ -66,7 +66,7 @@ impl ParentReconciler {
     }
 
     /// Returns the rules of a parent. Calls the hook if the parent's declaration has changed since
-    /// the last answer, or if that answer is old.
+    /// the last response, or if that response is old.
     async fn rules(
         &self,
         hook: &CountedHook,
@@ -78,23 +78,23 @@ impl ParentReconciler {
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
         let related = &self.parents.related;
         let revised = &called.parent(parent);
-        if let Some(rules) = related.answer(&parent.key, &revised.uid, declared) {
+        if let Some(rules) = related.response(&parent.key, &revised.uid, declared) {
             return Ok(rules);
         }
         let controller = &self.definition.controller;
         let bytes = controller.len() + called.json.len() + 256;
         let room = self.room(bytes, context).await?;
         let request = protocol::customize_request(controller, called.json);
-        let (answer, call) = self.exchange(hook, revised, request, room, context).await?;
+        let (body, call) = self.exchange(hook, revised, request, room, context).await?;
         let rules = {
-            let _permit = self.budget.decode_permit(answer.len()).await;
+            let _permit = self.budget.decode_permit(body.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
-            customize::related_rules(&answer, hook.rule.strict, version, namespace)
+            customize::related_rules(&body, hook.rule.strict, version, namespace)
         };
         call.end(if rules.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let rules: Arc<[RelatedRule]> = rules.map(Arc::from).map_err(|message| {
             hook.hook.forget(&parent.key);
-            SyncError::answer(hook.kind, message)
+            SyncError::response(hook.kind, message)
         })?;
         related.keep_answer(&parent.key, &revised.uid, declared, &rules);
         Ok(rules)

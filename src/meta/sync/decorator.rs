@@ -33,8 +33,8 @@ enum Decorated {
 
 impl ParentReconciler {
     /// Applies a response: status, labels, annotations and finalizer of the object, then its
-    /// attachments. Returns the time until the object is to be checked again. Keeps the record of the
-    /// sync if all was as desired.
+    /// attachments. Returns the time until the object is to be checked again. Keeps the record of
+    /// the sync if all was as desired.
     pub(super) async fn decorate(
         &self,
         object: &Object,
@@ -63,7 +63,8 @@ impl ParentReconciler {
                 self.report_flapping(parent, context);
                 return Err(error);
             }
-            // A conflict or a refusal of the object is no reason to leave its attachments as they are.
+            // A conflict or a refusal of the object is no reason to leave its attachments as they
+            // are.
             Ok(Decorated::AsDesired | Decorated::Differed) | Err(_) => {}
         }
         // After the write of the object, which may free it.
@@ -124,8 +125,8 @@ impl ParentReconciler {
         self.send(parent, object, &writes, decoration.finalizer.is_some(), context).await
     }
 
-    /// Returns whether a status is to be written: the server has not changed the same one before, and
-    /// the write limit admits it.
+    /// Returns whether a status is to be written: the server has not changed the same one before,
+    /// and the write limit admits it.
     fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
         let writes = &self.parents.writes;
         !writes.status_settled(&parent.key, status.wanted, status.seen)

@@ -17,7 +17,8 @@ use crate::{
     },
 };
 
-/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for it.
+/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for
+/// it.
 const BODIES: &str = "hook_bodies";
 
 /// Response of the hook.
@@ -94,17 +95,17 @@ impl ParentReconciler {
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
             tracing::trace!(target: BODIES, body = log_text::body(&request), "request to the hook");
         }
-        let (answer, call) =
+        let (body, call) =
             hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
                 .await
                 .map_err(|error| SyncError::of_hook(hook.kind, error))?;
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
-            tracing::trace!(target: BODIES, body = log_text::body(&answer), "response of the hook");
+            tracing::trace!(target: BODIES, body = log_text::body(&body), "response of the hook");
         }
         for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
             context.enqueue(waiting);
         }
-        Ok((answer, call))
+        Ok((body, call))
     }
 
     /// Calls the hook, and checks its response unless nothing has changed since the last sync.
@@ -131,40 +132,40 @@ impl ParentReconciler {
             objects,
         );
         let digest = ObservedDigest::of(&request, groups, missing, called.digest);
-        let (answer, call) =
+        let (body, call) =
             self.exchange(hook, &called.parent(parent), request, room, context).await?;
-        let record = SyncRecord::new(digest, &answer);
+        let record = SyncRecord::new(digest, &body);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);
             return Ok(HookResponse::Unchanged(last));
         }
         let checked = {
             // Decodes the metadata of one child at a time.
-            let _permit = self.budget.decode_permit(answer.len()).await;
-            check(&answer, hook, definition, rules, record)
+            let _permit = self.budget.decode_permit(body.len()).await;
+            check(&body, hook, definition, rules, record)
         };
         // Status and children hold their slices of the response.
-        drop(answer);
+        drop(body);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         checked.map(HookResponse::Checked).map_err(|message| {
             // A kept response would be confirmed by its ETag again and stay unusable.
             hook.hook.forget(&parent.key);
-            SyncError::answer(hook.kind, message)
+            SyncError::response(hook.kind, message)
         })
     }
 }
 
 fn check(
-    answer: &Bytes,
+    body: &Bytes,
     hook: &CountedHook,
     definition: &Definition,
     rules: &Rules<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
     let Definition { kind, max_children, .. } = *definition;
-    let response = protocol::sync_response_within(kind, answer, hook.rule.strict, max_children)?;
+    let response = protocol::sync_response_within(kind, body, hook.rule.strict, max_children)?;
     let desired = rules.check_all(response.children, definition.lenience.repeated_children);
-    let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
+    let desired = desired.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
     record.resync_after = response.resync_after;
     // In the response of a sync it would remove the finalizer, which the next sync adds again.
     let finalized = response.finalized && hook.kind == HookKind::Finalize;

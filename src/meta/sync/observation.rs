@@ -11,7 +11,6 @@ use crate::{
         ParentIndex,
         children::{Child, Group, Parent},
         ownership::Ownership,
-        related::is_missing,
     },
 };
 
@@ -51,7 +50,7 @@ impl ParentReconciler {
                 }
                 _ if rule.optional => {
                     let status = self.types.get(&rule.type_ref);
-                    absent.extend(status.last_served.filter(|_| is_missing(&status.state)));
+                    absent.extend(status.last_served.filter(|_| status.state.is_missing()));
                     missing.push(rule.type_ref.clone());
                 }
                 // A required type is gone, so the epoch is about to stop.

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
+    duration::{LONGEST, doubled},
     informer::Object,
     meta::{
         children::Parent,
@@ -26,10 +27,12 @@ use crate::{
 const STATUS: &str = "the status";
 /// Number of attempts to write a status before a conflict is retried by the work queue.
 const STATUS_ATTEMPTS: u32 = 4;
+/// Delay of the second attempt; doubled for each further one.
+const STATUS_RETRY: Duration = Duration::from_millis(20);
 
 impl ParentReconciler {
-    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has the
-    /// hook's status already.
+    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has
+    /// the hook's status already.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
@@ -46,8 +49,8 @@ impl ParentReconciler {
         if self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known) {
             return Ok(false);
         }
-        // If each answer has another status, each write of it triggers the next sync. The limit ends
-        // that loop.
+        // If each response has another status, each write of it triggers the next sync. The limit
+        // ends that loop.
         if !self.parents.writes.may_write(&parent.key, STATUS, false) {
             return Ok(false);
         }
@@ -57,7 +60,7 @@ impl ParentReconciler {
         let mut other = None;
         for attempt in 0..STATUS_ATTEMPTS {
             if attempt > 0 {
-                sleep(Duration::from_millis(10 * 5_u64.pow(attempt - 1))).await;
+                sleep(doubled(STATUS_RETRY, attempt - 1, LONGEST)).await;
                 let live = match resource.get(&parent.key).await {
                     Ok(live) if live.is(&parent.uid) => live,
                     Ok(_) => return Ok(false),

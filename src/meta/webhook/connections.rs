@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// Time for which an unused connection is kept for the next call. The buffers of a connection take
-/// 25 KiB. Shorter than the 5 s after which common servers, such as Node.js and uvicorn, close an idle
-/// connection: a call on a connection that is being closed would fail.
+/// 25 KiB. Shorter than the 5 s after which common servers, such as Node.js and uvicorn, close an
+/// idle connection: a call on a connection that is being closed would fail.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub(super) type HttpClient = Client<HookConnector, Full<Bytes>>;
@@ -32,7 +32,7 @@ pub(super) struct Connections {
     pub(super) client: HttpClient,
     /// Endpoint that they were made for.
     pub(super) endpoint: Option<Arc<Endpoint>>,
-    pub(super) tasks: Tasks,
+    pub(super) tasks: ConnectionTasks,
     proxies: Proxies,
     series: Option<Arc<HookSeries>>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Connections {
 /// Tasks that drive connections until they are cancelled, since a handshake without an answer would
 /// not end by itself.
 #[derive(Clone, Default)]
-pub(super) struct Tasks {
+pub(super) struct ConnectionTasks {
     pub(super) tracker: TaskTracker,
     token: CancellationToken,
     alive: Option<HookTasks>,
@@ -56,7 +56,7 @@ impl Connections {
     ) -> Result<Self, HookError> {
         let tls = tls_of(url, endpoint.as_deref())?;
         let alive = series.as_deref().map(HookSeries::tasks);
-        let tasks = Tasks { alive, ..Tasks::default() };
+        let tasks = ConnectionTasks { alive, ..ConnectionTasks::default() };
         let client = client(tls, proxies.clone(), series.clone(), tasks.clone());
         Ok(Self { client, endpoint, tasks, proxies, series })
     }
@@ -106,7 +106,7 @@ fn client(
     tls: ClientConfig,
     proxies: Proxies,
     series: Option<Arc<HookSeries>>,
-    tasks: Tasks,
+    tasks: ConnectionTasks,
 ) -> HttpClient {
     Client::builder(tasks)
         .pool_timer(TokioTimer::new())
@@ -115,7 +115,7 @@ fn client(
         .build(HookConnector::new(tls, proxies, series))
 }
 
-impl Tasks {
+impl ConnectionTasks {
     /// Cancels all tasks and waits for their end.
     pub(super) async fn end(&self) {
         self.token.cancel();
@@ -124,7 +124,7 @@ impl Tasks {
     }
 }
 
-impl<F> Executor<F> for Tasks
+impl<F> Executor<F> for ConnectionTasks
 where
     F: Future<Output = ()> + Send + 'static,
 {

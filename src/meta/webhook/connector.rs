@@ -1,5 +1,5 @@
-//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and TLS
-//! sessions over them, and measures both.
+//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and
+//! TLS sessions over them, and measures both.
 //!
 //! The times are those of Metacontroller: each counts from the begin of the call that opens the
 //! connection. A call to an IP address has no time of a look-up. A call on a kept connection has no
@@ -30,19 +30,20 @@ use crate::{
     transport::{Proxies, ProxyStream},
 };
 
-/// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call alone.
+/// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call
+/// alone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens the connections of one hook.
 #[derive(Clone)]
 pub(super) struct HookConnector {
     tls: Arc<ClientConfig>,
-    dialer: Dialer,
+    dialer: HookDialer,
 }
 
 /// Opens TCP connections, direct or through a proxy.
 #[derive(Clone)]
-struct Dialer {
+struct HookDialer {
     proxies: Proxies,
     clock: Clock,
 }
@@ -72,7 +73,7 @@ impl HookConnector {
         series: Option<Arc<HookSeries>>,
     ) -> Self {
         let clock = Clock { series, begun: Instant::now() };
-        Self { tls: Arc::new(tls), dialer: Dialer { proxies, clock } }
+        Self { tls: Arc::new(tls), dialer: HookDialer { proxies, clock } }
     }
 }
 
@@ -100,7 +101,7 @@ impl Service<Uri> for HookConnector {
     }
 }
 
-impl Dialer {
+impl HookDialer {
     async fn dial(self, url: Uri) -> Result<HookStream, BoxError> {
         let mut tcp = HttpConnector::new_with_resolver(MeasuredResolver(self.clock.clone()));
         tcp.enforce_http(false);
@@ -120,7 +121,7 @@ impl Dialer {
     }
 }
 
-impl Service<Uri> for Dialer {
+impl Service<Uri> for HookDialer {
     type Response = HookStream;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<HookStream, BoxError>>;

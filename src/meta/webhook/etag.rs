@@ -36,18 +36,18 @@ pub(super) struct Kept {
 /// Kept responses of one hook; cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct EtagCache {
-    answers: Arc<Mutex<Answers>>,
+    responses: Arc<Mutex<Responses>>,
     rule: EtagRule,
 }
 
 impl EtagCache {
     pub(super) fn new(rule: EtagRule, budget: ControllerBudget) -> Self {
-        Self { answers: Arc::new(Mutex::new(Answers::new(rule.lifetime, budget))), rule }
+        Self { responses: Arc::new(Mutex::new(Responses::new(rule.lifetime, budget))), rule }
     }
 
     /// Replaces the budget; drops all kept responses.
     pub(super) fn set_budget(&mut self, budget: ControllerBudget) {
-        *self.lock() = Answers::new(self.rule.lifetime, budget);
+        *self.lock() = Responses::new(self.rule.lifetime, budget);
     }
 
     /// Returns the kept response for a parent, unless it has expired.
@@ -92,8 +92,8 @@ impl EtagCache {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock()
+    fn lock(&self) -> MutexGuard<'_, Responses> {
+        self.responses.lock()
     }
 }
 
@@ -106,27 +106,27 @@ fn tag(headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 #[derive(Debug)]
-struct Answers {
+struct Responses {
     lifetime: Option<Duration>,
     // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
     bytes: usize,
     // Responses for a parent, by its uid and the name of an older revision, if any.
-    by_parent: HashMap<Request, BTreeMap<Box<str>, CachedAnswer>>,
+    by_parent: HashMap<Request, BTreeMap<Box<str>, CachedResponse>>,
     // The smallest number is the oldest entry, and the first to expire.
     by_age: BTreeMap<u64, (Request, Box<str>)>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct CachedAnswer {
+struct CachedResponse {
     kept: Kept,
     since: Instant,
     number: u64,
     bytes: usize,
 }
 
-impl Answers {
+impl Responses {
     fn new(lifetime: Option<Duration>, budget: ControllerBudget) -> Self {
         let (by_parent, by_age) = (HashMap::new(), BTreeMap::new());
         Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }
@@ -167,7 +167,7 @@ impl Answers {
         self.next += 1;
         self.bytes += bytes;
         self.by_age.insert(number, (parent.clone(), uid.into()));
-        let entry = CachedAnswer { kept, since: now, number, bytes };
+        let entry = CachedResponse { kept, since: now, number, bytes };
         self.by_parent.entry(parent.clone()).or_default().insert(uid.into(), entry);
     }
 
@@ -207,7 +207,7 @@ impl Answers {
         }
     }
 
-    fn entry(&self, parent: &Request, uid: &str) -> Option<&CachedAnswer> {
+    fn entry(&self, parent: &Request, uid: &str) -> Option<&CachedResponse> {
         self.by_parent.get(parent)?.get(uid)
     }
 
@@ -216,7 +216,7 @@ impl Answers {
         *self = Self::new(self.lifetime, self.budget.clone());
     }
 
-    fn expired(&self, entry: &CachedAnswer, now: Instant) -> bool {
+    fn expired(&self, entry: &CachedResponse, now: Instant) -> bool {
         self.lifetime.is_some_and(|lifetime| now.duration_since(entry.since) >= lifetime)
     }
 }

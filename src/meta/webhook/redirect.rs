@@ -8,8 +8,8 @@ use http::{HeaderMap, StatusCode, Uri, header};
 /// Largest number of redirects of one call.
 pub(super) const MAX_REDIRECTS: usize = 10;
 
-/// Returns the URL to which a response redirects a call; `None` if it does not, or from https to http,
-/// which would send the objects of the request in clear text.
+/// Returns the URL to which a response redirects a call; `None` if it does not, or from https to
+/// http, which would send the objects of the request in clear text.
 pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Option<Uri> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;
@@ -38,7 +38,8 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
     (is_http && target.host().is_some_and(|host| !host.is_empty())).then_some(target)
 }
 
-/// Returns whether credentials of one URL may be sent to the other: scheme, host and port are equal.
+/// Returns whether credentials of one URL may be sent to the other: scheme, host and port are
+/// equal.
 pub(super) fn is_same_host(one: &Uri, other: &Uri) -> bool {
     let port = |url: &Uri| {
         url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })

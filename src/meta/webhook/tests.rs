@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{body::EXCERPT_BYTES, connections::IDLE_TIMEOUT, *};
 use crate::{
-    meta::{AnswerLimits, budget::UNRESERVED_BYTES},
+    meta::{ResponseLimits, budget::UNRESERVED_BYTES},
     transport::{Transport, TransportOptions},
 };
 
@@ -247,7 +247,7 @@ async fn a_body_beyond_the_budget_is_refused() {
 
 #[tokio::test]
 async fn answer_without_free_budget_is_not_read_and_names_the_flag() {
-    let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
+    let budget = ResponseBudget::new(ResponseLimits::of_process(4 << 20)).controller("a");
     let long = "x".repeat(UNRESERVED_BYTES + 1);
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     for (answer, bytes) in [
@@ -274,7 +274,7 @@ async fn answer_without_free_budget_is_not_read_and_names_the_flag() {
 
 #[tokio::test]
 async fn answer_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_none() {
-    let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
+    let budget = ResponseBudget::new(ResponseLimits::of_process(4 << 20)).controller("a");
     let ask = async |bytes: usize| {
         let server = server(response("200 OK", &"x".repeat(bytes)), true).await;
         let hook = Webhook::new(server.url.clone(), Duration::from_secs(30));

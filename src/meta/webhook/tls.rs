@@ -15,9 +15,9 @@ use crate::meta::HookError;
 /// Certificate of a client, with its intermediates, and its private key.
 pub(in crate::meta) type ClientCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A hook
-/// without TLS gets no roots, and so works on a system that has no root certificates. Hooks share each
-/// configuration with its cache of sessions, which takes 14 KiB.
+/// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A
+/// hook without TLS gets no roots, and so works on a system that has no root certificates. Hooks
+/// share each configuration with its cache of sessions, which takes 14 KiB.
 pub(super) fn shared(url: &Uri) -> Result<ClientConfig, HookError> {
     static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
     static WITHOUT_ROOTS: OnceLock<ClientConfig> = OnceLock::new();

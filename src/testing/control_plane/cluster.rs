@@ -10,10 +10,10 @@ use super::options::ControlPlaneOptions;
 use crate::testing::{
     AuditLog, Binary, BinarySources, Error, ProgressEvent,
     certificates::Authority,
-    flags::{self, Files, Ports},
-    kubeconfig::{Credentials, Endpoint},
+    flags::{self, ControlPlaneFiles, Ports},
+    kubeconfig::{KubeconfigCredentials, ServerEndpoint},
     private_directory,
-    process::Process,
+    process::ChildProcess,
     supervisor::ProcessSupervisor,
 };
 
@@ -28,20 +28,20 @@ const MASTERS: &[&str] = &["system:masters"];
 
 /// Parts of a control plane, which end when it is dropped.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct ControlPlaneParts {
     /// Declared before the supervisor, so that children are killed and awaited before their data is
     /// removed.
-    processes: Mutex<Vec<Process>>,
+    processes: Mutex<Vec<ChildProcess>>,
     supervisor: Mutex<ProcessSupervisor>,
     /// Lock that allows one start or stop of the API server at a time.
     pub(super) lifecycle: tokio::sync::Mutex<()>,
     options: ControlPlaneOptions,
     paths: Paths,
     ports: Ports,
-    pub(super) files: Files,
+    pub(super) files: ControlPlaneFiles,
     pub(super) authority: Authority,
-    pub(super) endpoint: Endpoint,
-    pub(super) admin: Credentials,
+    pub(super) endpoint: ServerEndpoint,
+    pub(super) admin: KubeconfigCredentials,
     pub(super) kubeconfig: PathBuf,
     pub(super) audit: Option<AuditLog>,
 }
@@ -53,7 +53,7 @@ struct Paths {
     controller_manager: Option<PathBuf>,
 }
 
-impl Cluster {
+impl ControlPlaneParts {
     /// Finds or builds the binaries, starts the processes and waits until they are ready.
     pub(super) async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
         let sources = match &options.binaries {
@@ -81,13 +81,14 @@ impl Cluster {
         let supervisor = ProcessSupervisor::start(private_directory::unpredictable(&name))?;
         let ports = Ports::free()?;
         let authority = Authority::new()?;
-        let files = Files::write(supervisor.data(), &authority)?;
-        let endpoint = Endpoint {
+        let files = ControlPlaneFiles::write(supervisor.data(), &authority)?;
+        let endpoint = ServerEndpoint {
             port: ports.api_server,
             authority_pem: authority.pem(),
             authority_der: authority.der(),
         };
-        let admin = Credentials::Certificate(authority.user("pilotlight-admin", MASTERS)?);
+        let admin =
+            KubeconfigCredentials::Certificate(authority.user("pilotlight-admin", MASTERS)?);
         let kubeconfig = files.kubeconfig("admin", &endpoint, &admin)?;
         let audit = options.audit.then(|| AuditLog::new(files.path("audit.log")));
         Ok(Self {
@@ -109,7 +110,7 @@ impl Cluster {
     async fn start_processes(&self) -> Result<(), Error> {
         let etcd = flags::etcd(&self.paths.etcd, &self.files, self.ports);
         // A connection would prove nothing: another process may have taken the port.
-        let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
+        let ready = async |etcd: &mut ChildProcess| etcd.logged(ETCD_READY).await;
         self.run(Binary::Etcd, etcd, ready).await?;
         self.start_api_server().await?;
         self.start_controller_manager().await
@@ -119,13 +120,14 @@ impl Cluster {
     async fn start_controller_manager(&self) -> Result<(), Error> {
         let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
         let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
-        let credentials = Credentials::Certificate(identity);
+        let credentials = KubeconfigCredentials::Certificate(identity);
         let kubeconfig =
             self.files.kubeconfig("controller-manager", &self.endpoint, &credentials)?;
         let command = flags::controller_manager(binary, &self.files, self.ports, &kubeconfig);
-        let endpoint = Endpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
+        let endpoint =
+            ServerEndpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
         let client = client(endpoint.config(&self.admin))?;
-        self.run(Binary::KubeControllerManager, command, async |process: &mut Process| {
+        self.run(Binary::KubeControllerManager, command, async |process: &mut ChildProcess| {
             process.ready(async || healthy(&client, "/healthz").await).await
         })
         .await
@@ -140,7 +142,7 @@ impl Cluster {
             &self.options.api_server_flags,
         );
         let client = client(self.endpoint.config(&self.admin))?;
-        self.run(Binary::KubeApiserver, command, async |process: &mut Process| {
+        self.run(Binary::KubeApiserver, command, async |process: &mut ChildProcess| {
             process.ready(async || healthy(&client, "/readyz").await).await
         })
         .await
@@ -165,11 +167,11 @@ impl Cluster {
         &self,
         part: Binary,
         command: process::Command,
-        ready: impl AsyncFnOnce(&mut Process) -> Result<Duration, Error>,
+        ready: impl AsyncFnOnce(&mut ChildProcess) -> Result<Duration, Error>,
     ) -> Result<(), Error> {
         let log = self.files.path(&format!("{}.log", part.file_name()));
         let group = self.supervisor().group();
-        let mut process = Process::start(part, command, group, &log)?;
+        let mut process = ChildProcess::start(part, command, group, &log)?;
         let took = ready(&mut process).await?;
         self.processes().push(process);
         self.options.progress.report(&ProgressEvent::Ready { part, took });
@@ -193,7 +195,7 @@ impl Cluster {
         self.supervisor().end();
     }
 
-    pub(super) fn processes(&self) -> MutexGuard<'_, Vec<Process>> {
+    pub(super) fn processes(&self) -> MutexGuard<'_, Vec<ChildProcess>> {
         self.processes.lock()
     }
 

@@ -43,11 +43,11 @@ pub struct FaultBody {
 /// Wait that begins with the first byte.
 pub(super) enum Hold {
     None,
-    Armed(Box<dyn FnOnce() -> Waiting + Send>),
-    Waiting(Waiting),
+    Armed(Box<dyn FnOnce() -> PendingDelay + Send>),
+    Waiting(PendingDelay),
 }
 
-pub(super) type Waiting = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type PendingDelay = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Debug for FaultBody {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -36,14 +36,14 @@ pub(super) enum Effect {
         every: Duration,
         begun: bool,
     },
-    Lines(Lines),
+    Lines(EditedLines),
     /// Delivers these bytes in place of the answer.
     Instead(Bytes),
 }
 
 /// Change of one line.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct EditedLines {
     change: Change,
     /// Number of complete lines so far.
     count: usize,
@@ -62,8 +62,9 @@ impl Effect {
     /// Creates the effect of an action; a stall lasts `at_most` this long.
     pub(super) fn of(action: &Action, at_most: Option<Duration>) -> Self {
         let limit = |left: usize, then: &[Piece]| Self::Limit { left, then: then.to_vec() };
-        let lines =
-            |change| Self::Lines(Lines { change, count: 0, partial: BytesMut::new(), kept: None });
+        let lines = |change| {
+            Self::Lines(EditedLines { change, count: 0, partial: BytesMut::new(), kept: None })
+        };
         match action {
             Action::Cut { after_bytes } => limit(*after_bytes, &[Piece::Break]),
             Action::End { after_bytes } => limit(*after_bytes, &[Piece::End]),
@@ -162,7 +163,7 @@ impl Effect {
     }
 }
 
-impl Lines {
+impl EditedLines {
     fn feed(&mut self, data: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for part in data.split_inclusive(|byte| *byte == b'\n') {

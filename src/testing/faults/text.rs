@@ -36,19 +36,19 @@ pub(super) mod maybe_duration {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Serialize, Deserialize)]
-    struct Written(#[serde(with = "super::duration")] Duration);
+    struct WrittenDuration(#[serde(with = "super::duration")] Duration);
 
     pub(crate) fn serialize<S: Serializer>(
         duration: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        duration.map(Written).serialize(serializer)
+        duration.map(WrittenDuration).serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
-        Ok(Option::<Written>::deserialize(deserializer)?.map(|it| it.0))
+        Ok(Option::<WrittenDuration>::deserialize(deserializer)?.map(|it| it.0))
     }
 }
 

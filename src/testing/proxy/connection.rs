@@ -33,12 +33,12 @@ const OF_A_CONNECTION: [header::HeaderName; 7] = [
 
 /// Tasks that end with their proxy.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tasks {
+pub(super) struct ProxyTasks {
     tracker: TaskTracker,
     token: CancellationToken,
 }
 
-impl Tasks {
+impl ProxyTasks {
     pub(super) fn cancel(&self) {
         self.token.cancel();
     }
@@ -51,7 +51,7 @@ impl Tasks {
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for ProxyTasks {
     fn execute(&self, future: F) {
         let token = self.token.clone();
         drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(future).await }));
@@ -60,11 +60,11 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
 
 /// Target of requests, with faults in front.
 #[derive(Clone)]
-pub(super) struct Upstream {
+pub(super) struct ProxyTarget {
     service: BoxCloneSyncService<Request<Body>, Response<FaultBody>, BoxError>,
 }
 
-impl Upstream {
+impl ProxyTarget {
     pub(super) fn new(client: Client, faults: &Faults) -> Self {
         let client = Arc::new(client);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -100,12 +100,12 @@ fn drop_headers_of_a_connection(headers: &mut HeaderMap) {
 /// Shared state of all connections.
 #[derive(Clone)]
 pub(super) struct Serving {
-    pub(super) upstream: Upstream,
+    pub(super) upstream: ProxyTarget,
     pub(super) acceptor: Option<TlsAcceptor>,
     pub(super) wire: Wire,
     /// Number of open connections.
     pub(super) open: watch::Sender<usize>,
-    pub(super) tasks: Tasks,
+    pub(super) tasks: ProxyTasks,
 }
 
 impl Serving {

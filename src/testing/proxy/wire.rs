@@ -79,11 +79,11 @@ impl WireRule {
 /// Rules of one proxy, and their faults.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wire {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWire>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedWire {
     state: Mutex<WireState>,
     fired: watch::Sender<Vec<WireFault>>,
 }

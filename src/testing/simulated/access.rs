@@ -1,13 +1,8 @@
-//! Access rules, and the reviews that report them.
+//! Access rules, and the attributes of a request that they match.
 
 use serde_json::json;
 
-use super::{
-    call::{Call, Reply},
-    cluster::Cluster,
-    refusal::Refusal,
-    resource::Resource,
-};
+use super::refusal::Refusal;
 use crate::testing::{RequestInfo, Verb};
 
 /// User of the script, to which no access rules apply.
@@ -72,7 +67,7 @@ impl AccessRule {
         self
     }
 
-    fn fits(&self, asked: &Asked) -> bool {
+    pub(super) fn fits(&self, asked: &Asked) -> bool {
         let holds = |list: &[String], value: &str| {
             list.is_empty() || list.iter().any(|it| covers(it, value))
         };
@@ -95,19 +90,19 @@ fn owned<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
 
 /// Attributes of one request, as the rules match them.
 #[derive(Debug)]
-struct Asked {
-    user: String,
-    verb: String,
-    group: String,
-    resource: String,
-    subresource: String,
-    namespace: String,
-    name: String,
-    path: String,
+pub(super) struct Asked {
+    pub(super) user: String,
+    pub(super) verb: String,
+    pub(super) group: String,
+    pub(super) resource: String,
+    pub(super) subresource: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) path: String,
 }
 
 impl Asked {
-    fn of(user: &str, info: &RequestInfo, method: &str) -> Self {
+    pub(super) fn of(user: &str, info: &RequestInfo, method: &str) -> Self {
         // A request for a namespace has its own name as namespace.
         let namespace = match info.resource.as_str() {
             "namespaces" => &info.name,
@@ -146,7 +141,7 @@ impl Asked {
         }
     }
 
-    fn refused(&self) -> Refusal {
+    pub(super) fn refused(&self) -> Refusal {
         let Self { user, verb, group, name, .. } = self;
         if self.resource.is_empty() {
             let message = format!("forbidden: User {user:?} cannot {verb} path {:?}", self.path);
@@ -190,49 +185,6 @@ pub(super) fn verb(verb: Verb) -> &'static str {
         Verb::Delete => "delete",
         Verb::DeleteCollection => "deletecollection",
         Verb::Other => "other",
-    }
-}
-
-impl Cluster {
-    fn allows(&self, asked: &Asked) -> bool {
-        self.rules.iter().find(|rule| rule.fits(asked)).is_none_or(|rule| rule.allow)
-    }
-
-    pub(super) fn authorize(&self, call: &Call) -> Result<(), Refusal> {
-        if call.user == SCRIPT {
-            return Ok(());
-        }
-        let asked = Asked::of(&call.user, &call.info, &call.method);
-        if self.allows(&asked) { Ok(()) } else { Err(asked.refused()) }
-    }
-
-    /// Answers a review of the user's own access.
-    pub(super) fn review_access(&self, resource: &Resource, call: &Call) -> Result<Reply, Refusal> {
-        if call.info.verb != Verb::Create || !call.info.name.is_empty() {
-            return Err(Refusal::method_not_allowed());
-        }
-        if resource.kind != "SelfSubjectAccessReview" {
-            return Err(Refusal::not_simulated(resource.qualified()));
-        }
-        let mut review = call.object(&resource.kind)?.object;
-        let attributes = &review["spec"]["resourceAttributes"];
-        let path = &review["spec"]["nonResourceAttributes"];
-        let text = |from: &serde_json::Value, field: &str| {
-            from[field].as_str().unwrap_or_default().to_owned()
-        };
-        let of_resource = attributes.is_object();
-        let asked = Asked {
-            user: call.user.clone(),
-            verb: text(if of_resource { attributes } else { path }, "verb"),
-            group: text(attributes, "group"),
-            resource: text(attributes, "resource"),
-            subresource: text(attributes, "subresource"),
-            namespace: text(attributes, "namespace"),
-            name: text(attributes, "name"),
-            path: text(path, "path"),
-        };
-        review["status"] = json!({ "allowed": self.allows(&asked) });
-        Ok(Reply::json(201, &review))
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
     decode::{self, Body},
     refusal::Refusal,
     render::Shape,
-    resource::Resource,
+    resource::SimulatedResource,
     watches::WatchId,
 };
 use crate::testing::{RequestInfo, Verb};
@@ -39,7 +39,7 @@ pub(super) struct Call {
 /// Outcome of a request.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Done(Reply),
+    Done(HttpReply),
     /// Stream of events.
     Watch(WatchId),
     /// Delay before the request is repeated, with `waited` set.
@@ -48,7 +48,7 @@ pub(super) enum Answer {
 
 /// Complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reply {
+pub(super) struct HttpReply {
     pub(super) code: u16,
     /// Content type; empty for an answer without a body.
     pub(super) content_type: &'static str,
@@ -59,7 +59,7 @@ pub(super) struct Reply {
     pub(super) body: Bytes,
 }
 
-impl Reply {
+impl HttpReply {
     pub(super) fn json(code: u16, value: &Value) -> Self {
         let body = value.to_string().into();
         Self {
@@ -79,7 +79,7 @@ impl Reply {
     }
 }
 
-impl From<Refusal> for Reply {
+impl From<Refusal> for HttpReply {
     fn from(refusal: Refusal) -> Self {
         if refusal.plain {
             let body = format!("{}\n", refusal.message).into();
@@ -202,7 +202,7 @@ impl Call {
     }
 
     /// Returns the requested shape of each object.
-    pub(super) fn shape(&self, resource: &Resource) -> Result<Shape, Refusal> {
+    pub(super) fn shape(&self, resource: &SimulatedResource) -> Result<Shape, Refusal> {
         let many = matches!(self.info.verb, Verb::List | Verb::DeleteCollection);
         let Some(form) = self.form(&[METADATA, METADATA_LIST])? else { return Ok(Shape::Whole) };
         let shown = match (resource.custom, many) {

@@ -16,30 +16,30 @@ use serde_json::Value;
 use super::{
     access::AccessRule,
     aggregated::Aggregated,
-    call::{Answer, Call, Reply},
-    collector::Owners,
+    call::{Answer, Call, HttpReply},
     custom::Custom,
-    history::{History, Key, ObjectChange},
+    history::{NamespacedName, ObjectChange, ObjectHistory},
     job::Job,
     object,
     options::Delays,
+    owners::Owners,
     refusal::Refusal,
-    resource::{self, API_SERVICES, CRDS, NAMESPACES, Resource, Storage},
-    watches::Watches,
+    resource::{self, API_SERVICES, CRDS, NAMESPACES, SimulatedResource, Storage},
+    watches::OpenWatches,
 };
 use crate::testing::Verb;
 
 /// State of the server.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct SimulatedCluster {
     pub(super) now: Duration,
     /// Wall clock time at `now` zero.
     begin: Timestamp,
     pub(super) delays: Delays,
     pub(super) random: fastrand::Rng,
-    pub(super) history: History,
-    pub(super) watches: Watches,
-    pub(super) built_in: BTreeMap<(String, String, String), Arc<Resource>>,
+    pub(super) history: ObjectHistory,
+    pub(super) watches: OpenWatches,
+    pub(super) built_in: BTreeMap<(String, String, String), Arc<SimulatedResource>>,
     pub(super) custom: BTreeMap<Storage, Custom>,
     pub(super) aggregated: BTreeMap<String, Aggregated>,
     pub(super) owners: Owners,
@@ -50,7 +50,7 @@ pub(super) struct Cluster {
     last_job: u64,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn new(begin: Timestamp, seed: u64, delays: Delays) -> Self {
         let built_in = resource::built_in().into_iter().map(|resource| {
             let key = (resource.group.clone(), resource.version.clone(), resource.plural.clone());
@@ -61,8 +61,8 @@ impl Cluster {
             begin,
             delays,
             random: fastrand::Rng::with_seed(seed),
-            history: History::default(),
-            watches: Watches::default(),
+            history: ObjectHistory::default(),
+            watches: OpenWatches::default(),
             built_in: built_in.collect(),
             custom: BTreeMap::new(),
             aggregated: BTreeMap::new(),
@@ -84,7 +84,7 @@ impl Cluster {
         self.advance(now);
         self.warnings.clear();
         let mut answer =
-            self.answer(call).unwrap_or_else(|refusal| Answer::Done(Reply::from(refusal)));
+            self.answer(call).unwrap_or_else(|refusal| Answer::Done(HttpReply::from(refusal)));
         if let Answer::Done(reply) = &mut answer {
             reply.warnings = std::mem::take(&mut self.warnings);
         }
@@ -109,7 +109,7 @@ impl Cluster {
     }
 
     /// Returns the served type that a request addresses.
-    fn find(&self, call: &Call) -> Result<Arc<Resource>, Refusal> {
+    fn find(&self, call: &Call) -> Result<Arc<SimulatedResource>, Refusal> {
         let info = &call.info;
         let is_ours = self.is_built_in(&info.group);
         let Some(resource) = self.resource(&info.group, &info.version, &info.resource) else {
@@ -143,7 +143,7 @@ impl Cluster {
         group: &str,
         version: &str,
         plural: &str,
-    ) -> Option<Arc<Resource>> {
+    ) -> Option<Arc<SimulatedResource>> {
         let key = (group.to_owned(), version.to_owned(), plural.to_owned());
         if let Some(resource) = self.built_in.get(&key) {
             return Some(Arc::clone(resource));
@@ -155,13 +155,18 @@ impl Cluster {
     }
 
     /// Returns a served type by its kind.
-    pub(super) fn resource_of_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
-        let fits = |it: &&Arc<Resource>| it.kind == kind && it.api_version() == api_version;
+    pub(super) fn resource_of_kind(
+        &self,
+        api_version: &str,
+        kind: &str,
+    ) -> Option<Arc<SimulatedResource>> {
+        let fits =
+            |it: &&Arc<SimulatedResource>| it.kind == kind && it.api_version() == api_version;
         self.resources().into_iter().find(|it| fits(&it))
     }
 
     /// Served types, each at each of its versions.
-    pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
+    pub(super) fn resources(&self) -> Vec<Arc<SimulatedResource>> {
         let built_in = self.built_in.values().cloned();
         let custom = self.custom.values().flat_map(Custom::all_served);
         let aggregated = self.aggregated.values().flat_map(Aggregated::resources);
@@ -232,8 +237,8 @@ impl Cluster {
         entry.last
     }
 
-    /// Removes an object, as [`Cluster::commit`] writes one.
-    pub(super) fn erase(&mut self, storage: &Storage, key: &Key) -> Option<Arc<Value>> {
+    /// Removes an object, as [`SimulatedCluster::commit`] writes one.
+    pub(super) fn erase(&mut self, storage: &Storage, key: &NamespacedName) -> Option<Arc<Value>> {
         let entry = self.history.remove(storage, key)?;
         self.watches.deliver(&entry);
         self.notice(&entry);

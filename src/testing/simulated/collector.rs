@@ -1,36 +1,21 @@
 //! Garbage collector.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::{
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     delete::{Deletion, Propagation},
-    history::{Key, ObjectChange},
+    history::NamespacedName,
     job::Job,
     object,
     resource::Storage,
 };
 
-/// Ownership index by uid.
-#[derive(Debug, Default)]
-pub(super) struct Owners {
-    /// Location of the live object of a uid.
-    alive: BTreeMap<String, (Storage, Key)>,
-    dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
-    /// Deleted owners with dependents. Their type may no longer be served.
-    gone: BTreeSet<String>,
-    /// Dependents of owners whose type is not served.
-    unclear: BTreeSet<(Storage, Key)>,
-}
-
 /// State of an owner, as a dependent's reference finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+enum OwnerState {
     There,
     /// Type is not served, so that the state is unknown.
     Unknown,
@@ -39,54 +24,9 @@ enum Owner {
     Gone,
 }
 
-impl Owners {
-    /// Records a change and returns the objects that may have lost an owner or a dependent.
-    pub(super) fn note(&mut self, entry: &ObjectChange) -> Vec<(Storage, Key)> {
-        let place = (Arc::clone(&entry.storage), entry.key.clone());
-        let mut suspects = Vec::new();
-        let owners = |object: &Option<Arc<Value>>| -> BTreeSet<String> {
-            let object = object.as_deref().unwrap_or(&Value::Null);
-            let uids = object::owners(object).filter_map(|owner| owner["uid"].as_str());
-            uids.map(str::to_owned).collect()
-        };
-        let (before, after) = (owners(&entry.before), owners(&entry.after));
-        for uid in before.difference(&after) {
-            if let Some(dependents) = self.dependents.get_mut(uid) {
-                dependents.remove(&place);
-                if dependents.is_empty() {
-                    self.dependents.remove(uid);
-                    self.gone.remove(uid);
-                }
-            }
-            // The owner may wait for its dependents.
-            suspects.extend(self.alive.get(uid).cloned());
-        }
-        for uid in after.difference(&before) {
-            self.dependents.entry(uid.clone()).or_default().insert(place.clone());
-        }
-        let uid = object::uid(&entry.last).to_owned();
-        match &entry.after {
-            Some(_) => {
-                self.alive.insert(uid, place.clone());
-                if before != after {
-                    suspects.push(place);
-                }
-            }
-            None => {
-                self.alive.remove(&uid);
-                if let Some(dependents) = self.dependents.get(&uid) {
-                    suspects.extend(dependents.iter().cloned());
-                    self.gone.insert(uid);
-                }
-            }
-        }
-        suspects
-    }
-}
-
-impl Cluster {
+impl SimulatedCluster {
     /// Applies the owner references of one object.
-    pub(super) fn collect(&mut self, storage: &Storage, key: &Key) {
+    pub(super) fn collect(&mut self, storage: &Storage, key: &NamespacedName) {
         let Some(object) = self.history.get(storage, key).cloned() else { return };
         if object::is_deleting(&object) {
             if object::has_finalizer(&object, "orphan") {
@@ -102,14 +42,14 @@ impl Cluster {
             owned = true;
             let uid = owner["uid"].as_str().unwrap_or_default();
             let is = self.owner(key, owner);
-            solid |= matches!(is, Owner::There | Owner::Unknown);
-            waiting |= is == Owner::Waiting;
+            solid |= matches!(is, OwnerState::There | OwnerState::Unknown);
+            waiting |= is == OwnerState::Waiting;
             match is {
-                Owner::There => {}
-                Owner::Unknown => {
+                OwnerState::There => {}
+                OwnerState::Unknown => {
                     self.owners.unclear.insert((Arc::clone(storage), key.clone()));
                 }
-                Owner::Waiting | Owner::Gone => useless.push(uid.to_owned()),
+                OwnerState::Waiting | OwnerState::Gone => useless.push(uid.to_owned()),
             }
         }
         if !owned {
@@ -136,34 +76,34 @@ impl Cluster {
     }
 
     /// Looks up the owner in a dependent's reference.
-    fn owner(&self, (namespace, _): &Key, reference: &Value) -> Owner {
+    fn owner(&self, (namespace, _): &NamespacedName, reference: &Value) -> OwnerState {
         let text = |field: &str| reference[field].as_str().unwrap_or_default();
         if self.owners.gone.contains(text("uid")) {
-            return Owner::Gone;
+            return OwnerState::Gone;
         }
         let Some(resource) = self.resource_of_kind(text("apiVersion"), text("kind")) else {
-            return Owner::Unknown;
+            return OwnerState::Unknown;
         };
         if resource.namespaced && namespace.is_empty() {
             // A cluster-scoped object cannot have a namespaced owner.
-            return Owner::There;
+            return OwnerState::There;
         }
         let namespace = if resource.namespaced { namespace.as_str() } else { "" };
         let key = (namespace.to_owned(), text("name").to_owned());
         let found = self.history.get(&resource.storage, &key);
         match found.filter(|live| object::uid(live) == text("uid")) {
-            None => Owner::Gone,
+            None => OwnerState::Gone,
             Some(live)
                 if object::is_deleting(live)
                     && object::has_finalizer(live, "foregroundDeletion") =>
             {
-                Owner::Waiting
+                OwnerState::Waiting
             }
-            Some(_) => Owner::There,
+            Some(_) => OwnerState::There,
         }
     }
 
-    fn dependents(&self, owner: &Value) -> Vec<(Storage, Key)> {
+    fn dependents(&self, owner: &Value) -> Vec<(Storage, NamespacedName)> {
         let all = self.owners.dependents.get(object::uid(owner));
         all.into_iter().flatten().cloned().collect()
     }

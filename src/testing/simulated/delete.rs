@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, Reply},
-    cluster::Cluster,
-    history::Key,
+    call::{Answer, Call, HttpReply},
+    cluster::SimulatedCluster,
+    history::NamespacedName,
     object,
     refusal::{FieldFault, Refusal},
     render::render,
-    resource::{CRDS, NAMESPACES, Resource, Storage},
+    resource::{CRDS, NAMESPACES, SimulatedResource, Storage},
     watches::Filter,
 };
 
@@ -107,7 +107,7 @@ impl Deletion {
         })
     }
 
-    fn check(&self, resource: &Resource, live: &Value) -> Result<(), Refusal> {
+    fn check(&self, resource: &SimulatedResource, live: &Value) -> Result<(), Refusal> {
         for (field, wanted, found) in [
             ("UID", &self.uid, object::uid(live)),
             ("ResourceVersion", &self.version, object::text(live, "resourceVersion")),
@@ -118,7 +118,7 @@ impl Deletion {
                     "the {field} in the precondition ({wanted}) does not match the {field} in \
                      record ({found}). The object might have been {end}"
                 );
-                let named = Resource { plural: resource.kind.clone(), ..resource.clone() };
+                let named = SimulatedResource { plural: resource.kind.clone(), ..resource.clone() };
                 return Err(Refusal::conflict(&named, object::name(live), &why));
             }
         }
@@ -126,10 +126,10 @@ impl Deletion {
     }
 }
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn delete(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
@@ -156,12 +156,12 @@ impl Cluster {
             Some(Deleted::Gone(object)) => succeeded(resource, &object),
             None => return Err(Refusal::not_found(resource, &key.1)),
         };
-        Ok(Answer::Done(Reply::json(200, &body)))
+        Ok(Answer::Done(HttpReply::json(200, &body)))
     }
 
     pub(super) fn delete_collection(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         if &*resource.storage == NAMESPACES {
@@ -171,7 +171,7 @@ impl Cluster {
         let deletion = Deletion::of(call)?;
         let matching = self.history.all(&resource.storage);
         let matching = matching.filter(|(_, object)| filter.matches(object));
-        let matching: Vec<(Key, Arc<Value>)> =
+        let matching: Vec<(NamespacedName, Arc<Value>)> =
             matching.map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
         let mut items = Vec::new();
         for (key, live) in matching {
@@ -186,14 +186,14 @@ impl Cluster {
             }
         }
         let version = self.history.version();
-        Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, version, None, None))))
+        Ok(Answer::Done(HttpReply::json(200, &list_of(&filter, items, version, None, None))))
     }
 
     /// Deletes an object, or marks it as deleted if finalizers keep it.
     pub(super) fn delete_object(
         &mut self,
         storage: &Storage,
-        key: &Key,
+        key: &NamespacedName,
         deletion: Deletion,
     ) -> Option<Deleted> {
         let live = Arc::clone(self.history.get(storage, key)?);
@@ -251,7 +251,7 @@ impl Cluster {
     }
 }
 
-fn succeeded(resource: &Resource, object: &Value) -> Value {
+fn succeeded(resource: &SimulatedResource, object: &Value) -> Value {
     let mut details = json!({
         "name": object::name(object),
         "kind": resource.plural,

@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value, json};
 
 use super::{
-    call::{Call, Form, Reply},
-    cluster::Cluster,
-    groups::Group,
+    call::{Call, Form, HttpReply},
+    cluster::SimulatedCluster,
+    groups::ServedGroup,
     refusal::Refusal,
-    resource::{NAMESPACES, REVIEWS, Resource},
+    resource::{NAMESPACES, REVIEWS, SimulatedResource},
 };
 use crate::testing::{KUBERNETES_VERSION, Verb};
 
@@ -23,9 +23,9 @@ const VERBS: [&str; 8] =
 const CUSTOM_VERBS: [&str; 8] =
     ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 
-impl Cluster {
+impl SimulatedCluster {
     /// Answers a request that addresses no type.
-    pub(super) fn answer_path(&self, call: &Call) -> Result<Reply, Refusal> {
+    pub(super) fn answer_path(&self, call: &Call) -> Result<HttpReply, Refusal> {
         let path = call.info.path.trim_end_matches('/');
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         // The aggregator answers for groups with every method.
@@ -38,17 +38,17 @@ impl Cluster {
             });
         }
         match *parts.as_slice() {
-            ["healthz" | "readyz" | "livez", ..] => Ok(Reply::text(200, "ok")),
+            ["healthz" | "readyz" | "livez", ..] => Ok(HttpReply::text(200, "ok")),
             ["version"] => {
                 call.check_media_type()?;
-                Ok(Reply::json(200, &version()))
+                Ok(HttpReply::json(200, &version()))
             }
-            [] => Ok(Reply::json(200, &self.paths())),
+            [] => Ok(HttpReply::json(200, &self.paths())),
             ["api" | "apis"] => self.all_groups(call, path == "/api"),
             ["api", version] => self.group_version(call, "", version),
             ["apis", group] => self.group(call, group),
             ["apis", group, version] => self.group_version(call, group, version),
-            ["openapi", "v3"] => Ok(Reply::json(200, &self.openapi_index())),
+            ["openapi", "v3"] => Ok(HttpReply::json(200, &self.openapi_index())),
             ["openapi", "v3", "api", version] => self.openapi("", version),
             ["openapi", "v3", "apis", group, version] => self.openapi(group, version),
             ["openapi", ..] => Err(Refusal::no_such_path()),
@@ -60,7 +60,7 @@ impl Cluster {
     }
 
     fn openapi_index(&self) -> Value {
-        let paths = self.groups().into_iter().flat_map(|Group { name, versions }| {
+        let paths = self.groups().into_iter().flat_map(|ServedGroup { name, versions }| {
             versions.into_iter().map(move |it| match name.as_str() {
                 "" => format!("api/{}", it.version),
                 name => format!("apis/{name}/{}", it.version),
@@ -78,7 +78,7 @@ impl Cluster {
     /// Lists the root paths.
     fn paths(&self) -> Value {
         let mut paths = vec!["/api".to_owned(), "/apis".to_owned()];
-        for Group { name, versions } in self.groups() {
+        for ServedGroup { name, versions } in self.groups() {
             let root = if name.is_empty() { "/api".to_owned() } else { format!("/apis/{name}") };
             paths.extend(versions.iter().map(|it| format!("{root}/{}", it.version)));
         }
@@ -90,7 +90,7 @@ impl Cluster {
 
     /// Lists the types that can be patched, with server-side validation, as kubectl checks before
     /// it applies. Schemas are absent.
-    fn openapi(&self, group: &str, version: &str) -> Result<Reply, Refusal> {
+    fn openapi(&self, group: &str, version: &str) -> Result<HttpReply, Refusal> {
         let found = self.groups().into_iter().find(|it| it.name == group);
         let found = found.and_then(|it| it.versions.into_iter().find(|it| it.version == version));
         let Some(found) = found.filter(|it| it.is_current) else {
@@ -124,10 +124,10 @@ impl Cluster {
             "paths": paths,
             "components": { "schemas": {} },
         });
-        Ok(Reply::json(200, &document))
+        Ok(HttpReply::json(200, &document))
     }
 
-    fn all_groups(&self, call: &Call, core: bool) -> Result<Reply, Refusal> {
+    fn all_groups(&self, call: &Call, core: bool) -> Result<HttpReply, Refusal> {
         if call.accepts(AGGREGATED) {
             let groups = self.groups();
             let groups = groups.iter().filter(|it| it.name.is_empty() == core);
@@ -140,7 +140,7 @@ impl Cluster {
             });
             let content_type =
                 "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-            return Ok(tagged(call, Reply { content_type, ..Reply::json(200, &list) }));
+            return Ok(tagged(call, HttpReply { content_type, ..HttpReply::json(200, &list) }));
         }
         call.form(&[])?;
         let list = if core {
@@ -157,10 +157,10 @@ impl Cluster {
                 groups.iter().map(|(name, versions)| legacy_group(name, versions)).collect();
             json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
         };
-        Ok(Reply::json(200, &list))
+        Ok(HttpReply::json(200, &list))
     }
 
-    fn aggregated_group(&self, group: &Group) -> Value {
+    fn aggregated_group(&self, group: &ServedGroup) -> Value {
         let versions: Vec<_> = group
             .versions
             .iter()
@@ -181,7 +181,7 @@ impl Cluster {
         json!({ "metadata": metadata, "versions": versions })
     }
 
-    fn aggregated_type(&self, resource: &Resource) -> Value {
+    fn aggregated_type(&self, resource: &SimulatedResource) -> Value {
         let kind = json!({
             "group": resource.group,
             "version": resource.version,
@@ -216,7 +216,7 @@ impl Cluster {
         shown
     }
 
-    fn verbs(&self, resource: &Resource) -> Vec<&'static str> {
+    fn verbs(&self, resource: &SimulatedResource) -> Vec<&'static str> {
         if resource.group == REVIEWS {
             return vec!["create"];
         }
@@ -229,7 +229,7 @@ impl Cluster {
         verbs.filter(|verb| !is_namespace || *verb != "deletecollection").collect()
     }
 
-    fn group(&self, call: &Call, group: &str) -> Result<Reply, Refusal> {
+    fn group(&self, call: &Call, group: &str) -> Result<HttpReply, Refusal> {
         let groups = self.registered_groups();
         let found = groups.iter().find(|(name, _)| name == group);
         let (name, versions) = found.ok_or_else(Refusal::no_such_path)?;
@@ -237,10 +237,10 @@ impl Cluster {
         let mut shown = legacy_group(name, versions);
         shown["kind"] = "APIGroup".into();
         shown["apiVersion"] = "v1".into();
-        Ok(Reply::json(200, &shown))
+        Ok(HttpReply::json(200, &shown))
     }
 
-    fn group_version(&self, call: &Call, group: &str, version: &str) -> Result<Reply, Refusal> {
+    fn group_version(&self, call: &Call, group: &str, version: &str) -> Result<HttpReply, Refusal> {
         let found = self.groups().into_iter().find(|it| it.name == group);
         let versions = found.ok_or_else(Refusal::no_such_path)?.versions;
         let found = versions.into_iter().find(|it| it.version == version);
@@ -294,11 +294,11 @@ impl Cluster {
         if !group.is_empty() {
             list["apiVersion"] = "v1".into();
         }
-        Ok(Reply::json(200, &list))
+        Ok(HttpReply::json(200, &list))
     }
 }
 
-fn subresources(resource: &Resource) -> impl Iterator<Item = &'static str> {
+fn subresources(resource: &SimulatedResource) -> impl Iterator<Item = &'static str> {
     let (status, scale) =
         (resource.status.then_some("status"), resource.scale.is_some().then_some("scale"));
     // Sorted by name, except for custom types.
@@ -315,15 +315,15 @@ fn legacy_group(group: &str, versions: &[String]) -> Value {
 }
 
 /// Answers 304 if the client's etag matches.
-fn tagged(call: &Call, reply: Reply) -> Reply {
+fn tagged(call: &Call, reply: HttpReply) -> HttpReply {
     let mut hasher = DefaultHasher::new();
     reply.body.hash(&mut hasher);
     let etag = format!("\"{:016X}\"", hasher.finish());
     if call.if_none_match == etag {
         // A content type here would replace that of the cached answer.
-        return Reply { etag: Some(etag), content_type: "", ..Reply::text(304, "") };
+        return HttpReply { etag: Some(etag), content_type: "", ..HttpReply::text(304, "") };
     }
-    Reply { etag: Some(etag), ..reply }
+    HttpReply { etag: Some(etag), ..reply }
 }
 
 fn version() -> Value {

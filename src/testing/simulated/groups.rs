@@ -3,9 +3,9 @@
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use super::{
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     custom::Custom,
-    resource::{API_SERVICES, Resource},
+    resource::{API_SERVICES, SimulatedResource},
 };
 
 /// Group of APIServices; it has no APIService itself and precedes all others.
@@ -13,7 +13,7 @@ const APISERVICES_GROUP: &str = "apiregistration.k8s.io";
 
 /// Group with its versions, preferred version first.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct ServedGroup {
     pub(super) name: String,
     pub(super) versions: Vec<Version>,
 }
@@ -22,7 +22,7 @@ pub(super) struct Group {
 pub(super) struct Version {
     pub(super) version: String,
     /// Types of the version. For an unavailable service, those that it served before.
-    pub(super) types: Vec<Arc<Resource>>,
+    pub(super) types: Vec<Arc<SimulatedResource>>,
     pub(super) is_current: bool,
 }
 
@@ -52,7 +52,7 @@ impl Ranks {
     }
 }
 
-impl Cluster {
+impl SimulatedCluster {
     fn ranks(&self) -> Ranks {
         let mut ranks = Ranks::default();
         for (_, service) in self.history.all(API_SERVICES) {
@@ -67,9 +67,9 @@ impl Cluster {
     }
 
     /// Groups that are served, including those of unavailable services.
-    pub(super) fn groups(&self) -> Vec<Group> {
+    pub(super) fn groups(&self) -> Vec<ServedGroup> {
         let mut found: BTreeMap<String, BTreeMap<String, Version>> = BTreeMap::new();
-        let version = |version: &str, types: Vec<Arc<Resource>>, is_current: bool| {
+        let version = |version: &str, types: Vec<Arc<SimulatedResource>>, is_current: bool| {
             (version.to_owned(), Version { version: version.to_owned(), types, is_current })
         };
         let local = self.built_in.values().cloned();
@@ -87,7 +87,7 @@ impl Cluster {
         let groups = found.into_iter().map(|(name, versions)| {
             let mut versions: Vec<_> = versions.into_values().collect();
             ranks.sort_versions(&name, &mut versions, |it| &it.version);
-            Group { name, versions }
+            ServedGroup { name, versions }
         });
         let mut groups: Vec<_> = groups.collect();
         ranks.sort(&mut groups, |it| &it.name);

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{object, resource::Storage};
 
 /// Namespace and name; the namespace is empty for cluster-scoped objects.
-pub(super) type Key = (String, String);
+pub(super) type NamespacedName = (String, String);
 
 /// Number of changes that are kept for watches and old lists. Older ones are dropped, as by a
 /// compaction.
@@ -18,9 +18,9 @@ const KEPT: usize = 200_000;
 
 /// Store of all objects.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct ObjectHistory {
     version: u64,
-    objects: BTreeMap<Storage, BTreeMap<Key, Arc<Value>>>,
+    objects: BTreeMap<Storage, BTreeMap<NamespacedName, Arc<Value>>>,
     log: VecDeque<ObjectChange>,
     /// Version below which lists have expired.
     compacted: u64,
@@ -33,7 +33,7 @@ pub(super) struct History {
 pub(super) struct ObjectChange {
     pub(super) version: u64,
     pub(super) storage: Storage,
-    pub(super) key: Key,
+    pub(super) key: NamespacedName,
     pub(super) before: Option<Arc<Value>>,
     /// Object after the change; `None` for a deletion. The deleted object is in `before`, with the
     /// version of the deletion in `last`.
@@ -41,7 +41,7 @@ pub(super) struct ObjectChange {
     pub(super) last: Arc<Value>,
 }
 
-impl History {
+impl ObjectHistory {
     pub(super) fn version(&self) -> u64 {
         self.version
     }
@@ -50,17 +50,20 @@ impl History {
         self.compacted
     }
 
-    pub(super) fn get(&self, storage: &str, key: &Key) -> Option<&Arc<Value>> {
+    pub(super) fn get(&self, storage: &str, key: &NamespacedName) -> Option<&Arc<Value>> {
         self.objects.get(storage)?.get(key)
     }
 
-    pub(super) fn all(&self, storage: &str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
+    pub(super) fn all(
+        &self,
+        storage: &str,
+    ) -> impl Iterator<Item = (&NamespacedName, &Arc<Value>)> {
         self.objects.get(storage).into_iter().flatten()
     }
 
     pub(super) fn collections(
         &self,
-    ) -> impl Iterator<Item = (&Storage, &BTreeMap<Key, Arc<Value>>)> {
+    ) -> impl Iterator<Item = (&Storage, &BTreeMap<NamespacedName, Arc<Value>>)> {
         self.objects.iter()
     }
 
@@ -87,7 +90,11 @@ impl History {
     }
 
     /// Removes an object; returns `None` if it does not exist.
-    pub(super) fn remove(&mut self, storage: &Storage, key: &Key) -> Option<ObjectChange> {
+    pub(super) fn remove(
+        &mut self,
+        storage: &Storage,
+        key: &NamespacedName,
+    ) -> Option<ObjectChange> {
         let before = self.objects.get_mut(storage)?.remove(key)?;
         self.version += 1;
         let mut last = Value::clone(&before);
@@ -144,7 +151,7 @@ impl History {
     }
 
     /// Returns the collection at a version that is not compacted.
-    pub(super) fn at(&self, storage: &str, version: u64) -> BTreeMap<Key, Arc<Value>> {
+    pub(super) fn at(&self, storage: &str, version: u64) -> BTreeMap<NamespacedName, Arc<Value>> {
         let mut objects = self.objects.get(storage).cloned().unwrap_or_default();
         let begin = self.log.partition_point(|entry| entry.version <= version);
         let undone = self.log.range(begin..).rev().filter(|entry| *entry.storage == *storage);
@@ -171,7 +178,7 @@ mod tests {
     #[test]
     fn collection_can_be_read_at_an_older_version() {
         let storage = Storage::from("widgets.x.test");
-        let mut history = History::default();
+        let mut history = ObjectHistory::default();
         history.put(&storage, widget("a", 1));
         history.put(&storage, widget("b", 1));
         let then = history.version();

@@ -1,6 +1,6 @@
 //! Jobs: background work of the control plane that is due at a time.
 
-use super::{history::Key, resource::Storage, watches::WatchId};
+use super::{history::NamespacedName, resource::Storage, watches::WatchId};
 
 /// Background work of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,5 +17,5 @@ pub(super) enum Job {
     /// Empties a namespace.
     Drain(String),
     /// Checks an object whose owners or dependents may be deleted.
-    Collect(Storage, Key),
+    Collect(Storage, NamespacedName),
 }

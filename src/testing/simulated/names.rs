@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{object, refusal::FieldFault, resource::Resource};
+use super::{object, refusal::FieldFault, resource::SimulatedResource};
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
     characters, '-' or '.', and must start and end with an alphanumeric character (e.g. \
@@ -27,7 +27,7 @@ const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
 /// Finalizers without a domain that are valid.
 const WELL_KNOWN: [&str; 3] = ["orphan", "foregroundDeletion", "kubernetes"];
 
-pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<FieldFault> {
+pub(super) fn validate_metadata(resource: &SimulatedResource, object: &Value) -> Vec<FieldFault> {
     let mut faults = Vec::new();
     let name = object::name(object);
     if name.is_empty() {

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     delete::Deletion,
-    history::{Key, ObjectChange},
+    history::{NamespacedName, ObjectChange},
     job::Job,
     object,
     resource::NAMESPACES,
@@ -42,7 +42,7 @@ const CONDITIONS: [(&str, &str, &str); 5] = [
     ),
 ];
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn found_namespace(&mut self, name: &str) {
         let metadata = json!({
             "name": name,
@@ -89,7 +89,7 @@ impl Cluster {
         }
     }
 
-    fn contents(&self, namespace: &str) -> Vec<(Storage, Key)> {
+    fn contents(&self, namespace: &str) -> Vec<(Storage, NamespacedName)> {
         let all = self.history.collections().flat_map(|(storage, objects)| {
             let inside = objects.keys().filter(|key| key.0 == namespace);
             inside.map(|key| (Arc::clone(storage), key.clone()))
@@ -97,7 +97,7 @@ impl Cluster {
         all.collect()
     }
 
-    fn say_what_remains(&self, namespace: &mut Value, rest: &[(Storage, Key)]) {
+    fn say_what_remains(&self, namespace: &mut Value, rest: &[(Storage, NamespacedName)]) {
         let mut types: BTreeMap<String, usize> = BTreeMap::new();
         let mut finalizers: BTreeMap<String, usize> = BTreeMap::new();
         for (storage, key) in rest {

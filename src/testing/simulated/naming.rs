@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     custom::{condition, is_true},
     history::ObjectChange,
     job::Job,
@@ -11,7 +11,7 @@ use super::{
     resource::CRDS,
 };
 
-impl Cluster {
+impl SimulatedCluster {
     /// Decides the names of the other CRDs of the group again, since a change or deletion may have
     /// released some.
     pub(super) fn recheck_other_names(&mut self, entry: &ObjectChange) {

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, Reply},
-    cluster::Cluster,
+    call::{Answer, Call, HttpReply},
+    cluster::SimulatedCluster,
     decode::Body,
-    history::Key,
+    history::NamespacedName,
     managed, metadata, object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
-    resource::Resource,
+    resource::SimulatedResource,
     scale,
     update::require_version,
     write::writer,
 };
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn patch(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
@@ -64,15 +64,15 @@ impl Cluster {
         } else {
             render(resource, &patched, shape)
         };
-        Ok(Answer::Done(Reply::json(code, &shown)))
+        Ok(Answer::Done(HttpReply::json(code, &shown)))
     }
 
     fn check_identity(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         live: &Value,
         object: &Value,
-        key: &Key,
+        key: &NamespacedName,
     ) -> Result<(), Refusal> {
         let text = |field: &str| object[field].as_str().unwrap_or_default();
         let (group, kind) = (resource.group.as_str(), resource.kind.as_str());
@@ -119,9 +119,9 @@ impl Cluster {
     /// Refuses fields in an apply that the schema does not declare, since their merge is undefined.
     fn check_declared(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         wanted: &Value,
-        key: &Key,
+        key: &NamespacedName,
     ) -> Result<(), Refusal> {
         let wrong_type = metadata::wrong_type(&resource.kind, wanted);
         let unknown = self.prune_unknown(resource, &mut wanted.clone());
@@ -151,8 +151,8 @@ impl Cluster {
 
     fn apply_patch(
         &mut self,
-        resource: &Arc<Resource>,
-        key: &Key,
+        resource: &Arc<SimulatedResource>,
+        key: &NamespacedName,
         call: &Call,
     ) -> Result<(u16, Arc<Value>), Refusal> {
         if call.info.subresource == "scale" {
@@ -218,7 +218,7 @@ impl Cluster {
     }
 }
 
-fn unsupported(resource: &Resource) -> Refusal {
+fn unsupported(resource: &SimulatedResource) -> Refusal {
     if resource.custom {
         return Refusal::unsupported(
             "application/json-patch+json, application/merge-patch+json, \

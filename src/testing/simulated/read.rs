@@ -6,14 +6,14 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, Reply},
-    cluster::Cluster,
+    call::{Answer, Call, HttpReply},
+    cluster::SimulatedCluster,
     delete::list_of,
-    history::Key,
+    history::NamespacedName,
     labels::Labels,
     refusal::{FieldFault, Refusal},
     render::{item, render},
-    resource::Resource,
+    resource::SimulatedResource,
     scale,
     selector::Fields,
     watches::Filter,
@@ -42,11 +42,11 @@ const ABSENT: [(&str, &str); 13] = [
     ("nodes", "proxy"),
 ];
 
-impl Cluster {
+impl SimulatedCluster {
     /// Answers a request for a type.
     pub(super) fn serve(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         self.check_subresource(resource, call)?;
@@ -80,7 +80,7 @@ impl Cluster {
         }
     }
 
-    fn check_subresource(&self, resource: &Resource, call: &Call) -> Result<(), Refusal> {
+    fn check_subresource(&self, resource: &SimulatedResource, call: &Call) -> Result<(), Refusal> {
         let subresource = call.info.subresource.as_str();
         let writes = matches!(call.info.verb, Verb::Create | Verb::Delete);
         match subresource {
@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    fn get(&self, resource: &Resource, call: &Call) -> Result<Answer, Refusal> {
+    fn get(&self, resource: &SimulatedResource, call: &Call) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
         let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
         let current = self.history.version();
@@ -128,10 +128,14 @@ impl Cluster {
             "scale" => scale::scale_of(resource, &live)?,
             _ => render(resource, &live, shape),
         };
-        Ok(Answer::Done(Reply::json(200, &shown)))
+        Ok(Answer::Done(HttpReply::json(200, &shown)))
     }
 
-    pub(super) fn filter(&self, resource: &Arc<Resource>, call: &Call) -> Result<Filter, Refusal> {
+    pub(super) fn filter(
+        &self,
+        resource: &Arc<SimulatedResource>,
+        call: &Call,
+    ) -> Result<Filter, Refusal> {
         let mut fields = Fields::parse(call.param("fieldSelector"), resource)?;
         if !call.info.name.is_empty() {
             fields = Fields::of_name(&call.info.name);
@@ -145,7 +149,7 @@ impl Cluster {
         })
     }
 
-    fn list(&mut self, resource: &Arc<Resource>, call: &Call) -> Result<Answer, Refusal> {
+    fn list(&mut self, resource: &Arc<SimulatedResource>, call: &Call) -> Result<Answer, Refusal> {
         let filter = self.filter(resource, call)?;
         let asked = call.param("resourceVersion");
         let matching = call.param("resourceVersionMatch");
@@ -180,13 +184,14 @@ impl Cluster {
             (current, None)
         };
         let objects = self.history.at(&resource.storage, at);
-        let in_place = |key: &Key| filter.namespace.is_empty() || key.0 == filter.namespace;
+        let in_place =
+            |key: &NamespacedName| filter.namespace.is_empty() || key.0 == filter.namespace;
         let wanted = objects.iter().filter(|(key, object)| {
             after.as_ref().is_none_or(|after| *key > after) && filter.matches(object)
         });
         let mut wanted = wanted.peekable();
         let mut items = Vec::new();
-        let mut last: Option<&Key> = None;
+        let mut last: Option<&NamespacedName> = None;
         let most = limit.filter(|_| asked != "0").unwrap_or(u64::MAX);
         while let Some((key, object)) =
             wanted.next_if(|_| u64::try_from(items.len()).is_ok_and(|count| count < most))
@@ -204,11 +209,18 @@ impl Cluster {
             last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
         let remaining =
             (rest > 0 && filter.labels.is_empty() && filter.fields.is_empty()).then_some(rest);
-        Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, at, continue_token, remaining))))
+        Ok(Answer::Done(HttpReply::json(
+            200,
+            &list_of(&filter, items, at, continue_token, remaining),
+        )))
     }
 
     /// Decodes a continue token: its version and the last key of the previous page.
-    fn resume(&self, token: &str, namespace: &str) -> Result<(u64, Option<Key>), Refusal> {
+    fn resume(
+        &self,
+        token: &str,
+        namespace: &str,
+    ) -> Result<(u64, Option<NamespacedName>), Refusal> {
         let (version, key) = decode_token(token, namespace)
             .map_err(|why| Refusal::bad_request(format!("invalid continue token: {why}")))?;
         let Ok(version) = u64::try_from(version) else {
@@ -229,7 +241,7 @@ impl Cluster {
         Ok((version, Some(key)))
     }
 
-    fn watch(&mut self, resource: &Arc<Resource>, call: &Call) -> Result<Answer, Refusal> {
+    fn watch(&mut self, resource: &Arc<SimulatedResource>, call: &Call) -> Result<Answer, Refusal> {
         let filter = self.filter(resource, call)?;
         check_watch_options(call)?;
         let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
@@ -289,20 +301,20 @@ fn too_large(version: u64, current: u64) -> Refusal {
     refusal
 }
 
-fn encode_token(version: u64, key: &Key, namespace: &str) -> String {
+fn encode_token(version: u64, key: &NamespacedName, namespace: &str) -> String {
     token_text(i64::try_from(version).unwrap_or(-1), key, namespace)
 }
 
 /// Encodes a continue token as the real server does: the path of the next page, relative to the
 /// list.
-fn token_text(version: i64, (namespace, name): &Key, listed: &str) -> String {
+fn token_text(version: i64, (namespace, name): &NamespacedName, listed: &str) -> String {
     let below = !listed.is_empty() || namespace.is_empty();
     let start = if below { format!("{name}\0") } else { format!("{namespace}/{name}\0") };
     let token = json!({ "v": "meta.k8s.io/v1", "rv": version, "start": start });
     URL_SAFE_NO_PAD.encode(token.to_string())
 }
 
-fn decode_token(token: &str, listed: &str) -> Result<(i64, Key), String> {
+fn decode_token(token: &str, listed: &str) -> Result<(i64, NamespacedName), String> {
     let invalid = |why: &str| format!("continue key is not valid: {why}");
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|it| invalid(&it.to_string()))?;
     let decoded: Value = serde_json::from_slice(&bytes).map_err(|it| invalid(&it.to_string()))?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::resource::Resource;
+use super::resource::SimulatedResource;
 
 /// Error answer, with the messages of the real API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,29 +67,29 @@ impl Refusal {
         Self::new(501, "NotImplemented", message)
     }
 
-    pub(super) fn not_found(resource: &Resource, name: &str) -> Self {
+    pub(super) fn not_found(resource: &SimulatedResource, name: &str) -> Self {
         let message = format!("{} {name:?} not found", resource.qualified());
         Self::new(404, "NotFound", message).about(&resource.group, &resource.plural, name)
     }
 
-    pub(super) fn exists(resource: &Resource, name: &str) -> Self {
+    pub(super) fn exists(resource: &SimulatedResource, name: &str) -> Self {
         let message = format!("{} {name:?} already exists", resource.qualified());
         Self::new(409, "AlreadyExists", message).about(&resource.group, &resource.plural, name)
     }
 
-    pub(super) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
+    pub(super) fn conflict(resource: &SimulatedResource, name: &str, why: &str) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
         Self::new(409, "Conflict", message).about(&resource.group, &resource.plural, name)
     }
 
-    pub(super) fn modified(resource: &Resource, name: &str) -> Self {
+    pub(super) fn modified(resource: &SimulatedResource, name: &str) -> Self {
         let why = "the object has been modified; please apply your changes to the latest version \
                    and try again";
         Self::conflict(resource, name, why)
     }
 
-    pub(super) fn forbidden(resource: &Resource, name: &str, why: &str) -> Self {
+    pub(super) fn forbidden(resource: &SimulatedResource, name: &str, why: &str) -> Self {
         let message = if name.is_empty() {
             format!("{} is forbidden: {why}", resource.qualified())
         } else {
@@ -128,7 +128,7 @@ impl Refusal {
     }
 
     /// Answer for an unsupported verb on a custom type or its subresource.
-    pub(super) fn not_supported(resource: &Resource, verb: &str) -> Self {
+    pub(super) fn not_supported(resource: &SimulatedResource, verb: &str) -> Self {
         let message =
             format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
         Self::new(405, "MethodNotAllowed", message).about(&resource.group, &resource.plural, "")

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{object, resource::Resource};
+use super::{object, resource::SimulatedResource};
 
 /// Shape in which an object is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(super) enum Shape {
 }
 
 /// Renders an object that is returned alone.
-pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value {
+pub(super) fn render(resource: &SimulatedResource, stored: &Value, shape: Shape) -> Value {
     let mut shown = item(resource, stored, shape);
     if shape == Shape::Metadata {
         return shown;
@@ -24,7 +24,7 @@ pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value
 }
 
 /// Renders an item of a list. A whole object of a built-in type omits the list's type.
-pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
+pub(super) fn item(resource: &SimulatedResource, stored: &Value, shape: Shape) -> Value {
     if shape == Shape::Metadata {
         return json!({
             "kind": "PartialObjectMetadata",
@@ -48,7 +48,7 @@ pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
 }
 
 /// Inverts the changes of [`render`] to an object's own fields.
-pub(super) fn stored(resource: &Resource, mut shown: Value) -> Value {
+pub(super) fn stored(resource: &SimulatedResource, mut shown: Value) -> Value {
     let fields = object::fields(&mut shown);
     if resource.group == "events.k8s.io" {
         rename(fields, |(stored, shown)| (shown, stored));
@@ -69,9 +69,9 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
     ("reportingComponent", "reportingController"),
 ];
 
-type Names = (&'static str, &'static str);
+type FieldRename = (&'static str, &'static str);
 
-fn rename(fields: &mut Map<String, Value>, direction: impl Fn(Names) -> Names) {
+fn rename(fields: &mut Map<String, Value>, direction: impl Fn(FieldRename) -> FieldRename) {
     for names in EVENT_FIELDS {
         let (from, to) = direction(names);
         if let Some(value) = fields.remove(from) {

@@ -9,7 +9,7 @@ pub(super) const NAMESPACES: &str = "namespaces";
 
 /// Type at one served version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(super) struct SimulatedResource {
     pub(super) group: String,
     pub(super) version: String,
     pub(super) plural: String,
@@ -45,7 +45,7 @@ pub(super) struct Scale {
     pub(super) selector: Option<String>,
 }
 
-impl Resource {
+impl SimulatedResource {
     /// Returns `plural.group`, as messages name a type.
     pub(super) fn qualified(&self) -> String {
         qualified(&self.group, &self.plural)
@@ -144,12 +144,12 @@ const TABLE: &[Row] = &[
 ];
 
 /// Returns all built-in types in the order of discovery.
-pub(super) fn built_in() -> Vec<Arc<Resource>> {
+pub(super) fn built_in() -> Vec<Arc<SimulatedResource>> {
     TABLE.iter().map(|row| Arc::new(row.resource())).collect()
 }
 
 impl Row {
-    fn resource(&self) -> Resource {
+    fn resource(&self) -> SimulatedResource {
         let has = |flag| self.flags.contains(flag);
         let scale = has('c').then(|| Scale {
             spec: "/spec/replicas".to_owned(),
@@ -165,7 +165,7 @@ impl Row {
         }
         // Events of both groups are the same objects.
         let storage_group = if self.plural == "events" { "" } else { self.group };
-        Resource {
+        SimulatedResource {
             group: self.group.to_owned(),
             version: self.version.to_owned(),
             plural: self.plural.to_owned(),

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{object, refusal::Refusal, resource::Resource};
+use super::{object, refusal::Refusal, resource::SimulatedResource};
 
 /// Returns the scale of an object.
-pub(super) fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Refusal> {
+pub(super) fn scale_of(resource: &SimulatedResource, object: &Value) -> Result<Value, Refusal> {
     let scale = resource.scale.as_ref().ok_or_else(Refusal::no_such_path)?;
     let mut metadata = serde_json::Map::new();
     for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
@@ -36,7 +36,11 @@ pub(super) fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Ref
 }
 
 /// Returns the object with the replicas of a scale.
-pub(super) fn scaled(resource: &Resource, live: &Value, wanted: &Value) -> Result<Value, Refusal> {
+pub(super) fn scaled(
+    resource: &SimulatedResource,
+    live: &Value,
+    wanted: &Value,
+) -> Result<Value, Refusal> {
     let scale = resource.scale.as_ref().ok_or_else(Refusal::no_such_path)?;
     let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut object = live.clone();

@@ -14,11 +14,11 @@ use tokio::time;
 use super::{
     access::{AccessRule, SCRIPT},
     call::{Answer, Call},
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     options::Delays,
     refusal::Refusal,
     service::SimulatedService,
-    shared::{Shared, SimulatedRequest},
+    shared::{SharedServer, SimulatedRequest},
 };
 use crate::testing::{CrdBuilder, Verb};
 pub(super) const ADMIN: &str = "system:admin";
@@ -67,7 +67,7 @@ pub struct SimulatedOptions {
 /// its due time.
 #[derive(Clone, Debug)]
 pub struct SimulatedServer {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
 }
 
 impl Default for SimulatedServer {
@@ -85,7 +85,9 @@ impl SimulatedServer {
     /// Creates a server with options.
     pub fn with(options: SimulatedOptions) -> Self {
         let begin = options.begin.unwrap_or_else(Timestamp::now);
-        Self { shared: Shared::new(Cluster::new(begin, options.seed, options.delays)) }
+        Self {
+            shared: SharedServer::new(SimulatedCluster::new(begin, options.seed, options.delays)),
+        }
     }
 
     // --- clients
@@ -380,7 +382,7 @@ impl SimulatedServer {
         &self,
         api_version: &str,
         kind: &str,
-    ) -> Result<Arc<super::resource::Resource>, ScriptError> {
+    ) -> Result<Arc<super::resource::SimulatedResource>, ScriptError> {
         let found = self.shared.act(|cluster, _| cluster.resource_of_kind(api_version, kind));
         found.ok_or_else(|| ScriptError::UnknownType {
             api_version: api_version.to_owned(),

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::{object, refusal::Refusal, resource::Resource};
+use super::{object, refusal::Refusal, resource::SimulatedResource};
 
 /// Required fields of an object: name, namespace, and a few others of built-in types.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fields(Vec<(String, bool, String)>);
 
 impl Fields {
-    pub(super) fn parse(text: &str, resource: &Resource) -> Result<Self, Refusal> {
+    pub(super) fn parse(text: &str, resource: &SimulatedResource) -> Result<Self, Refusal> {
         let mut requirements = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (field, equal, value) = if let Some((field, value)) = part.split_once("!=") {

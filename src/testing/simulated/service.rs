@@ -16,8 +16,8 @@ use tokio::time::{self, Instant, Sleep};
 use tower::{BoxError, Service};
 
 use super::{
-    call::{Answer, Call, Reply},
-    shared::{Next, RequestGuard, Shared},
+    call::{Answer, Call, HttpReply},
+    shared::{BodyItem, RequestGuard, SharedServer},
     watches::WatchId,
 };
 use crate::duration::after;
@@ -26,12 +26,12 @@ use crate::duration::after;
 /// such as [`Faults`](crate::testing::Faults) if needed.
 #[derive(Clone, Debug)]
 pub struct SimulatedService {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     user: Arc<str>,
 }
 
 impl SimulatedService {
-    pub(super) fn new(shared: Arc<Shared>, user: &str) -> Self {
+    pub(super) fn new(shared: Arc<SharedServer>, user: &str) -> Self {
         Self { shared, user: user.into() }
     }
 }
@@ -67,7 +67,7 @@ where
 }
 
 async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     mut call: Call,
     guard: RequestGuard,
 ) -> Result<Response<SimulatedBody>, BoxError> {
@@ -103,7 +103,7 @@ fn text_of(headers: &HeaderMap, name: header::HeaderName) -> String {
     values.collect::<Vec<_>>().join(",")
 }
 
-fn response(reply: Reply) -> Response<SimulatedBody> {
+fn response(reply: HttpReply) -> Response<SimulatedBody> {
     let mut response = Response::new(SimulatedBody(Inner::Full(Some(reply.body))));
     *response.status_mut() = StatusCode::from_u16(reply.code).unwrap_or(StatusCode::OK);
     let headers = response.headers_mut();
@@ -173,7 +173,7 @@ impl http_body::Body for SimulatedBody {
 #[derive(Debug)]
 struct WatchBody {
     id: WatchId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     guard: RequestGuard,
     sleep: Option<Pin<Box<Sleep>>>,
 }
@@ -185,9 +185,9 @@ impl WatchBody {
                 return Poll::Ready(Some(Err(broken)));
             }
             let wait = match self.shared.next(self.id, context.waker()) {
-                Next::Line(line) => return Poll::Ready(Some(Ok(Frame::data(line)))),
-                Next::End => return Poll::Ready(None),
-                Next::Wait(wait) => wait,
+                BodyItem::Line(line) => return Poll::Ready(Some(Ok(Frame::data(line)))),
+                BodyItem::End => return Poll::Ready(None),
+                BodyItem::Wait(wait) => wait,
             };
             // The timer is set again each time, since the next due time may have changed.
             let alarm = after(Instant::now(), wait.max(Duration::from_nanos(1)));

@@ -15,7 +15,7 @@ use tower::BoxError;
 
 use super::{
     call::{Answer, Call},
-    cluster::Cluster,
+    cluster::SimulatedCluster,
     watches::{self, WatchId},
 };
 use crate::testing::RequestInfo;
@@ -53,7 +53,7 @@ impl SimulatedRequest {
 }
 
 /// Shared state behind all handles, clients and bodies of a server.
-pub(super) struct Shared {
+pub(super) struct SharedServer {
     state: Mutex<ServerState>,
     begin: Instant,
     /// Counter of visible changes.
@@ -61,7 +61,7 @@ pub(super) struct Shared {
 }
 
 struct ServerState {
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     wakers: BTreeMap<WatchId, Waker>,
     requests: BTreeMap<u64, SimulatedRequest>,
     last_request: u64,
@@ -71,13 +71,13 @@ struct ServerState {
 }
 
 /// Next item for the reader of a watch.
-pub(super) enum Next {
+pub(super) enum BodyItem {
     Line(Bytes),
     Wait(Duration),
     End,
 }
 
-impl Debug for Shared {
+impl Debug for SharedServer {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         f.debug_struct("Shared")
@@ -88,8 +88,8 @@ impl Debug for Shared {
     }
 }
 
-impl Shared {
-    pub(super) fn new(cluster: Cluster) -> Arc<Self> {
+impl SharedServer {
+    pub(super) fn new(cluster: SimulatedCluster) -> Arc<Self> {
         let state = ServerState {
             cluster,
             wakers: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// Advances the time, runs `act` on the cluster, and wakes the tasks that a change concerns.
-    pub(super) fn act<T>(&self, act: impl FnOnce(&mut Cluster, Duration) -> T) -> T {
+    pub(super) fn act<T>(&self, act: impl FnOnce(&mut SimulatedCluster, Duration) -> T) -> T {
         let now = self.now();
         let (result, woken, changed) = {
             let mut state = self.lock();
@@ -157,7 +157,7 @@ impl Shared {
     }
 
     /// Returns the next item of a watch, and wakes its reader when there is more.
-    pub(super) fn next(&self, id: WatchId, waker: &Waker) -> Next {
+    pub(super) fn next(&self, id: WatchId, waker: &Waker) -> BodyItem {
         let now = self.now();
         let is_due = self.lock().cluster.due().is_some_and(|due| due <= now);
         if is_due {
@@ -166,12 +166,12 @@ impl Shared {
         let mut state = self.lock();
         let version = state.cluster.history.version();
         match state.cluster.watches.next(id, now, version) {
-            watches::Next::Line(line) => Next::Line(line),
-            watches::Next::End => Next::End,
-            watches::Next::Wait(until) => {
+            watches::WatchItem::Line(line) => BodyItem::Line(line),
+            watches::WatchItem::End => BodyItem::End,
+            watches::WatchItem::Wait(until) => {
                 let until = state.cluster.due().map_or(until, |due| due.min(until));
                 state.wakers.insert(id, waker.clone());
-                Next::Wait(until.saturating_sub(now))
+                BodyItem::Wait(until.saturating_sub(now))
             }
         }
     }
@@ -249,7 +249,7 @@ fn forget_beyond(most: usize, requests: &mut BTreeMap<u64, SimulatedRequest>) {
 
 /// Keeps the record of one request until its answer has ended.
 pub(super) struct RequestGuard {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     id: u64,
     connections: u64,
 }

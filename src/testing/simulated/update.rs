@@ -5,22 +5,22 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{
-    call::{Answer, Call, Reply},
-    cluster::Cluster,
+    call::{Answer, Call, HttpReply},
+    cluster::SimulatedCluster,
     decode::Body,
-    history::Key,
+    history::NamespacedName,
     managed, object,
     refusal::{FieldFault, Refusal},
     render::render,
-    resource::{Resource, Storage},
+    resource::{SimulatedResource, Storage},
     scale,
     write::twice,
 };
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn update(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
@@ -31,13 +31,13 @@ impl Cluster {
         let body = call.object(&resource.kind)?;
         let key = Self::key_of(resource, call);
         let updated = self.update_object(resource, &key, body, call)?;
-        Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
+        Ok(Answer::Done(HttpReply::json(200, &render(resource, &updated, shape))))
     }
 
     pub(super) fn update_object(
         &mut self,
-        resource: &Arc<Resource>,
-        key: &Key,
+        resource: &Arc<SimulatedResource>,
+        key: &NamespacedName,
         body: Body,
         call: &Call,
     ) -> Result<Arc<Value>, Refusal> {
@@ -69,7 +69,7 @@ impl Cluster {
     /// Replaces the live object, as far as the subresource allows; an equal state changes nothing.
     pub(super) fn replace(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         live: &Arc<Value>,
         mut object: Value,
         call: &Call,
@@ -131,7 +131,7 @@ impl Cluster {
 
     fn update_scale(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
         body: Body,
     ) -> Result<Answer, Refusal> {
@@ -139,12 +139,16 @@ impl Cluster {
         let live = self.live(resource, &key)?;
         let object = scale::scaled(resource, &live, &body.object)?;
         let updated = self.replace(resource, &live, object, call, None)?;
-        Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
+        Ok(Answer::Done(HttpReply::json(200, &scale::scale_of(resource, &updated)?)))
     }
 }
 
 /// Refuses an update of another object, or of another version, than the live one.
-fn check_identity(resource: &Resource, live: &Value, object: &Value) -> Result<(), Refusal> {
+fn check_identity(
+    resource: &SimulatedResource,
+    live: &Value,
+    object: &Value,
+) -> Result<(), Refusal> {
     let (name, uid) = (object::name(live), object::uid(object));
     if !uid.is_empty() && uid != object::uid(live) {
         let path = [&*resource.group, &*resource.plural, object::namespace(live), name];
@@ -171,7 +175,12 @@ fn check_identity(resource: &Resource, live: &Value, object: &Value) -> Result<(
 }
 
 /// Takes from an update only the part that its subresource may change.
-fn take_subresource(resource: &Resource, live: &Value, object: &mut Value, subresource: &str) {
+fn take_subresource(
+    resource: &SimulatedResource,
+    live: &Value,
+    object: &mut Value,
+    subresource: &str,
+) {
     if subresource == "status" {
         let mut next = Value::clone(live);
         match object.get("status") {
@@ -225,7 +234,7 @@ fn keep_metadata(live: &Value, object: &mut Value) {
 
 /// Custom types cannot be updated without a resource version.
 pub(super) fn require_version(
-    resource: &Resource,
+    resource: &SimulatedResource,
     version: &str,
     name: &str,
 ) -> Result<(), Refusal> {
@@ -248,7 +257,7 @@ fn finishes(object: &Value) -> bool {
 }
 
 /// Returns true if more differs than the metadata and, if it is a subresource, the status.
-fn wants_differ(resource: &Resource, before: &Value, after: &Value) -> bool {
+fn wants_differ(resource: &SimulatedResource, before: &Value, after: &Value) -> bool {
     if !resource.generation {
         return false;
     }

@@ -15,7 +15,7 @@ use super::{
     object,
     refusal::Refusal,
     render::{Shape, render},
-    resource::{Resource, Storage},
+    resource::{SimulatedResource, Storage},
     selector::Fields,
 };
 
@@ -30,7 +30,7 @@ const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// Filter and shape of a list or watch.
 #[derive(Clone, Debug)]
 pub(super) struct Filter {
-    pub(super) resource: Arc<Resource>,
+    pub(super) resource: Arc<SimulatedResource>,
     /// Namespace; empty for all.
     pub(super) namespace: String,
     pub(super) labels: Labels,
@@ -58,7 +58,7 @@ struct Watch {
 
 /// Set of open watches.
 #[derive(Debug, Default)]
-pub(super) struct Watches {
+pub(super) struct OpenWatches {
     last: WatchId,
     open: BTreeMap<WatchId, Watch>,
     by_storage: BTreeMap<Storage, BTreeSet<WatchId>>,
@@ -68,14 +68,14 @@ pub(super) struct Watches {
 
 /// Next item for the reader of a watch.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum WatchItem {
     Line(Bytes),
     /// Time of the next bookmark or timeout, unless an event occurs before.
     Wait(Duration),
     End,
 }
 
-impl Watches {
+impl OpenWatches {
     pub(super) fn open(
         &mut self,
         filter: Filter,
@@ -188,22 +188,22 @@ impl Watches {
     }
 
     /// Returns the next item of a watch. Bookmarks contain the server's version.
-    pub(super) fn next(&mut self, id: WatchId, now: Duration, version: u64) -> Next {
-        let Some(watch) = self.open.get_mut(&id) else { return Next::End };
+    pub(super) fn next(&mut self, id: WatchId, now: Duration, version: u64) -> WatchItem {
+        let Some(watch) = self.open.get_mut(&id) else { return WatchItem::End };
         if let Some(line) = watch.pending.pop_front() {
-            return Next::Line(line);
+            return WatchItem::Line(line);
         }
         if watch.closed || now >= watch.ends_at {
-            return Next::End;
+            return WatchItem::End;
         }
         match watch.next_bookmark {
             Some(at) if now >= at => {
                 watch.next_bookmark = watch.bookmark_after(now);
                 watch.bookmark(version, None);
-                watch.pending.pop_front().map_or(Next::End, Next::Line)
+                watch.pending.pop_front().map_or(WatchItem::End, WatchItem::Line)
             }
-            Some(at) => Next::Wait(at.min(watch.ends_at)),
-            None => Next::Wait(watch.ends_at),
+            Some(at) => WatchItem::Wait(at.min(watch.ends_at)),
+            None => WatchItem::Wait(watch.ends_at),
         }
     }
 }

@@ -6,24 +6,24 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, Reply},
-    cluster::Cluster,
+    call::{Answer, Call, HttpReply},
+    cluster::SimulatedCluster,
     custom::{default_crd, refuse_unsupported, validate_crd},
     decode::Body,
-    history::Key,
+    history::NamespacedName,
     managed::{self, Writer},
     metadata, names,
     namespaces::default_namespace,
     object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
-    resource::{CRDS, NAMESPACES, Resource},
+    resource::{CRDS, NAMESPACES, SimulatedResource},
     schema,
 };
 
 use crate::testing::Verb;
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn new_uid(&mut self) -> String {
         let bits = self.random.u128(..);
         // Version 4, as RFC 9562 defines it.
@@ -40,20 +40,24 @@ impl Cluster {
         begin.chars().chain(end).collect()
     }
 
-    pub(super) fn key_of(resource: &Resource, call: &Call) -> Key {
+    pub(super) fn key_of(resource: &SimulatedResource, call: &Call) -> NamespacedName {
         let namespace =
             if resource.namespaced { call.info.namespace.clone() } else { String::new() };
         (namespace, call.info.name.clone())
     }
 
-    pub(super) fn live(&self, resource: &Resource, key: &Key) -> Result<Arc<Value>, Refusal> {
+    pub(super) fn live(
+        &self,
+        resource: &SimulatedResource,
+        key: &NamespacedName,
+    ) -> Result<Arc<Value>, Refusal> {
         let found = self.history.get(&resource.storage, key);
         found.cloned().ok_or_else(|| Refusal::not_found(resource, &key.1))
     }
 
     pub(super) fn create(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
         if let Some(hold) = self.create_hold(&resource.storage).filter(|_| !call.waited) {
@@ -62,13 +66,13 @@ impl Cluster {
         let shape = call.shape(resource)?;
         let body = call.object(&resource.kind)?;
         let created = self.create_as(resource, body, call, None)?;
-        Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
+        Ok(Answer::Done(HttpReply::json(201, &render(resource, &created, shape))))
     }
 
     /// Creates an object; `managed` has the managed fields of an apply.
     pub(super) fn create_as(
         &mut self,
-        resource: &Arc<Resource>,
+        resource: &Arc<SimulatedResource>,
         body: Body,
         call: &Call,
         managed: Option<Value>,
@@ -138,7 +142,7 @@ impl Cluster {
     /// Refuses a create in a terminating namespace or of a terminating type.
     fn admit_create(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         namespace: &str,
         name: &str,
     ) -> Result<(), Refusal> {
@@ -176,7 +180,7 @@ impl Cluster {
     /// Checks that a body is of the type and the namespace of the request.
     pub(super) fn decode(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         mut object: Value,
         namespace: &str,
     ) -> Result<Value, Refusal> {
@@ -236,7 +240,7 @@ impl Cluster {
     /// `fieldValidation` says. A value of a wrong type is refused in every mode.
     pub(super) fn prune(
         &mut self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         object: &mut Value,
         duplicates: Vec<String>,
         call: &Call,
@@ -256,7 +260,7 @@ impl Cluster {
             }
         };
         if matches!(call.info.verb, Verb::Create | Verb::Update) {
-            let Resource { kind, version, .. } = resource;
+            let SimulatedResource { kind, version, .. } = resource;
             let message =
                 format!("{kind} in version {version:?} cannot be handled as a {kind}: {message}");
             return Err(Refusal::bad_request(message));
@@ -268,7 +272,11 @@ impl Cluster {
     }
 
     /// Removes unknown fields and returns a sentence about each.
-    pub(super) fn prune_unknown(&self, resource: &Resource, object: &mut Value) -> Vec<String> {
+    pub(super) fn prune_unknown(
+        &self,
+        resource: &SimulatedResource,
+        object: &mut Value,
+    ) -> Vec<String> {
         let mut unknown = metadata::prune(object);
         let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
         if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
@@ -279,7 +287,7 @@ impl Cluster {
 
     pub(super) fn default_object(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         object: &mut Value,
         before: Option<&Value>,
     ) {
@@ -300,7 +308,7 @@ impl Cluster {
 
     pub(super) fn validate(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         object: &Value,
         before: Option<&Value>,
     ) -> Result<(), Refusal> {
@@ -333,7 +341,12 @@ impl Cluster {
         Err(Refusal::invalid(&resource.group, &resource.kind, object::name(object), &faults))
     }
 
-    pub(super) fn warn(&mut self, resource: &Resource, object: &Value, before: Option<&Value>) {
+    pub(super) fn warn(
+        &mut self,
+        resource: &SimulatedResource,
+        object: &Value,
+        before: Option<&Value>,
+    ) {
         if resource.custom {
             self.warnings.extend(names::warnings(object, before));
         }
@@ -341,7 +354,7 @@ impl Cluster {
 
     pub(super) fn record(
         &self,
-        resource: &Resource,
+        resource: &SimulatedResource,
         before: Option<&Value>,
         after: &mut Value,
         call: &Call,
@@ -352,7 +365,7 @@ impl Cluster {
     }
 
     /// Returns the `apiVersion` in which objects of a CRD are stored.
-    pub(super) fn stored_version(&self, resource: &Resource) -> Option<Value> {
+    pub(super) fn stored_version(&self, resource: &SimulatedResource) -> Option<Value> {
         Some(self.custom.get(&resource.storage)?.stored.as_str().into())
     }
 }

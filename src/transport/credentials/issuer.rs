@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::credential::Credential;
-use crate::transport::{Error, tasks::Tasks};
+use crate::transport::{Error, tasks::PoolTasks};
 
 /// Pause after a failed run, so that a thousand requests do not start a thousand plugins.
 const RETRY_GAP: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub(super) struct Issued {
 /// Current credential of one source.
 pub(super) struct Issuer {
     source: Box<dyn CredentialSource>,
-    tasks: Tasks,
+    tasks: PoolTasks,
     state: Mutex<IssuerState>,
 }
 
@@ -74,7 +74,7 @@ impl Issuer {
     pub(super) fn new(
         source: impl CredentialSource,
         issued: Option<Issued>,
-        tasks: Tasks,
+        tasks: PoolTasks,
     ) -> Arc<Self> {
         let mut state = IssuerState::default();
         if let Some(issued) = issued {
@@ -253,7 +253,7 @@ mod tests {
 
     fn issuer() -> (Script, Arc<Issuer>) {
         let script = Script::default();
-        let tasks = Tasks::new(TransportMetrics::default().tasks(&"a".into()));
+        let tasks = PoolTasks::new(TransportMetrics::default().tasks(&"a".into()));
         (script.clone(), Issuer::new(script, None, tasks))
     }
 

@@ -28,11 +28,11 @@ impl Bench {
         self
     }
 
-    fn keep(&mut self, timer: Timer) {
+    fn keep(&mut self, timer: QueueTimer) {
         match timer {
-            Timer::Keep => {}
-            Timer::Set(slot, at) => drop(self.timers.insert(slot, at)),
-            Timer::Cancel(slot) => drop(self.timers.remove(&slot)),
+            QueueTimer::Keep => {}
+            QueueTimer::Set(slot, at) => drop(self.timers.insert(slot, at)),
+            QueueTimer::Cancel(slot) => drop(self.timers.remove(&slot)),
         }
     }
 
@@ -486,7 +486,7 @@ fn work_includes_delayed_keys() {
     assert_eq!(queue.core.work(queue.now).waiting, 1);
 
     queue.core.close(queue.now);
-    assert_eq!(queue.core.work(queue.now), Work::default());
+    assert_eq!(queue.core.work(queue.now), QueueWork::default());
 }
 
 #[test]

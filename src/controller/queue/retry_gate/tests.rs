@@ -101,8 +101,8 @@ impl Simulation {
     }
 }
 
-/// Simulates an failure of the dependency of ten minutes. In its second half the tries per minute are bounded; after
-/// it every request succeeds in time.
+/// Simulates a failure of the dependency of ten minutes. In its second half the tries per minute
+/// are bounded; after it every request succeeds in time.
 #[track_caller]
 fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within: u64) {
     let mut simulation = Simulation::new(requests);
@@ -129,7 +129,7 @@ fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within:
 }
 
 #[test]
-fn an_outage_is_probed_and_followed_by_all_at_once() {
+fn down_dependency_is_probed_and_then_tried_by_all_at_once() {
     check(1, 7, 11, 10);
     check(2, 10, 11, 11);
     check(10, 15, 11, 11);
@@ -140,7 +140,7 @@ fn an_outage_is_probed_and_followed_by_all_at_once() {
 }
 
 #[test]
-fn single_success_in_an_outage_does_not_delay_requests_by_its_length() {
+fn single_success_while_down_does_not_delay_requests_by_the_downtime() {
     let mut simulation = Simulation::new(3);
     let (back, gone, well) = (simulation.at(1200), simulation.at(1220), simulation.at(1230));
 

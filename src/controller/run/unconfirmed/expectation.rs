@@ -78,8 +78,8 @@ impl Expectation {
 
     /// Replaces the expectation by that of a later write of the same target.
     ///
-    /// A target that has to be read stays so. Of two answers to concurrent writes, the newer version
-    /// counts, which may not be the one that arrived last.
+    /// A target that has to be read stays so. Of two answers to concurrent writes, the newer
+    /// version counts, which may not be the one that arrived last.
     pub(super) fn replace(&mut self, new: Self) {
         let Some(old) = &self.answered else {
             *self = Self::new(None);

@@ -9,7 +9,7 @@ use crate::{
     controller::{Request, run::input_status::Attached},
     informer::ObjectKey,
     kind::{Scope, ServedType},
-    manager::Write,
+    manager::WriteRequest,
 };
 
 /// Object or collection that a write addressed.
@@ -26,7 +26,7 @@ pub(super) struct Target {
 
 /// Body of a create request, decoded as far as its name.
 #[derive(Default, Deserialize)]
-struct Named {
+struct NamedBody {
     #[serde(default)]
     metadata: Name,
 }
@@ -39,11 +39,11 @@ struct Name {
 impl Target {
     /// Returns the target of a write; `None` if its path names no object and no collection. A
     /// created object has the name in the answer or, without an answer, in the request.
-    pub(super) fn of(write: &Write, answered: Option<String>) -> Option<Self> {
+    pub(super) fn of(write: &WriteRequest, answered: Option<String>) -> Option<Self> {
         let mut target = Self::at(write.path())?;
         if target.name.is_none() && *write.method() == Method::POST {
             let sent = || {
-                let named = serde_json::from_slice::<Named>(&write.body()?).ok()?;
+                let named = serde_json::from_slice::<NamedBody>(&write.body()?).ok()?;
                 named.metadata.name
             };
             let name = answered.or_else(sent).filter(|name| !name.is_empty());

@@ -18,7 +18,7 @@ use crate::{
         run::input_status::{Attached, InputStatus},
     },
     guard,
-    informer::{Delta, Ended, IndexPanic, Linger, Object, Progress, Store, Subscription},
+    informer::{Delta, Ended, IndexPanic, InformerProgress, Linger, Object, Store, Subscription},
     manager::WatchState,
 };
 
@@ -39,8 +39,8 @@ impl<'a> KindRun<'a> {
         &self.context
     }
 
-    /// Delivers changes until the source is to stop, its interests are outdated, or the informer has
-    /// ended.
+    /// Delivers changes until the source is to stop, its interests are outdated, or the informer
+    /// has ended.
     pub(super) async fn deliver_changes(
         &mut self,
         subscription: &mut Subscription,
@@ -59,7 +59,7 @@ impl<'a> KindRun<'a> {
         // objects for all of them. No change is delivered before that.
         let mut attached = Some(attached);
         let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
-        if let Progress::Ended(ended) = self.report_current(&mut progress, false) {
+        if let InformerProgress::Ended(ended) = self.report_current(&mut progress, false) {
             return Some(ended);
         }
         let stop = self.context.stop.clone();
@@ -87,7 +87,7 @@ impl<'a> KindRun<'a> {
                     let now = self.report_current(&mut progress, synced.is_none());
                     // Before the first list is complete the branch below, which returns the end, is
                     // disabled.
-                    if let (Progress::Ended(ended), true) = (now, attached.is_some()) {
+                    if let (InformerProgress::Ended(ended), true) = (now, attached.is_some()) {
                         return Some(ended);
                     }
                 }
@@ -104,32 +104,38 @@ impl<'a> KindRun<'a> {
     }
 
     /// Reports the current progress of the watch, and returns it.
-    fn report_current(&self, progress: &mut watch::Receiver<Progress>, drained: bool) -> Progress {
+    fn report_current(
+        &self,
+        progress: &mut watch::Receiver<InformerProgress>,
+        drained: bool,
+    ) -> InformerProgress {
         let now = progress.borrow_and_update().clone();
         self.report(&now, drained);
         now
     }
 
     /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
-    fn report(&self, progress: &Progress, drained: bool) {
+    fn report(&self, progress: &InformerProgress, drained: bool) {
         self.context.statuses.change(self.context.input, |input| match progress {
-            Progress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
-            Progress::Synced if drained => input.set(WatchState::Synced, None),
-            Progress::Synced => input.set(WatchState::Syncing, None),
-            Progress::Stale(error) => {
+            InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
+            InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
+            InformerProgress::Synced => input.set(WatchState::Syncing, None),
+            InformerProgress::Stale(error) => {
                 if drained {
                     input.set(WatchState::Synced, None);
                 }
                 input.set(WatchState::Stale, Some(error.clone()));
             }
-            Progress::Forbidden(error) => input.set(WatchState::Forbidden, Some(error.clone())),
-            Progress::ConversionFailed(error) => {
+            InformerProgress::Forbidden(error) => {
+                input.set(WatchState::Forbidden, Some(error.clone()))
+            }
+            InformerProgress::ConversionFailed(error) => {
                 if drained {
                     input.set(WatchState::Synced, None);
                 }
                 input.set(WatchState::ConversionFailed, Some(error.clone()));
             }
-            Progress::Ended(_) => {}
+            InformerProgress::Ended(_) => {}
         });
     }
 

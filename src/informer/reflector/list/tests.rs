@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::informer::{
-    InformerOptions, Progress, Projection, Subscription,
+    InformerOptions, InformerProgress, Projection, Subscription,
     fixture::Fixture,
     script::{Harness, change, names, progress, settle, stored, widget},
 };
@@ -43,7 +43,7 @@ async fn a_store_is_filled_by_pages_and_then_watched() {
     watch.event("DELETED", &widget("b", 12));
     assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
     assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
-    assert_eq!(progress(&subscription), Progress::Synced);
+    assert_eq!(progress(&subscription), InformerProgress::Synced);
     assert_eq!(stored(&subscription), names(&[("a", 11)]));
 }
 
@@ -96,7 +96,7 @@ async fn check_relist(harness: &mut Harness, subscription: &mut Subscription) {
     assert_eq!(change(subscription).await, ("b".into(), 2, 0));
     stream.event("MODIFIED", &widget("a", 31));
     assert_eq!(change(subscription).await, ("a".into(), 1, 31));
-    assert_eq!(progress(subscription), Progress::Synced);
+    assert_eq!(progress(subscription), InformerProgress::Synced);
     drop(stream);
     harness.script.watch(31).await;
     harness.script.assert_quiet();
@@ -194,7 +194,7 @@ async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_no
     let all = names(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
     assert_eq!(stored(&subscription), all);
     assert!(
-        matches!(progress(&subscription), Progress::Stale(error) if error.contains("etcd is away"))
+        matches!(progress(&subscription), InformerProgress::Stale(error) if error.contains("etcd is away"))
     );
     again.page(21, "1", &[widget("a", 1)]);
     for page in 2..7_u32 {
@@ -223,7 +223,7 @@ async fn a_list_without_items_deletes_nothing() {
     let again = harness.script.list().await;
 
     assert_eq!(stored(&subscription), names(&[("a", 1)]));
-    assert!(matches!(progress(&subscription), Progress::Stale(_)));
+    assert!(matches!(progress(&subscription), InformerProgress::Stale(_)));
     again.page(20, "", &[widget("a", 1)]);
     harness.script.watch(20).await;
 }
@@ -326,7 +326,7 @@ async fn a_list_that_is_no_list_is_repeated() {
 
     harness.script.list().await.text(StatusCode::OK, "<html>");
     settle().await;
-    assert!(matches!(progress(&subscription), Progress::Syncing(Some(_))));
+    assert!(matches!(progress(&subscription), InformerProgress::Syncing(Some(_))));
 
     harness.script.list().await.page(10, "", &[]);
     subscription.drained().await;

@@ -74,7 +74,7 @@ async fn list_of_whole_objects_that_fails_does_not_stop_the_watch_of_others() {
         watches.push(watch);
     }
     assert_eq!(change(&mut first).await, ("b".into(), 2, 11));
-    assert_eq!(progress(&first), Progress::Synced);
+    assert_eq!(progress(&first), InformerProgress::Synced);
     assert!(late.next().now_or_never().is_none());
 
     harness.script.list().await.page(20, "", &[owned(1), widget("b", 11)]);

@@ -12,7 +12,8 @@ use crate::{
 const OURS: &str = "metacontroller.io/decoratorcontroller-a";
 const MARK: &str = "metacontroller.k8s.io/decorator-controller";
 
-/// Specification that decorates Things and ConfigMaps with a label `decorate`, and attaches Secrets.
+/// Specification that decorates Things and ConfigMaps with a label `decorate`, and attaches
+/// Secrets.
 fn decorating(hooks: &[&str]) -> Value {
     let hook = || json!({"webhook": {"url": "http://scripted/"}});
     let hooks: serde_json::Map<_, _> =

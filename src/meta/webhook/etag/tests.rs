@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{super::Webhook, *};
-use crate::meta::{AnswerBudget, AnswerLimits, Hook, HookError};
+use crate::meta::{Hook, HookError, ResponseBudget, ResponseLimits};
 
 fn key(name: &str) -> Request {
     Request::namespaced("ns", name)
@@ -20,7 +20,7 @@ fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
 
 /// Share of a controller that may keep this many bytes.
 fn budget(bytes: usize) -> ControllerBudget {
-    AnswerBudget::new(AnswerLimits::of_process(2 * 4 * bytes)).controller("a")
+    ResponseBudget::new(ResponseLimits::of_process(2 * 4 * bytes)).controller("a")
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -38,28 +38,28 @@ fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
         (Some(u64::from(i32::MAX.unsigned_abs())), 365 * 24 * 3600, true),
         (None, 365 * 24 * 3600, true),
     ] {
-        let mut answers = Answers::new(lifetime.map(seconds), budget(1000));
-        answers.put(&key("a"), "u", Some(kept("t", "{}")), begin);
+        let mut responses = Responses::new(lifetime.map(seconds), budget(1000));
+        responses.put(&key("a"), "u", Some(kept("t", "{}")), begin);
 
         // A confirmation does not renew the lifetime.
-        answers.get(&key("a"), "u", begin + seconds(after) / 2);
-        let found = answers.get(&key("a"), "u", begin + seconds(after));
+        responses.get(&key("a"), "u", begin + seconds(after) / 2);
+        let found = responses.get(&key("a"), "u", begin + seconds(after));
 
         assert_eq!(found.is_some(), there, "{lifetime:?} {after}");
-        assert_eq!(answers.bytes == 0, !there, "{lifetime:?} {after}");
+        assert_eq!(responses.bytes == 0, !there, "{lifetime:?} {after}");
     }
 }
 
 #[test]
 fn an_answer_is_about_one_object_and_not_about_its_name() {
-    let mut answers = Answers::new(None, budget(1000));
+    let mut responses = Responses::new(None, budget(1000));
     let now = Instant::now();
-    answers.put(&key("a"), "old", Some(kept("t", "{}")), now);
+    responses.put(&key("a"), "old", Some(kept("t", "{}")), now);
 
-    assert_eq!(answers.get(&Request::cluster("a"), "old", now), None);
-    assert_eq!(answers.get(&key("a"), "new", now), None);
-    assert_eq!(answers.get(&key("a"), "old", now), None, "it does not come back");
-    assert_eq!(answers.bytes, 0);
+    assert_eq!(responses.get(&Request::cluster("a"), "old", now), None);
+    assert_eq!(responses.get(&key("a"), "new", now), None);
+    assert_eq!(responses.get(&key("a"), "old", now), None, "it does not come back");
+    assert_eq!(responses.bytes, 0);
 }
 
 #[test]
@@ -95,35 +95,36 @@ fn answer_without_a_usable_etag_evicts_the_former_one() {
 
 #[test]
 fn oldest_answers_are_evicted_beyond_the_budget() {
-    let mut answers = Answers::new(None, budget(3 * (ENTRY_BYTES + 1000)));
+    let mut responses = Responses::new(None, budget(3 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
     let large = |bytes: usize| Some(kept("t", vec![b'x'; bytes]));
-    let there = |answers: &mut Answers| -> Vec<&str> {
+    let there = |responses: &mut Responses| -> Vec<&str> {
         let names = ["a", "b", "c", "d"];
-        names.into_iter().filter(|name| answers.get(&key(name), "u", now).is_some()).collect()
+        names.into_iter().filter(|name| responses.get(&key(name), "u", now).is_some()).collect()
     };
     for name in ["a", "b", "c"] {
-        answers.put(&key(name), "u", large(900), now);
+        responses.put(&key(name), "u", large(900), now);
     }
-    assert_eq!(there(&mut answers), ["a", "b", "c"]);
+    assert_eq!(there(&mut responses), ["a", "b", "c"]);
 
-    answers.put(&key("a"), "u", large(900), now);
-    answers.put(&key("d"), "u", large(900), now);
-    assert_eq!(there(&mut answers), ["a", "c", "d"], "the one that was answered last is young");
+    responses.put(&key("a"), "u", large(900), now);
+    responses.put(&key("d"), "u", large(900), now);
+    assert_eq!(there(&mut responses), ["a", "c", "d"], "the one that was answered last is young");
 
-    answers.put(&key("b"), "u", large(2000), now);
-    assert_eq!(there(&mut answers), ["b", "d"]);
+    responses.put(&key("b"), "u", large(2000), now);
+    assert_eq!(there(&mut responses), ["b", "d"]);
 
-    answers.put(&key("b"), "u", large(4000), now);
-    assert_eq!(there(&mut answers), ["d"], "one that is too large costs no other");
+    responses.put(&key("b"), "u", large(4000), now);
+    assert_eq!(there(&mut responses), ["d"], "one that is too large costs no other");
 }
 
 #[test]
 fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
-    let process = AnswerBudget::new(AnswerLimits::of_process(2 * 4 * 4 * (ENTRY_BYTES + 1000)));
+    let process = ResponseBudget::new(ResponseLimits::of_process(2 * 4 * 4 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
-    let mut hooks: Vec<_> =
-        (0..5).map(|number| Answers::new(None, process.controller(&number.to_string()))).collect();
+    let mut hooks: Vec<_> = (0..5)
+        .map(|number| Responses::new(None, process.controller(&number.to_string())))
+        .collect();
 
     for hook in &mut hooks {
         for name in ["a", "b", "c", "d"] {
@@ -140,12 +141,12 @@ fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
 
 #[test]
 fn the_smallest_answers_are_bounded_in_number() {
-    let mut answers = Answers::new(None, budget(100 * ENTRY_BYTES));
+    let mut responses = Responses::new(None, budget(100 * ENTRY_BYTES));
     for number in 0..1000 {
-        answers.put(&key(&number.to_string()), "u", Some(kept("t", "")), Instant::now());
+        responses.put(&key(&number.to_string()), "u", Some(kept("t", "")), Instant::now());
     }
 
-    assert!(answers.by_parent.len() < 100, "{}", answers.by_parent.len());
+    assert!(responses.by_parent.len() < 100, "{}", responses.by_parent.len());
 }
 
 proptest! {
@@ -153,47 +154,47 @@ proptest! {
     fn accounted_bytes_are_exact_and_within_the_budget(
         deeds in proptest::collection::vec((0..5_u8, 0..6_u8, 0..1500_usize, 0..20_u64), 0..100)
     ) {
-        let mut answers = Answers::new(Some(seconds(60)), budget(4000));
+        let mut responses = Responses::new(Some(seconds(60)), budget(4000));
         let mut now = Instant::now();
         for (deed, name, bytes, pause) in deeds {
             now += seconds(pause);
             let key = key(&name.to_string());
             match deed {
-                0 => answers.remove(&key),
-                1 => answers.sweep(now),
-                2 => drop(answers.get(&key, "u", now)),
-                3 => answers.put(&key, "u/revision", Some(kept("t", vec![b'x'; bytes])), now),
-                _ => answers.put(&key, "u", Some(kept("t", vec![b'x'; bytes])), now),
+                0 => responses.remove(&key),
+                1 => responses.sweep(now),
+                2 => drop(responses.get(&key, "u", now)),
+                3 => responses.put(&key, "u/revision", Some(kept("t", vec![b'x'; bytes])), now),
+                _ => responses.put(&key, "u", Some(kept("t", vec![b'x'; bytes])), now),
             }
 
-            let all = || answers.by_parent.values().flat_map(BTreeMap::values);
+            let all = || responses.by_parent.values().flat_map(BTreeMap::values);
             let sum: usize = all().map(|entry| entry.bytes).sum();
-            prop_assert_eq!(answers.bytes, sum);
+            prop_assert_eq!(responses.bytes, sum);
             prop_assert!(sum <= 4000);
-            prop_assert_eq!(answers.by_age.len(), all().count());
-            for (number, (key, uid)) in &answers.by_age {
-                prop_assert_eq!(answers.by_parent[key][uid].number, *number);
+            prop_assert_eq!(responses.by_age.len(), all().count());
+            for (number, (key, uid)) in &responses.by_age {
+                prop_assert_eq!(responses.by_parent[key][uid].number, *number);
             }
-            let oldest = answers.by_age.values().next();
+            let oldest = responses.by_age.values().next();
             let eldest = all().map(|entry| entry.since).min();
-            prop_assert_eq!(oldest.map(|(key, uid)| answers.by_parent[key][uid].since), eldest);
+            prop_assert_eq!(oldest.map(|(key, uid)| responses.by_parent[key][uid].since), eldest);
         }
     }
 }
 
 #[test]
 fn each_revision_of_a_parent_has_its_own_answer() {
-    let (mut answers, now) = (Answers::new(None, budget(10_000)), Instant::now());
+    let (mut responses, now) = (Responses::new(None, budget(10_000)), Instant::now());
     for uid in ["u", "u/one", "u/two"] {
-        answers.put(&key("a"), uid, Some(kept(uid, "{}")), now);
+        responses.put(&key("a"), uid, Some(kept(uid, "{}")), now);
     }
 
     for uid in ["u", "u/one", "u/two"] {
-        assert_eq!(answers.get(&key("a"), uid, now).unwrap().tag, uid);
+        assert_eq!(responses.get(&key("a"), uid, now).unwrap().tag, uid);
     }
-    assert_eq!(answers.get(&key("a"), "u/none", now), None);
-    assert_eq!(answers.get(&key("a"), "v", now), None);
-    assert_eq!(answers.bytes, 0, "the parent was created anew");
+    assert_eq!(responses.get(&key("a"), "u/none", now), None);
+    assert_eq!(responses.get(&key("a"), "v", now), None);
+    assert_eq!(responses.bytes, 0, "the parent was created anew");
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,10 +231,10 @@ struct Scene {
     named: Arc<Mutex<Vec<Option<String>>>>,
 }
 
-/// Starts a server that calls `answer` with the tag of each request; one connection for each.
+/// Starts a server that calls `response` with the tag of each request; one connection for each.
 async fn scene(
     rule: EtagRule,
-    mut answer: impl FnMut(Option<&str>) -> String + Send + 'static,
+    mut response: impl FnMut(Option<&str>) -> String + Send + 'static,
 ) -> Scene {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
@@ -250,7 +251,7 @@ async fn scene(
             let request = String::from_utf8(request).unwrap();
             let tag = request.lines().find_map(|line| line.strip_prefix("if-none-match: "));
             seen.lock().push(tag.map(str::to_owned));
-            stream.write_all(answer(tag).as_bytes()).await.unwrap();
+            stream.write_all(response(tag).as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
         }
     });
@@ -260,8 +261,8 @@ async fn scene(
 
 impl Scene {
     async fn ask(&self, name: &str, uid: &str) -> Result<String, HookError> {
-        let answer = self.hook.call_about(&key(name), uid, Bytes::from_static(b"{}")).await;
-        answer.map(|body| String::from_utf8(body.to_vec()).unwrap())
+        let response = self.hook.call_about(&key(name), uid, Bytes::from_static(b"{}")).await;
+        response.map(|body| String::from_utf8(body.to_vec()).unwrap())
     }
 
     /// Returns the tag that the last request named.
@@ -291,8 +292,8 @@ fn tagged(body: &str, named: Option<&str>) -> String {
 async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
     let text = Arc::new(Mutex::new("one"));
     let said = Arc::clone(&text);
-    let answer = move |named: Option<&str>| tagged(*said.lock(), named);
-    let scene = scene(EtagRule::default(), answer).await;
+    let response = move |named: Option<&str>| tagged(*said.lock(), named);
+    let scene = scene(EtagRule::default(), response).await;
 
     for (now, named) in [
         ("one", None),
@@ -362,9 +363,9 @@ async fn each_status_keeps_or_evicts_the_cached_answer() {
     let mut scene = scene(EtagRule::default(), move |_| script.next().unwrap()).await;
 
     for (head, _, named, expected) in steps {
-        let answer = scene.ask("a", "u").await;
+        let response = scene.ask("a", "u").await;
 
-        assert_eq!(answer, expected.map(str::to_owned), "{head}");
+        assert_eq!(response, expected.map(str::to_owned), "{head}");
         assert_eq!(scene.named().as_deref(), named, "{head}");
     }
     assert!(scene.serving.try_join_next().is_none());
@@ -379,9 +380,9 @@ async fn answer_that_expires_during_its_confirmation_is_used() {
     let asked = scene.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
 
     scene.hook.etags.as_ref().unwrap().lock().sweep(Instant::now() + seconds(20));
-    let answer = asked.await;
+    let response = asked.await;
 
-    assert_eq!(answer, Ok(Bytes::from_static(b"one")));
+    assert_eq!(response, Ok(Bytes::from_static(b"one")));
     assert!(scene.named().is_some());
 }
 

@@ -10,16 +10,17 @@ use kube::{
 use pilotlight::{
     discovery::{TypePhase, TypeReport},
     meta::ControllerKind,
+    redaction,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::types;
+use super::served_types;
 
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct HeldParent {
+pub(super) struct ParentWithFinalizer {
     /// Kind of the controller.
     pub(super) controller_kind: String,
     /// Name of the controller, from the name of the finalizer.
@@ -36,32 +37,32 @@ pub(super) struct HeldParent {
 
 /// Result of a search over all types.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct FinalizerSearch {
     /// Found parents, sorted.
-    pub(super) parents: Vec<HeldParent>,
+    pub(super) parents: Vec<ParentWithFinalizer>,
     /// Types that could not be listed, or objects that could not be written, with the reasons.
     pub(super) errors: Vec<String>,
 }
 
-/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With `free`, the
-/// finalizer is removed from each.
+/// Searches all types for parents of the controllers that `wanted` selects by kind and name. With
+/// `free`, the finalizer is removed from each.
 pub(super) async fn search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str) -> bool,
     free: bool,
-) -> anyhow::Result<Search> {
-    let mut search = Search::default();
-    for report in types::ask(client.clone()).await? {
+) -> anyhow::Result<FinalizerSearch> {
+    let mut search = FinalizerSearch::default();
+    for report in served_types::list(client.clone()).await? {
         let Some(resource) = resource(&report) else { continue };
         if let Err(error) = search.read(client, &report, &resource, &wanted, free).await {
-            search.errors.push(format!("{}: {}", report.name, explain(&error)));
+            search.errors.push(format!("{}: {}", report.name, redaction::request_error(&error)));
         }
     }
     search.parents.sort();
     Ok(search)
 }
 
-impl Search {
+impl FinalizerSearch {
     async fn read(
         &mut self,
         client: &Client,
@@ -86,7 +87,7 @@ impl Search {
                     if let Err(error) = released {
                         let named = parent.namespace.iter().chain([&parent.name]);
                         let named: Vec<_> = named.map(String::as_str).collect();
-                        let why = explain(&error);
+                        let why = redaction::request_error(&error);
                         self.errors.push(format!("{} {}: {why}", report.name, named.join("/")));
                         continue;
                     }
@@ -106,7 +107,7 @@ async fn release(
     client: &Client,
     resource: &ApiResource,
     object: &PartialObjectMeta<DynamicObject>,
-    parent: &HeldParent,
+    parent: &ParentWithFinalizer,
     finalizer: &str,
 ) -> Result<(), kube::Error> {
     let api = match &parent.namespace {
@@ -143,8 +144,8 @@ fn parent(
     controller: &str,
     report: &TypeReport,
     object: &PartialObjectMeta<DynamicObject>,
-) -> HeldParent {
-    HeldParent {
+) -> ParentWithFinalizer {
+    ParentWithFinalizer {
         controller_kind: kind.to_string(),
         controller: controller.to_owned(),
         r#type: report.name.clone(),
@@ -175,11 +176,4 @@ fn resource(report: &TypeReport) -> Option<ApiResource> {
         kind: kind.clone(),
         plural: plural.to_owned(),
     })
-}
-
-fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!("{} ({})", status.message, status.code);
-    }
-    pilotlight::redaction::error(error)
 }
