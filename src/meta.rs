@@ -44,6 +44,7 @@ mod related;
 mod resource;
 mod resync;
 mod rewrite;
+mod rollout;
 mod runnable;
 mod selection;
 mod sent_controller;
@@ -58,8 +59,9 @@ mod write_cause;
 mod write_limit;
 
 use api::{
-    CompositeControllerSpec, CompositeControllerStatus, DecoratorControllerSpec, HookSpec,
-    LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
+    CompositeControllerSpec, CompositeControllerStatus, ControllerRevision,
+    DecoratorControllerSpec, HookSpec, LabelSelector, StatusChecks, StatusCondition, WatchStatus,
+    WebhookSpec,
 };
 
 pub use crate::informer::{Selector, SelectorError};
@@ -69,7 +71,7 @@ pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
-    UpdateMethod,
+    RollingRule, UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,

@@ -66,6 +66,8 @@ mod reports;
 #[cfg(feature = "meta")]
 mod resync;
 #[cfg(feature = "cli")]
+mod rollout;
+#[cfg(feature = "cli")]
 mod scenarios;
 #[cfg(feature = "cli")]
 mod secrecy;

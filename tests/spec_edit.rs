@@ -77,9 +77,9 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
         (
             json!({ "childResources": [{
                 "apiVersion": "v1", "resource": "configmaps",
-                "updateStrategy": { "method": "RollingInPlace" },
+                "updateStrategy": { "method": "Rolling" },
             }] }),
-            "SpecUnsupported",
+            "SpecInvalid",
             "spec.childResources[0].updateStrategy.method",
         ),
         (

@@ -39,6 +39,10 @@ pub(super) struct ManagerArgs {
     /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
+    /// Namespace of the ControllerRevisions of cluster-scoped parents, whose children are updated one
+    /// at a time. Default: the namespace of --namespace, else that of this process.
+    #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
+    controller_revision_namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. A sync that has begun to write is
     /// not counted; at most 50 parents of a controller, or this number if it is higher, are synced
     /// at once. Less than 1 counts as 1. The annotation pilotlight.dev/workers of a controller
@@ -205,6 +209,7 @@ impl Instance {
         let election = upstream.election.map(|it| it.election(&config, &elections, &requests));
         let election = election.transpose()?.flatten();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
+        let own_namespace = config.default_namespace.clone();
         let transport = Transport::new(config, options)?;
         let options = ClusterOptions {
             namespace: manager.namespace.as_deref().map(Arc::from),
@@ -240,6 +245,11 @@ impl Instance {
             responses: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
+            revision_namespace: manager
+                .controller_revision_namespace
+                .clone()
+                .unwrap_or(own_namespace)
+                .into(),
             events: upstream.events,
             apply_strategy: upstream.apply.0,
             field_manager: upstream.apply.1,

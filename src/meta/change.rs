@@ -37,6 +37,8 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
         parents,
         children,
         generate_selector,
+        revision_fields,
+        revision_namespace,
         resync_period,
         max_owner_depth,
         max_children,
@@ -52,12 +54,15 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
     } = old;
     let is_same_process = *max_children == new.max_children
         && *recreates_at_once == new.recreates_at_once
-        && *lenience == new.lenience;
+        && *lenience == new.lenience
+        && *revision_namespace == new.revision_namespace;
     // The digests of a parent's children are those of one strategy.
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
     let is_same_process = is_same_process && is_same_apply;
-    if *kind != new.kind || *name != new.name || !is_same_process {
+    // The first rolling type brings the input of revisions, the last one ends it.
+    let is_same_input = old.is_rolling() == new.is_rolling();
+    if *kind != new.kind || *name != new.name || !is_same_process || !is_same_input {
         return Change::Restart;
     }
     let swap = |is_same: bool, syncs| if is_same { Change::Keep } else { Change::Swap(syncs) };
@@ -65,6 +70,7 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
         of_parents(parents, &new.parents),
         of_children(children, &new.children),
         swap(*generate_selector == new.generate_selector, NextSyncs::AtOnce),
+        swap(*revision_fields == new.revision_fields, NextSyncs::AtOnce),
         swap(*resync_period == new.resync_period, NextSyncs::WhenDue),
         swap(*max_owner_depth == new.max_owner_depth, NextSyncs::Spread),
         swap(*workers == new.workers, NextSyncs::WhenDue),
@@ -102,11 +108,11 @@ fn of_children(old: &[ChildRule], new: &[ChildRule]) -> Change {
         return Change::Restart;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
-        let ChildRule { type_ref, strategy, optional } = old;
+        let ChildRule { type_ref, strategy, rolling, optional } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
             return Change::Restart;
         }
-        if *strategy != new.strategy {
+        if *strategy != new.strategy || *rolling != new.rolling {
             return Change::Swap(NextSyncs::AtOnce);
         }
         Change::Keep

@@ -332,6 +332,15 @@ impl Rules<'_> {
         Ok(Some(if is_remembered { step } else { self.way_back(&desired, &child.uid, step)? }))
     }
 
+    /// Returns whether an observed child is as desired, so that no write is needed.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Rules::step`].
+    pub(crate) fn is_as_desired(&self, child: &Child, desired: &Desired) -> Result<bool, String> {
+        self.step(Planned::Compare(child, desired.clone())).map(|step| step.is_none())
+    }
+
     /// Returns a child as it is created: with its owner reference and last-applied annotation.
     fn new_child(&self, desired: Desired) -> Result<Write, String> {
         let object = self.complete_object(&desired)?;

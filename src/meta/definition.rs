@@ -10,7 +10,7 @@ mod fields;
 mod parents;
 mod rejected;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -24,7 +24,7 @@ pub use self::{
 };
 use super::{
     ApplyStrategy, CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, FieldManager,
-    HookKind, HookRule, Lenience, MAX_CHILDREN,
+    HookKind, HookRule, Lenience, MAX_CHILDREN, StatusChecks,
     apply_strategy::{self, ApplyRule},
     finalizer, sent_controller,
     workers::workers,
@@ -38,6 +38,9 @@ pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
 pub const OWNER_DEPTH: usize = 16;
 /// Upper bound of [`MAX_OWNER_DEPTH`]: each sync reads as many objects.
 const DEEPEST: usize = 1000;
+
+/// Namespace of the revisions of cluster-scoped parents, unless an option names one.
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
@@ -56,6 +59,10 @@ pub struct Definition {
     pub children: Vec<ChildRule>,
     /// True if children are selected by a label with the parent's uid; for CompositeControllers.
     pub generate_selector: bool,
+    /// Fields of a parent whose change begins a rolling update; `spec` unless declared.
+    pub revision_fields: Vec<String>,
+    /// Namespace of the revisions of cluster-scoped parents; `default` when parsed.
+    pub revision_namespace: Arc<str>,
     /// Time after which every parent is synced again.
     pub resync_period: Option<Duration>,
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
@@ -90,8 +97,26 @@ pub struct ChildRule {
     pub type_ref: TypeRef,
     /// Update method of existing children.
     pub strategy: UpdateMethod,
+    /// Rule of rolling updates; `None` if all children are updated at once.
+    pub rolling: Option<RollingRule>,
     /// True if the controller also runs while the type is missing.
     pub optional: bool,
+}
+
+/// Rule of rolling updates of one type of children.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RollingRule {
+    /// True for `RollingInPlace`, false for `RollingRecreate`.
+    pub is_in_place: bool,
+    /// Conditions that an updated child must have before the next one is updated.
+    pub checks: StatusChecks,
+}
+
+impl RollingRule {
+    /// Returns the name of the update method.
+    pub(crate) fn method(&self) -> &'static str {
+        if self.is_in_place { "RollingInPlace" } else { "RollingRecreate" }
+    }
 }
 
 /// Update method of a child that exists and differs from the desired one.
@@ -112,6 +137,7 @@ struct Declaration {
     parents: Vec<ParentType>,
     children: Vec<ChildRule>,
     generate_selector: bool,
+    revision_fields: Vec<String>,
     resync_period: Option<Duration>,
     sync: Option<HookRule>,
     finalize: Option<HookRule>,
@@ -170,6 +196,7 @@ impl Definition {
                     parents,
                     children,
                     generate_selector,
+                    revision_fields,
                     resync_period,
                     sync,
                     finalize,
@@ -182,6 +209,8 @@ impl Definition {
                 parents,
                 children,
                 generate_selector,
+                revision_fields,
+                revision_namespace: DEFAULT_NAMESPACE.into(),
                 resync_period,
                 max_owner_depth,
                 max_children: MAX_CHILDREN,
@@ -228,6 +257,11 @@ impl Definition {
         self.apply_strategy.get_or_insert(strategy);
         self.field_manager.get_or_insert_with(|| manager.clone());
         self
+    }
+
+    /// Returns whether children of any type are updated one at a time.
+    pub(crate) fn is_rolling(&self) -> bool {
+        self.children.iter().any(|rule| rule.rolling.is_some())
     }
 
     /// Sets the resync period, unless the object declares one.

@@ -24,7 +24,8 @@ pub trait Hook: Send + Sync + 'static {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>>;
 
     /// Like [`Hook::call`], for the parent of this request and uid: for a hook that keeps earlier
-    /// responses. Controllers call this method, never twice at the same time for one parent.
+    /// responses. While a rollout is under way, the hook is also called for older revisions, where
+    /// the uid is followed by a slash and the name of the revision. Controllers call this method, never twice at the same time for one parent.
     ///
     /// # Cancel safety
     ///

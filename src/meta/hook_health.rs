@@ -7,7 +7,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     controller::{Backoff, Pace, Request, RetryGate, Wait},
-    meta::HookKind,
+    meta::{HookKind, rollout::RolloutHealth},
 };
 
 /// Pace of retries while the hook is down: ten at once, then one a second for all parents together,
@@ -56,6 +56,8 @@ pub(crate) struct Health {
     pub(crate) failing: usize,
     /// First of them, with its failure.
     pub(crate) example: Option<(Request, Failure)>,
+    /// Rollouts that are under way.
+    pub(crate) rollouts: RolloutHealth,
 }
 
 impl HookHealth {
@@ -137,6 +139,18 @@ impl HookHealth {
         (self.changed.0)();
     }
 
+    /// Publishes the rollouts that are under way.
+    pub(crate) fn rolled(&self, rollouts: &RolloutHealth) {
+        let changed = self.health.send_if_modified(|health| {
+            let changed = health.rollouts != *rollouts;
+            health.rollouts = rollouts.clone();
+            changed
+        });
+        if changed {
+            (self.changed.0)();
+        }
+    }
+
     fn publish(&self, state: &HookHealthState, proven: bool) {
         let changed = self.health.send_if_modified(|health| {
             let first = state.failing.first_key_value();
@@ -144,6 +158,7 @@ impl HookHealth {
                 proven: proven || health.proven,
                 failing: state.failing.len(),
                 example: first.map(|(key, failure)| (key.clone(), failure.clone())),
+                rollouts: health.rollouts.clone(),
             };
             let changed = *health != now;
             *health = now;
@@ -196,7 +211,7 @@ mod tests {
         assert!(!health.borrow().proven);
 
         hook.succeeded(&key);
-        assert_eq!(*health.borrow(), Health { proven: true, failing: 0, example: None });
+        assert_eq!(*health.borrow(), Health { proven: true, ..Health::default() });
     }
 
     #[tokio::test(start_paused = true)]

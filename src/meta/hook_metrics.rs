@@ -19,7 +19,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use super::{HookError, HookKind};
+use super::{HookError, HookKind, rollout::RolloutHealth};
 use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Bucket bounds in seconds: Go's defaults, which dashboards expect.
@@ -198,6 +198,8 @@ struct Families {
     by_kind: BTreeMap<HookKind, KindFamilies>,
     calls: Family<CallLabels, Counter>,
     unchanged: Family<SeriesLabels, Counter>,
+    pending_rollouts: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
+    rollout_since: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
     tasks: OwnerGauge<SeriesLabels>,
     // Number of users of each series, with the status codes that it counted. During a replacement a
     // controller and its successor share a series.
@@ -249,6 +251,8 @@ impl Default for Families {
             by_kind: HookKind::ALL.map(|kind| (kind, KindFamilies::default())).into(),
             calls: Family::default(),
             unchanged: Family::default(),
+            pending_rollouts: Family::default(),
+            rollout_since: Family::default(),
             tasks: OwnerGauge::default(),
             users: Mutex::default(),
         }
@@ -295,6 +299,16 @@ impl HookMetrics {
             "pilotlight_composite_unchanged_syncs",
             "Syncs that ended with the hook's response, since nothing had changed",
             self.families.unchanged.clone(),
+        );
+        registry.register(
+            "pilotlight_composite_pending_rollouts",
+            "Parents whose children do not all have the latest revision yet",
+            self.families.pending_rollouts.clone(),
+        );
+        registry.register(
+            "pilotlight_composite_rollout_waiting_since_timestamp_seconds",
+            "Time of the last progress of the pending rollout that has none for longest; 0 without",
+            self.families.rollout_since.clone(),
         );
         registry.register(
             "pilotlight_hook_tasks",
@@ -380,6 +394,21 @@ impl HookSeries {
     /// Counts a sync that ended with the response, since nothing had changed.
     pub(crate) fn unchanged_sync(&self) {
         self.families.unchanged.get_or_create(&self.key.labels).inc();
+    }
+
+    /// Returns another user of the series, which keeps it.
+    pub(crate) fn another(&self) -> Self {
+        self.families.users().entry(self.key.clone()).or_default().count += 1;
+        Self { families: self.families.clone(), key: self.key.clone() }
+    }
+
+    /// Sets the gauges of rollouts.
+    pub(crate) fn rollouts(&self, rollouts: &RolloutHealth) {
+        let labels = &self.key.labels;
+        let pending = i64::try_from(rollouts.pending).unwrap_or(i64::MAX);
+        self.families.pending_rollouts.get_or_create(labels).set(pending);
+        let since = rollouts.since.map_or(0, |since| since.as_second());
+        self.families.rollout_since.get_or_create(labels).set(since);
     }
 
     fn calls(&self, outcome: CallOutcome) -> CallLabels {
@@ -476,6 +505,8 @@ impl Drop for HookSeries {
             // The hooks of a controller at one URL share this series.
             if !users.keys().any(|key| key.labels == self.key.labels) {
                 self.families.unchanged.remove(&self.key.labels);
+                self.families.pending_rollouts.remove(&self.key.labels);
+                self.families.rollout_since.remove(&self.key.labels);
             }
         }
     }

@@ -146,6 +146,13 @@ impl ParentWrites {
         }
     }
 
+    /// Counts the running sync as work: it takes a step that its own writes led to and that ends.
+    pub(crate) fn begin_work(&self, key: &Request) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.cause = WriteCause::Work;
+        }
+    }
+
     /// Ends a sync. The retry of work that failed without a write is work.
     pub(crate) fn end(&self, key: &Request, failed: bool) {
         if let Some(entry) = self.lock().get_mut(key) {
@@ -370,7 +377,7 @@ mod tests {
     #[test]
     fn record_is_taken_once_and_belongs_to_one_parent() {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
-        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[]), b"response");
+        let record = SyncRecord::new(ObservedDigest::of(b"request", &[], &[], 0), b"response");
         writes.keep_record(&key, record);
         assert_eq!(writes.take_record(&key), None, "it is not tracked");
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, apply_strategy::ApplyRule, related::Related};
+use super::{
+    HookHealth, ParentIndex, ParentWrites, apply_strategy::ApplyRule, related::Related,
+    rollout::PendingRollouts,
+};
 use crate::controller::Request;
 
 /// Parents of one controller.
@@ -15,9 +18,11 @@ pub(crate) struct Parents {
     /// Objects that the customize hook relates to parents.
     pub(crate) related: Arc<Related>,
     /// Failures of the hook.
-    pub(crate) hook: HookHealth,
+    pub(crate) hook: Arc<HookHealth>,
     /// Write limits, and the last status.
     pub(crate) writes: ParentWrites,
+    /// Rollouts that are under way.
+    pub(crate) rollouts: PendingRollouts,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
     /// Apply strategy of the children.
@@ -32,8 +37,9 @@ impl Parents {
         Self {
             index: ParentIndex::default(),
             related: Arc::default(),
-            hook: HookHealth::new(health_changed),
+            hook: Arc::new(HookHealth::new(health_changed)),
             writes: ParentWrites::default(),
+            rollouts: PendingRollouts::default(),
             recreates_at_once: false,
             apply: ApplyRule::default(),
             begin: Instant::now(),
@@ -44,6 +50,7 @@ impl Parents {
     pub(crate) fn forget(&self, key: &Request) {
         self.index.remove(key);
         self.writes.forget(key);
+        self.rollouts.remove(key);
         self.hook.forget(key);
     }
 
@@ -52,6 +59,7 @@ impl Parents {
         self.index.clear();
         self.related.clear();
         self.writes.clear();
+        self.rollouts.clear();
         self.hook.clear();
     }
 }

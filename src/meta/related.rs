@@ -47,7 +47,8 @@ pub(crate) struct Related {
 
 #[derive(Debug, Default)]
 struct RelatedState {
-    responses: HashMap<Request, CachedRules>,
+    /// By parent, and by the uid of the parent with its revision.
+    responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }
@@ -55,7 +56,6 @@ struct RelatedState {
 /// Response of the customize hook for a parent.
 #[derive(Debug)]
 struct CachedRules {
-    uid: Arc<str>,
     declared: Fingerprint,
     at: Instant,
     rules: Arc<[RelatedRule]>,
@@ -113,10 +113,8 @@ impl Related {
         declared: Fingerprint,
     ) -> Option<Arc<[RelatedRule]>> {
         let state = self.lock();
-        let response = state.responses.get(key)?;
-        let is_current = *response.uid == *uid
-            && response.declared == declared
-            && response.at.elapsed() < RESPONSE_LIFETIME;
+        let response = state.responses.get(key)?.get(uid)?;
+        let is_current = response.declared == declared && response.at.elapsed() < RESPONSE_LIFETIME;
         is_current.then(|| Arc::clone(&response.rules))
     }
 
@@ -128,8 +126,14 @@ impl Related {
         declared: Fingerprint,
         rules: &Arc<[RelatedRule]>,
     ) {
-        let (uid, rules, at) = (uid.clone(), Arc::clone(rules), Instant::now());
-        self.lock().responses.insert(key.clone(), CachedRules { uid, declared, at, rules });
+        let (rules, at) = (Arc::clone(rules), Instant::now());
+        let mut state = self.lock();
+        let responses = state.responses.entry(key.clone()).or_default();
+        // A parent that was created anew has another uid, and revisions come and go.
+        responses.retain(|known, response| {
+            is_same_parent(known, uid) && response.at.elapsed() < RESPONSE_LIFETIME
+        });
+        responses.insert(uid.clone(), CachedRules { declared, at, rules });
     }
 
     /// Forgets the response for a parent, so that the next sync calls the hook.
@@ -137,8 +141,9 @@ impl Related {
         self.lock().responses.remove(key);
     }
 
-    /// Reads the related objects of a parent, in one group for each type of its rules. A type that
-    /// is not served has an empty group if its kind is known, and none otherwise.
+    /// Reads the related objects of a parent, in one group for each type of the rules. A type that
+    /// is not served has an empty group if its kind is known, and none otherwise. `wanted` are the
+    /// rules of all revisions of the parent, which determine what concerns it.
     ///
     /// # Cancel safety
     ///
@@ -147,36 +152,44 @@ impl Related {
         self: &Arc<Self>,
         parent: &Request,
         rules: &[RelatedRule],
+        wanted: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, RelatedError> {
         let inputs = context.inputs().ok_or(RelatedError::Cancelled)?;
-        self.want(parent, rules, &inputs, context)?;
-        let namespaces = self.namespaces(parent, rules, types, context).await?;
+        self.want(parent, wanted, &inputs, context)?;
+        let namespaces = self.namespaces(parent, wanted, types, context).await?;
         let mut by_type: BTreeMap<String, Vec<&RelatedRule>> = BTreeMap::new();
-        for rule in rules {
+        for rule in wanted {
             by_type.entry(input_of(&rule.type_ref)).or_default().push(rule);
         }
         let mut groups = Vec::with_capacity(by_type.len());
-        for (input, rules) in by_type {
+        for (input, wanted) in by_type {
+            let has_rules = wanted.iter().any(|rule| rules.contains(rule));
             let (served, store) =
-                match self.cache(&input, &rules[0].type_ref, types, context).await? {
+                match self.cache(&input, &wanted[0].type_ref, types, context).await? {
                     Cache::Listed { served, store } => (served, store),
                     Cache::Missing(served) => {
                         groups.extend(
-                            served.map(|served| RelatedGroup { served, objects: Vec::new() }),
+                            served
+                                .filter(|_| has_rules)
+                                .map(|served| RelatedGroup { served, objects: Vec::new() }),
                         );
                         continue;
                     }
                 };
-            let mut interests = Vec::new();
-            for rule in rules {
+            let (mut interests, mut read) = (Vec::new(), Vec::new());
+            for rule in wanted {
                 let none: &[Arc<str>] = &[];
                 let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
                 let matching = selector.and_then(|selector| namespaces.get(&selector));
                 let matching = matching.map_or(none, Vec::as_slice);
                 let found = rule.interests(served.identity.scope, matching);
-                interests.extend(found.map_err(RelatedError::Invalid)?);
+                let found = found.map_err(RelatedError::Invalid)?;
+                if rules.contains(rule) {
+                    read.extend(found.iter().cloned());
+                }
+                interests.extend(found);
                 if interests.len() > MAX_INTERESTS {
                     return Err(RelatedError::Invalid(format!(
                         "the rules for {} select more than {MAX_INTERESTS} namespaces and names",
@@ -184,8 +197,10 @@ impl Related {
                     )));
                 }
             }
-            self.set(&input, parent, interests.clone(), context);
-            groups.push(RelatedGroup { served, objects: select(&store, &interests) });
+            self.set(&input, parent, interests, context);
+            if has_rules {
+                groups.push(RelatedGroup { served, objects: select(&store, &read) });
+            }
         }
         Ok(groups)
     }
@@ -392,6 +407,12 @@ impl Related {
     fn lock(&self) -> MutexGuard<'_, RelatedState> {
         self.state.lock()
     }
+}
+
+/// Returns whether two uids, each with or without the name of a revision, are those of one parent.
+fn is_same_parent(one: &str, other: &str) -> bool {
+    let uid = |text: &str| text.split('/').next().map(str::to_owned);
+    uid(one) == uid(other)
 }
 
 fn input_of(type_ref: &TypeRef) -> String {

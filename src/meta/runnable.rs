@@ -12,14 +12,16 @@ use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
     informer::{Delta, Object},
+    kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, some_of, subresource_served, type_served,
     },
     meta::{
-        ControllerKind, Definition, Lenience, ParentType, Parents, apply::Apply,
-        counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer, hook_health::Health,
-        recorder::EventRecorder, related::Related, sync::ParentReconciler,
+        ControllerKind, ControllerRevision, Definition, HookKind, Lenience, ParentType, Parents,
+        apply::Apply, counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer,
+        hook_health::Health, recorder::EventRecorder, related::Related, rollout::PendingRollouts,
+        sync::ParentReconciler,
     },
 };
 
@@ -52,6 +54,18 @@ impl DeclaredRunnable {
         parents.apply = definition.apply_rule();
         parents.writes.unlimited = unlimited_writes;
         parents.related = Arc::new(Related::new(managed_fields));
+        if definition.is_rolling() {
+            let all = [HookKind::Sync, HookKind::Finalize];
+            let hook = all.into_iter().find_map(|kind| hooks.get(kind));
+            let series = hook.map(|hook| hook.series.another());
+            let health = Arc::clone(&parents.hook);
+            parents.rollouts = PendingRollouts::new(move |rollouts| {
+                health.rolled(rollouts);
+                if let Some(series) = &series {
+                    series.rollouts(rollouts);
+                }
+            });
+        }
         let parents = Arc::new(parents);
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
@@ -108,6 +122,12 @@ impl DeclaredRunnable {
             if managed_fields {
                 builder = builder.managed_fields();
             }
+        }
+        if definition.is_rolling() {
+            // Own writes change revisions, and each sync reads them: no change of one enqueues.
+            let silent = Handler::delta(|_, _| {});
+            builder =
+                builder.claims_type(TypeRef::of::<ControllerRevision>(), silent).conditional();
         }
         let controller = builder.build(cluster, current.clone())?;
         Ok(Self { controller, cluster: cluster.clone(), parents, current })

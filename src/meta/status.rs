@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus,
-    hook_health::Health,
+    hook_health::Health, rollout::RolloutHealth,
 };
 use crate::{
     kind::{TypeName, TypeRef},
@@ -59,13 +59,17 @@ impl View<'_> {
             (_, Some(run)) if ready.0 == Truth::True => (run.state.word(), run.reason.to_string()),
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
         };
+        let mut conditions = vec![
+            self.condition("Ready", ready),
+            self.condition("TypesReady", self.types_ready()),
+            self.condition("Running", self.running()),
+            self.condition("HooksHealthy", self.hooks_healthy()),
+        ];
+        if self.definition.is_some_and(Definition::is_rolling) {
+            conditions.push(self.condition("RolledOut", self.rolled_out()));
+        }
         CompositeControllerStatus {
-            conditions: vec![
-                self.condition("Ready", ready),
-                self.condition("TypesReady", self.types_ready()),
-                self.condition("Running", self.running()),
-                self.condition("HooksHealthy", self.hooks_healthy()),
-            ],
+            conditions,
             observed_generation: Some(self.generation),
             epoch: self.run.and_then(|run| i64::try_from(run.epoch).ok()),
             state: Some(state.to_owned()),
@@ -178,6 +182,26 @@ impl View<'_> {
             }
             (None, true) => (Truth::True, "HooksAnswer".to_owned(), String::new()),
             (None, false) => (Truth::Unknown, "NotAsked".to_owned(), String::new()),
+        }
+    }
+
+    /// Rollouts that are under way, with the parent that has waited longest.
+    fn rolled_out(&self) -> ConditionParts {
+        let RolloutHealth { pending, waiting, since, example } = &self.health.rollouts;
+        let Some(since) = since else {
+            return (Truth::True, "NoRollout".to_owned(), String::new());
+        };
+        match example {
+            Some((parent, wait)) => {
+                let message = format!(
+                    "{pending} rollouts, {waiting} waiting since {since:.0}; {parent}: {wait}"
+                );
+                (Truth::False, "RolloutWaiting".to_owned(), message)
+            }
+            None => {
+                let message = format!("{pending} rollouts");
+                (Truth::False, "RolloutProgressing".to_owned(), message)
+            }
         }
     }
 
@@ -333,7 +357,7 @@ mod tests {
             message: "hook did not answer within 10s".to_owned(),
         };
         let example = Some((crate::controller::Request::namespaced("ns", "p"), failure));
-        let broken = Health { proven: true, failing: 1, example };
+        let broken = Health { proven: true, failing: 1, example, ..Health::default() };
 
         let of_hook = said(&Acceptance::Accepted, Some(&running), &broken);
         let of_others = said(&Acceptance::Accepted, Some(&running), &Health::default());

@@ -29,7 +29,8 @@ use self::reconciler::DeclarationReconciler;
 use super::{
     ApplyStrategy, ControllerKind, Definition, EventLimit, FieldManager, Hook, HookKind,
     HookMetrics, Lenience, MAX_CHILDREN, ResponseBudget, Selector, credentials::HookCredentials,
-    declared::Changes, manager_source::ManagerSource, recorder::EventRecorder,
+    declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
+    recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, Predicate},
@@ -79,6 +80,9 @@ pub struct MetaOptions {
     /// Maximum number of children in one response; [`MAX_CHILDREN`](super::MAX_CHILDREN) by
     /// default.
     pub max_children: usize,
+    /// Namespace of the revisions of cluster-scoped parents; `default` by default. A cluster that is
+    /// limited to one namespace uses that one.
+    pub revision_namespace: Arc<str>,
     /// Rate limit of the Events of one object.
     pub events: EventLimit,
     /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
@@ -119,6 +123,7 @@ impl Default for MetaOptions {
             target: Selector::default(),
             resync_period: None,
             max_children: MAX_CHILDREN,
+            revision_namespace: DEFAULT_NAMESPACE.into(),
             events: EventLimit::default(),
             recreate_without_dry_run: false,
             apply_strategy: ApplyStrategy::default(),

@@ -11,6 +11,8 @@ mod owner_chain;
 mod parent_finalizer;
 mod parent_status;
 mod report;
+mod revisions;
+mod rollout;
 
 use std::{
     panic::{AssertUnwindSafe, resume_unwind},
@@ -22,9 +24,9 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::hook_call::HookResponse;
+use self::hook_call::{HookResponse, RevisionCall};
 use super::{
-    ControllerBudget, ControllerKind, Definition, HookKind, Parents,
+    ControllerBudget, ControllerKind, ControllerRevision, Definition, HookKind, Parents,
     apply::Apply,
     children::{Child, Desired, Group, Parent, Rules},
     claim,
@@ -183,8 +185,10 @@ impl ParentReconciler {
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     fn forget(&self, key: &Request, context: &Context) {
-        for rule in &self.definition.children {
-            if let Some(moving) = context.moving_interests(&rule.type_ref) {
+        let revisions = TypeRef::of::<ControllerRevision>();
+        let children = self.definition.children.iter().map(|rule| &rule.type_ref);
+        for type_ref in children.chain([&revisions]) {
+            if let Some(moving) = context.moving_interests(type_ref) {
                 moving.remove((key.primary, &key.key));
             }
         }
@@ -234,7 +238,12 @@ impl ParentReconciler {
     ) -> Result<Outcome, SyncError> {
         let ownership = self.ownership(parent, object)?;
         let last = self.parents.writes.take_record(&parent.key);
-        let related = self.related(parent, object, context).await?;
+        let mut revisions = self.revisions(parent, object, &ownership, context).await?;
+        let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
+        let (related, related_of_older) = self.related(parent, object, older, context).await?;
+        if let Some(revisions) = &mut revisions {
+            revisions.related = related_of_older;
+        }
         let observation = self.observe(parent, &ownership, context).await?;
         let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
@@ -259,7 +268,9 @@ impl ParentReconciler {
             children: &observation.children,
             related: &related,
         };
-        let response = self.call_hook(hook, object, &rules, objects, last, context).await?;
+        let digest = revisions.as_ref().map_or(0, |revisions| revisions.digest);
+        let call = RevisionCall { json: object.json(), name: None, digest };
+        let response = self.call_hook(hook, call, &rules, objects, last, context).await?;
         if !self.is_served(parent, context) {
             // The type was removed during the call, and other types keep the epoch running.
             return Err(SyncError::Cancelled);
@@ -271,11 +282,19 @@ impl ParentReconciler {
                 self.resync_after(parent, record.resync_after);
                 self.report_flapping(parent, context)
             }
-            HookResponse::Checked(response) => {
+            HookResponse::Checked(mut response) => {
+                let rollout = match revisions {
+                    Some(revisions) => {
+                        let rolled =
+                            self.roll(hook, &rules, objects, revisions, &mut response, context);
+                        Some(rolled.await?)
+                    }
+                    None => None,
+                };
                 self.resync_after(parent, response.record.resync_after);
                 match self.definition.kind {
                     ControllerKind::Composite => {
-                        self.compose(object, &rules, response, context).await?
+                        self.compose(object, &rules, response, rollout, context).await?
                     }
                     ControllerKind::Decorator => {
                         self.decorate(object, &rules, response, context).await?

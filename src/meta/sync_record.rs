@@ -32,11 +32,16 @@ impl Digest {
 pub(crate) struct ObservedDigest(Digest);
 
 impl ObservedDigest {
-    /// Digest of the request to the hook, and of the types, of which the request has the names
-    /// only.
-    pub(crate) fn of(request: &[u8], groups: &[Group], missing: &[TypeRef]) -> Self {
+    /// Digest of the request to the hook, of the types, of which the request has the names only, and
+    /// of the revisions, which it does not have.
+    pub(crate) fn of(
+        request: &[u8],
+        groups: &[Group],
+        missing: &[TypeRef],
+        revisions: u64,
+    ) -> Self {
         let types = groups.iter().map(|group| (&group.served.identity, &group.served.kind));
-        Self(Digest::of(request, (types.collect::<Vec<_>>(), missing)))
+        Self(Digest::of(request, (types.collect::<Vec<_>>(), missing, revisions)))
     }
 }
 
@@ -81,7 +86,7 @@ mod tests {
     }
 
     fn record(request: &str, groups: &[Group], missing: &[TypeRef], response: &str) -> SyncRecord {
-        let observed = ObservedDigest::of(request.as_bytes(), groups, missing);
+        let observed = ObservedDigest::of(request.as_bytes(), groups, missing, 0);
         SyncRecord::new(observed, response.as_bytes())
     }
 

@@ -112,7 +112,7 @@ pub struct UpdateStrategy {
 }
 
 /// Conditions that a child must have.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusChecks {
     /// Conditions that must be found.
@@ -121,7 +121,7 @@ pub struct StatusChecks {
 }
 
 /// A condition that must be found.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StatusConditionCheck {
     /// Type of the condition.
     #[serde(rename = "type")]

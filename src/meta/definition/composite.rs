@@ -6,7 +6,7 @@ use super::{
         DeclaredChild, DeclaredHooks, HookRules, child_rules, hook_rules, resync_period, type_ref,
     },
 };
-use crate::meta::{CompositeControllerSpec, Selector, selection};
+use crate::meta::{CompositeControllerSpec, Selector, api::ParentResource, selection};
 
 /// Reads a specification; `None` if a part cannot be read.
 pub(super) fn read(spec: &CompositeControllerSpec, problems: &mut Problems) -> Option<Declaration> {
@@ -28,6 +28,13 @@ pub(super) fn read(spec: &CompositeControllerSpec, problems: &mut Problems) -> O
             api_version: &child.api_version,
             resource: &child.resource,
             method: child.update_strategy.as_ref().and_then(|update| update.method.as_deref()),
+            checks: Some(
+                child
+                    .update_strategy
+                    .as_ref()
+                    .and_then(|update| update.status_checks.clone())
+                    .unwrap_or_default(),
+            ),
             optional: child.optional.unwrap_or_default(),
         },
         problems,
@@ -50,9 +57,16 @@ pub(super) fn read(spec: &CompositeControllerSpec, problems: &mut Problems) -> O
         parents: ParentType::of_rules([(parent_type?, rule)]),
         children,
         generate_selector: spec.generate_selector.unwrap_or_default(),
+        revision_fields: revision_fields(parent),
         resync_period: resync_period(spec.resync_period_seconds),
         sync,
         finalize,
         customize,
     })
+}
+
+/// Returns the fields that make a revision; `spec` if none are declared.
+fn revision_fields(parent: &ParentResource) -> Vec<String> {
+    let declared = parent.revision_history.as_ref().map(|history| history.field_paths.clone());
+    declared.filter(|paths| !paths.is_empty()).unwrap_or_else(|| vec!["spec".to_owned()])
 }

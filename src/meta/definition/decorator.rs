@@ -33,6 +33,7 @@ pub(super) fn read(spec: &DecoratorControllerSpec, problems: &mut Problems) -> O
             api_version: &attachment.api_version,
             resource: &attachment.resource,
             method: method(attachment),
+            checks: None,
             optional: attachment.optional.unwrap_or_default(),
         },
         problems,
@@ -51,6 +52,7 @@ pub(super) fn read(spec: &DecoratorControllerSpec, problems: &mut Problems) -> O
         parents: ParentType::of_rules(rules),
         children,
         generate_selector: false,
+        revision_fields: Vec::new(),
         resync_period: resync_period(spec.resync_period_seconds),
         sync,
         finalize,
@@ -129,7 +131,7 @@ mod tests {
             Ok(_) => Vec::new(),
             Err(Rejected::Undecodable { field, .. }) => vec![field],
             Err(Rejected::Unbuildable(error)) => vec![error],
-            Err(Rejected::Invalid(problems) | Rejected::Unsupported(problems)) => {
+            Err(Rejected::Invalid(problems)) => {
                 problems.into_iter().map(|problem| problem.field).collect()
             }
         };

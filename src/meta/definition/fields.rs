@@ -2,11 +2,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{ChildRule, Problems, SHORTEST_RESYNC, UpdateMethod};
+use super::{ChildRule, Problems, RollingRule, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
-    meta::{HookRule, HookSpec, api::EndpointConfig, hook_rule::hook_rule},
+    meta::{HookRule, HookSpec, StatusChecks, api::EndpointConfig, hook_rule::hook_rule},
 };
+
+/// Prefix of the update methods of rolling updates.
+const ROLLING: &str = "Rolling";
 
 /// Declared type of children, of either kind.
 pub(super) struct DeclaredChild<'a> {
@@ -14,6 +17,8 @@ pub(super) struct DeclaredChild<'a> {
     pub(super) resource: &'a str,
     /// Name of the update method.
     pub(super) method: Option<&'a str>,
+    /// Conditions of updated children; `None` if all children are always updated at once.
+    pub(super) checks: Option<StatusChecks>,
     pub(super) optional: bool,
 }
 
@@ -82,7 +87,7 @@ pub(super) fn child_rules<C: PartialEq>(
     let mut rules = Vec::with_capacity(children.len());
     for (index, child) in children.iter().enumerate() {
         let field = format!("{list}[{index}]");
-        let DeclaredChild { api_version, resource, method, optional } = read(child);
+        let DeclaredChild { api_version, resource, method, checks, optional } = read(child);
         let strategy = update_method(&field, method, problems);
         let Some(type_ref) = type_ref(&field, api_version, resource, problems) else {
             continue;
@@ -92,9 +97,13 @@ pub(super) fn child_rules<C: PartialEq>(
             Some(first) if children[first] == *child => {}
             Some(first) => problems
                 .invalid(field, format!("{type_ref} is already declared by {list}[{first}]")),
-            None => {
-                rules.extend(strategy.map(|strategy| ChildRule { type_ref, strategy, optional }))
-            }
+            None => rules.extend(strategy.map(|strategy| {
+                let is_in_place = strategy == UpdateMethod::InPlace;
+                let is_rolling = method.is_some_and(|method| method.starts_with(ROLLING));
+                let rolling = checks.filter(|_| is_rolling);
+                let rolling = rolling.map(|checks| RollingRule { is_in_place, checks });
+                ChildRule { type_ref, strategy, rolling, optional }
+            })),
         }
     }
     rules
@@ -107,12 +116,8 @@ fn update_method(
 ) -> Option<UpdateMethod> {
     match method {
         None | Some("" | "OnDelete") => Some(UpdateMethod::OnDelete),
-        Some("Recreate") => Some(UpdateMethod::Recreate),
-        Some("InPlace") => Some(UpdateMethod::InPlace),
-        Some("RollingRecreate" | "RollingInPlace") => {
-            problems.unsupported(format!("{field}.updateStrategy.method"));
-            None
-        }
+        Some("Recreate" | "RollingRecreate") => Some(UpdateMethod::Recreate),
+        Some("InPlace" | "RollingInPlace") => Some(UpdateMethod::InPlace),
         Some(other) => {
             problems.invalid(
                 format!("{field}.updateStrategy.method"),

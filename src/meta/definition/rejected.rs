@@ -16,10 +16,6 @@ pub enum Rejected {
     /// The specification is invalid; correct every named field.
     #[error("{}", list(.0))]
     Invalid(Vec<Problem>),
-    /// The specification asks for features that this version does not support; remove the named
-    /// fields.
-    #[error("{}", list(.0))]
-    Unsupported(Vec<Problem>),
     /// No controller can be built from the object; a defect of Pilotlight.
     #[error("{0}")]
     Unbuildable(String),
@@ -30,7 +26,6 @@ impl Rejected {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
-            Self::Unsupported(_) => "SpecUnsupported",
             Self::Unbuildable(_) => "NotBuildable",
         }
     }
@@ -43,7 +38,6 @@ pub struct Problem {
     pub field: String,
     /// Problem, and what to do about it.
     pub message: String,
-    unsupported: bool,
 }
 
 impl fmt::Display for Problem {
@@ -63,16 +57,8 @@ pub(in crate::meta) struct Problems(Vec<Problem>);
 impl Problems {
     /// Returns the rejection that the problems make; `None` without problems.
     pub(in crate::meta) fn rejection(self) -> Option<Rejected> {
-        let Self(mut problems) = self;
-        if problems.is_empty() {
-            return None;
-        }
-        if problems.iter().all(|problem| problem.unsupported) {
-            return Some(Rejected::Unsupported(problems));
-        }
-        // Invalid fields come first: their author can correct them.
-        problems.sort_by_key(|problem| problem.unsupported);
-        Some(Rejected::Invalid(problems))
+        let Self(problems) = self;
+        (!problems.is_empty()).then_some(Rejected::Invalid(problems))
     }
 
     /// Returns the number of problems.
@@ -86,15 +72,6 @@ impl Problems {
         field: impl Into<String>,
         message: impl Into<String>,
     ) {
-        self.0.push(Problem { field: field.into(), message: message.into(), unsupported: false });
-    }
-
-    /// Adds a field that asks for an unsupported feature.
-    pub(in crate::meta) fn unsupported(&mut self, field: impl Into<String>) {
-        self.0.push(Problem {
-            field: field.into(),
-            message: "is not supported by this version; remove it".to_owned(),
-            unsupported: true,
-        });
+        self.0.push(Problem { field: field.into(), message: message.into() });
     }
 }

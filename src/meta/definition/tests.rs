@@ -46,7 +46,7 @@ fn check(pointer: &str, value: Value, expected: &[&str]) {
         Ok(_) => Vec::new(),
         Err(Rejected::Undecodable { field, .. }) => vec![field],
         Err(Rejected::Unbuildable(error)) => vec![error],
-        Err(Rejected::Invalid(problems) | Rejected::Unsupported(problems)) => {
+        Err(Rejected::Invalid(problems)) => {
             problems.into_iter().map(|problem| problem.field).collect()
         }
     };
@@ -217,21 +217,39 @@ fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
 }
 
 #[test]
-fn unsupported_field_is_refused_by_name() {
+fn hooks_that_metacontroller_never_calls_are_accepted() {
     check("/hooks/preUpdateChild", json!({"webhook": {"url": "http://x/"}}), &[]);
-    check(
-        "/childResources",
-        json!([{
-            "apiVersion": "v1", "resource": "pods",
-            "updateStrategy": {"method": "RollingInPlace"}
-        }]),
-        &["spec.childResources[0].updateStrategy.method"],
-    );
-    let rolling = |spec: &mut Value| {
-        spec["childResources"][0]["updateStrategy"] = json!({"method": "RollingInPlace"});
+}
+
+#[test]
+fn rolling_methods_have_their_checks_and_revisions_their_fields() {
+    let rolling = |method: &'static str| {
+        parse(&object(|spec| {
+            spec["parentResource"]["revisionHistory"] = json!({"fieldPaths": ["spec.template"]});
+            let checks = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+            spec["childResources"][0]["updateStrategy"] =
+                json!({"method": method, "statusChecks": checks});
+        }))
+        .unwrap()
     };
-    let rejected = parse(&object(rolling)).unwrap_err();
-    assert_eq!(rejected.reason(), "SpecUnsupported");
+    for (method, strategy, is_in_place) in [
+        ("RollingRecreate", UpdateMethod::Recreate, Some(false)),
+        ("RollingInPlace", UpdateMethod::InPlace, Some(true)),
+        ("Recreate", UpdateMethod::Recreate, None),
+        ("InPlace", UpdateMethod::InPlace, None),
+        ("OnDelete", UpdateMethod::OnDelete, None),
+    ] {
+        let definition = rolling(method);
+
+        let rule = &definition.children[0];
+        assert_eq!(rule.strategy, strategy);
+        let found = rule.rolling.as_ref();
+        assert_eq!(found.map(|rule| rule.is_in_place), is_in_place);
+        assert_eq!(found.map(|rule| rule.checks.conditions.len()), is_in_place.map(|_| 1));
+        assert_eq!(definition.is_rolling(), is_in_place.is_some());
+        assert_eq!(definition.revision_fields, ["spec.template"]);
+    }
+    assert_eq!(parse(&object(|_| {})).unwrap().revision_fields, ["spec"]);
 }
 
 #[test]

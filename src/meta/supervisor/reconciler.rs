@@ -169,6 +169,11 @@ impl DeclarationReconciler {
             max_children: self.options.max_children,
             recreates_at_once: self.options.recreate_without_dry_run,
             lenience: self.options.lenience,
+            revision_namespace: self
+                .cluster
+                .namespace
+                .clone()
+                .unwrap_or_else(|| self.options.revision_namespace.clone()),
             ..definition.or_resync(self.options.resync_period)
         })
     }

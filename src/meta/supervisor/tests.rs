@@ -8,6 +8,7 @@ mod metrics;
 mod optional;
 mod panics;
 mod pruned;
+mod rollout;
 mod slots;
 mod swap;
 

@@ -99,7 +99,7 @@ impl ParentReconciler {
 }
 
 /// Reads the parent from the server, since the cache may be outdated.
-async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
+pub(super) async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
     match Resource::new(client, &parent.served).get(&parent.key).await {
         Ok(live) => Ok(live.is(&parent.uid) && !live.is_going()),
         Err(error) if is_gone(&error) => Ok(false),
@@ -111,7 +111,7 @@ async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
 ///
 /// The whole list is written. An object that cannot be read is an error, since its other owners
 /// would be lost.
-fn owners_patch(
+pub(super) fn owners_patch(
     kind: &str,
     header: &Header,
     json: &[u8],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ParentReconciler, SyncError, hook_call::CheckedResponse};
+use super::{ParentReconciler, SyncError, hook_call::CheckedResponse, rollout::Rollout};
 use crate::{controller::Context, informer::Object, meta::children::Rules};
 
 impl ParentReconciler {
@@ -13,6 +13,7 @@ impl ParentReconciler {
         object: &Object,
         rules: &Rules<'_>,
         response: CheckedResponse,
+        rollout: Option<Rollout>,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
@@ -30,8 +31,18 @@ impl ParentReconciler {
         let manages = self.finalizer.manages_children(object.header());
         let has_own =
             manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
-        let managed =
-            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
+        let rechecked = match &rollout {
+            Some(rollout) if manages => self.write_rollout(parent, rollout, context).await?,
+            Some(_) | None => None,
+        };
+        let managed = match &rollout {
+            _ if !manages => Ok(true),
+            None => self.apply.execute(rules, desired, context).await,
+            Some(rollout) => {
+                let observed = &rollout.managed(rules.observed);
+                self.apply.execute(&Rules { observed, ..*rules }, desired, context).await
+            }
+        };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
         if is_freed && let Some(freed) = self.remove_finalizer(parent, &object, context).await? {
             object = freed;
@@ -49,9 +60,15 @@ impl ParentReconciler {
         let written = self.write_status(parent, &object, status, context).await;
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let as_desired = managed? & written?;
+        let has_moved = rollout.as_ref().is_some_and(Rollout::has_moved);
+        let children_are_desired = managed?;
+        let as_desired = children_are_desired & written?;
+        // No event follows a move without a write of the child.
+        let next = (has_moved && children_are_desired).then_some(Duration::ZERO);
+        let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
+        let is_settled = rollout.as_ref().is_none_or(Rollout::is_settled);
         // The chain of owners may change while the parent does not.
-        if as_desired && !has_own && !is_freed {
+        if as_desired && !has_own && !is_freed && is_settled {
             self.parents.writes.keep_record(&parent.key, record);
         }
         Ok(recheck)

@@ -5,7 +5,6 @@ use bytes::Bytes;
 use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
-    informer::Object,
     meta::{
         Definition, HookKind,
         budget::Reservation,
@@ -44,6 +43,29 @@ pub(super) struct CheckedResponse {
     pub(super) record: SyncRecord,
     /// True if the hook has finished finalizing the parent.
     pub(super) finalized: bool,
+}
+
+/// Parent that a hook is called for, as of one revision.
+#[derive(Clone, Copy)]
+pub(super) struct RevisionCall<'a> {
+    /// The parent, encoded.
+    pub(super) json: &'a Bytes,
+    /// Name of the revision; `None` for the parent as it is.
+    pub(super) name: Option<&'a str>,
+    /// Digest of the observed revisions; 0 without any.
+    pub(super) digest: u64,
+}
+
+impl RevisionCall<'_> {
+    /// Returns the parent under an identity of its own for each revision, so that what a hook keeps
+    /// for one is not taken for another.
+    pub(super) fn parent(&self, parent: &Parent) -> Parent {
+        let uid = match self.name {
+            Some(name) => format!("{}/{name}", parent.uid).into(),
+            None => parent.uid.clone(),
+        };
+        Parent { uid, ..parent.clone() }
+    }
 }
 
 impl ParentReconciler {
@@ -90,7 +112,7 @@ impl ParentReconciler {
     pub(super) async fn call_hook(
         &self,
         hook: &CountedHook,
-        object: &Object,
+        called: RevisionCall<'_>,
         rules: &Rules<'_>,
         objects: ObservedObjects<'_>,
         last: Option<SyncRecord>,
@@ -98,7 +120,7 @@ impl ParentReconciler {
     ) -> Result<HookResponse, SyncError> {
         let Rules { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
-        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), objects);
+        let bytes = protocol::sync_request_bytes(&definition.controller, called.json, objects);
         let room = self.room(bytes, context).await?;
         let request = protocol::sync_request(
             definition.kind,
@@ -106,11 +128,12 @@ impl ParentReconciler {
             hook.rule.version,
             &definition.controller,
             parent,
-            object.json(),
+            called.json,
             objects,
         );
-        let digest = ObservedDigest::of(&request, groups, missing);
-        let (body, call) = self.exchange(hook, parent, request, room, context).await?;
+        let digest = ObservedDigest::of(&request, groups, missing, called.digest);
+        let (body, call) =
+            self.exchange(hook, &called.parent(parent), request, room, context).await?;
         let record = SyncRecord::new(digest, &body);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);

@@ -126,7 +126,8 @@ impl ParentReconciler {
     }
 }
 
-fn subject(parent: &Parent) -> Subject {
+/// Returns the subject of Events about a parent.
+pub(super) fn subject(parent: &Parent) -> Subject {
     Subject {
         api_version: parent.served.identity.api_version(),
         kind: parent.served.kind.to_string(),

@@ -111,16 +111,15 @@ struct Responses {
     // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
     bytes: usize,
-    by_parent: HashMap<Request, CachedAnswer>,
+    // Responses for a parent, by its uid and the name of an older revision, if any.
+    by_parent: HashMap<Request, BTreeMap<Box<str>, CachedResponse>>,
     // The smallest number is the oldest entry, and the first to expire.
-    by_age: BTreeMap<u64, Request>,
+    by_age: BTreeMap<u64, (Request, Box<str>)>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct CachedAnswer {
-    // A parent that was created anew has another uid.
-    uid: Box<str>,
+struct CachedResponse {
     kept: Kept,
     since: Instant,
     number: u64,
@@ -134,16 +133,18 @@ impl Responses {
     }
 
     fn get(&mut self, parent: &Request, uid: &str, now: Instant) -> Option<Kept> {
-        let entry = self.by_parent.get(parent)?;
-        if *entry.uid == *uid && !self.expired(entry, now) {
+        self.remove_others(parent, uid);
+        let entry = self.by_parent.get(parent)?.get(uid)?;
+        if !self.expired(entry, now) {
             return Some(entry.kept.clone());
         }
-        self.remove(parent);
+        self.remove_one(parent, uid);
         None
     }
 
     fn put(&mut self, parent: &Request, uid: &str, kept: Option<Kept>, now: Instant) {
-        self.remove(parent);
+        self.remove_others(parent, uid);
+        self.remove_one(parent, uid);
         self.sweep(now);
         let Some(Kept { tag, body }) = kept else { return };
         let names = parent.name.len() + parent.namespace.as_ref().map_or(0, |name| name.len());
@@ -156,8 +157,8 @@ impl Responses {
                 break reservation;
             }
             // Responses of other controllers may occupy the rest of the process's budget.
-            let Some(oldest) = self.by_age.values().next().cloned() else { return };
-            self.remove(&oldest);
+            let Some((oldest, uid)) = self.by_age.values().next().cloned() else { return };
+            self.remove_one(&oldest, &uid);
         };
         // Copied, since a slice would keep the whole buffer and the reservation of the read.
         let body = reservation.hold_all(body.to_vec());
@@ -165,24 +166,49 @@ impl Responses {
         let number = self.next;
         self.next += 1;
         self.bytes += bytes;
-        self.by_age.insert(number, parent.clone());
-        let entry = CachedAnswer { uid: uid.into(), kept, since: now, number, bytes };
-        self.by_parent.insert(parent.clone(), entry);
+        self.by_age.insert(number, (parent.clone(), uid.into()));
+        let entry = CachedResponse { kept, since: now, number, bytes };
+        self.by_parent.entry(parent.clone()).or_default().insert(uid.into(), entry);
+    }
+
+    /// Removes the responses for earlier parents of this name: a parent that was created anew has
+    /// another uid.
+    fn remove_others(&mut self, parent: &Request, uid: &str) {
+        let known = self.by_parent.get(parent).into_iter().flat_map(BTreeMap::keys);
+        let others: Vec<_> = known.filter(|known| uid_of(known) != uid_of(uid)).cloned().collect();
+        for other in others {
+            self.remove_one(parent, &other);
+        }
     }
 
     fn remove(&mut self, parent: &Request) {
-        if let Some(entry) = self.by_parent.remove(parent) {
+        for entry in self.by_parent.remove(parent).into_iter().flat_map(BTreeMap::into_values) {
             self.by_age.remove(&entry.number);
             self.bytes -= entry.bytes;
         }
     }
 
-    fn sweep(&mut self, now: Instant) {
-        while let Some(oldest) = self.by_age.values().next().cloned()
-            && self.by_parent.get(&oldest).is_none_or(|entry| self.expired(entry, now))
-        {
-            self.remove(&oldest);
+    fn remove_one(&mut self, parent: &Request, uid: &str) {
+        let Some(entries) = self.by_parent.get_mut(parent) else { return };
+        if let Some(entry) = entries.remove(uid) {
+            self.by_age.remove(&entry.number);
+            self.bytes -= entry.bytes;
         }
+        if entries.is_empty() {
+            self.by_parent.remove(parent);
+        }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        while let Some((oldest, uid)) = self.by_age.values().next().cloned()
+            && self.entry(&oldest, &uid).is_none_or(|entry| self.expired(entry, now))
+        {
+            self.remove_one(&oldest, &uid);
+        }
+    }
+
+    fn entry(&self, parent: &Request, uid: &str) -> Option<&CachedResponse> {
+        self.by_parent.get(parent)?.get(uid)
     }
 
     fn clear(&mut self) {
@@ -190,9 +216,14 @@ impl Responses {
         *self = Self::new(self.lifetime, self.budget.clone());
     }
 
-    fn expired(&self, entry: &CachedAnswer, now: Instant) -> bool {
+    fn expired(&self, entry: &CachedResponse, now: Instant) -> bool {
         self.lifetime.is_some_and(|lifetime| now.duration_since(entry.since) >= lifetime)
     }
+}
+
+/// Returns the uid of a parent without the name of its revision.
+fn uid_of(uid: &str) -> &str {
+    uid.split_once('/').map_or(uid, |(uid, _)| uid)
 }
 
 #[cfg(test)]

@@ -163,21 +163,38 @@ proptest! {
                 0 => responses.remove(&key),
                 1 => responses.sweep(now),
                 2 => drop(responses.get(&key, "u", now)),
+                3 => responses.put(&key, "u/revision", Some(kept("t", vec![b'x'; bytes])), now),
                 _ => responses.put(&key, "u", Some(kept("t", vec![b'x'; bytes])), now),
             }
 
-            let sum: usize = responses.by_parent.values().map(|entry| entry.bytes).sum();
+            let all = || responses.by_parent.values().flat_map(BTreeMap::values);
+            let sum: usize = all().map(|entry| entry.bytes).sum();
             prop_assert_eq!(responses.bytes, sum);
             prop_assert!(sum <= 4000);
-            prop_assert_eq!(responses.by_age.len(), responses.by_parent.len());
-            for (number, key) in &responses.by_age {
-                prop_assert_eq!(responses.by_parent[key].number, *number);
+            prop_assert_eq!(responses.by_age.len(), all().count());
+            for (number, (key, uid)) in &responses.by_age {
+                prop_assert_eq!(responses.by_parent[key][uid].number, *number);
             }
             let oldest = responses.by_age.values().next();
-            let eldest = responses.by_parent.values().map(|entry| entry.since).min();
-            prop_assert_eq!(oldest.map(|key| responses.by_parent[key].since), eldest);
+            let eldest = all().map(|entry| entry.since).min();
+            prop_assert_eq!(oldest.map(|(key, uid)| responses.by_parent[key][uid].since), eldest);
         }
     }
+}
+
+#[test]
+fn each_revision_of_a_parent_has_its_own_answer() {
+    let (mut responses, now) = (Responses::new(None, budget(10_000)), Instant::now());
+    for uid in ["u", "u/one", "u/two"] {
+        responses.put(&key("a"), uid, Some(kept(uid, "{}")), now);
+    }
+
+    for uid in ["u", "u/one", "u/two"] {
+        assert_eq!(responses.get(&key("a"), uid, now).unwrap().tag, uid);
+    }
+    assert_eq!(responses.get(&key("a"), "u/none", now), None);
+    assert_eq!(responses.get(&key("a"), "v", now), None);
+    assert_eq!(responses.bytes, 0, "the parent was created anew");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,25 @@
+//! Rolling updates: the children of a parent follow a change of the parent one at a time.
+//!
+//! A revision is the state of a parent as far as `revisionHistory.fieldPaths` names it. While a
+//! rollout is under way, several revisions are live: each lists its children, and each is sent to
+//! the hook as a parent of its own. A child keeps the form of its revision until it is its turn.
+//!
+//! This module sends no requests: [`plan`] decides, and `super::sync` executes.
+
+mod field_paths;
+mod pending;
+mod plan;
+mod revision;
+mod status_checks;
+mod updated_condition;
+
+pub(crate) use self::{
+    field_paths::{apply_patch, patch_of},
+    pending::{PendingRollouts, Recorded, RolloutHealth},
+    plan::{ChildId, ChildState, OlderRevision, Place, Plan, Progress, Standing, plan},
+    revision::{
+        OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of, orphan_selector,
+    },
+    status_checks::readiness,
+    updated_condition::UpdatedCondition,
+};

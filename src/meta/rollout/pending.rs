@@ -1,0 +1,250 @@
+//! Pending rollouts of one controller: what each waits for, and since when.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    time::Duration,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::plan::{ChildId, Progress, Wait};
+use crate::controller::Request;
+
+/// Time after which a wait is reported as an Event, since short waits are part of each rollout.
+const REPORTED: Duration = Duration::from_secs(30);
+/// Time after which a missing child of an older revision moves to the latest one: its revision may
+/// be unable to create it.
+const OVERDUE: Duration = Duration::from_secs(10);
+/// Maximum number of remembered objects of others; beyond it they are read again.
+const MAX_FOREIGN: usize = 10_000;
+
+/// Rollouts of the parents of one controller.
+#[derive(Default)]
+pub(crate) struct PendingRollouts {
+    state: Mutex<RolloutStates>,
+    changed: Option<Box<dyn Fn(&RolloutHealth) + Send + Sync>>,
+}
+
+#[derive(Default)]
+struct RolloutStates {
+    pending: BTreeMap<Request, PendingRollout>,
+    // uids of parents and of revisions without an owner that are not theirs.
+    foreign: HashSet<(String, String)>,
+}
+
+/// Rollout that is under way.
+#[derive(Debug)]
+struct PendingRollout {
+    // Child that is awaited, and the reason; `None` while children move.
+    wait: Option<Wait>,
+    // Time of the last move, or of the first sync that waited for this.
+    since: Instant,
+    at: Timestamp,
+    is_reported: bool,
+}
+
+/// Pending rollouts, summed over all parents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RolloutHealth {
+    /// Number of parents whose rollout is under way.
+    pub(crate) pending: usize,
+    /// Number of them that have waited for a child for long.
+    pub(crate) waiting: usize,
+    /// Time of the last progress of the parent that has waited longest.
+    pub(crate) since: Option<Timestamp>,
+    /// The parent that has waited longest, and the reason.
+    pub(crate) example: Option<(Request, String)>,
+}
+
+/// Result of recording the progress of a rollout.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Recorded {
+    /// Wait to report as an Event.
+    pub(crate) report: Option<String>,
+    /// True if a rollout of more than one sync is complete.
+    pub(crate) is_completed: bool,
+    /// Time until the wait is to be looked at again.
+    pub(crate) recheck: Option<Duration>,
+}
+
+impl PendingRollouts {
+    /// Returns an empty state, which calls `changed` after each change.
+    pub(crate) fn new(changed: impl Fn(&RolloutHealth) + Send + Sync + 'static) -> Self {
+        Self { state: Mutex::default(), changed: Some(Box::new(changed)) }
+    }
+
+    /// Records the progress of a parent's rollout.
+    pub(crate) fn record(&self, key: &Request, progress: &Progress) -> Recorded {
+        let wait = match progress {
+            Progress::Complete => {
+                let is_completed = self.remove(key);
+                return Recorded { is_completed, ..Recorded::default() };
+            }
+            Progress::Updating(_) => None,
+            Progress::Waiting(wait) => Some(wait.clone()),
+        };
+        let (mut state, now) = (self.state.lock(), Instant::now());
+        let began =
+            |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
+        let known = state.pending.remove(key);
+        let pending = match known {
+            // A wait for the same child continues, also with another text.
+            Some(known) if wait.is_some() && is_same(known.wait.as_ref(), wait.as_ref()) => {
+                PendingRollout { wait, ..known }
+            }
+            Some(_) | None => began(wait),
+        };
+        let waited = now.duration_since(pending.since);
+        let mut recorded = Recorded::default();
+        let pending = match &pending.wait {
+            Some(wait) if waited >= REPORTED && !pending.is_reported => {
+                recorded.report = Some(wait.to_string());
+                PendingRollout { is_reported: true, ..pending }
+            }
+            Some(_) if !pending.is_reported => {
+                let next = if waited < OVERDUE { OVERDUE } else { REPORTED };
+                recorded.recheck = Some((next - waited).max(Duration::from_millis(1)));
+                pending
+            }
+            Some(_) | None => pending,
+        };
+        state.pending.insert(key.clone(), pending);
+        let health = state.health();
+        drop(state);
+        self.publish(&health);
+        recorded
+    }
+
+    /// Returns the child that a parent has waited for too long.
+    pub(crate) fn overdue(&self, key: &Request) -> Option<ChildId> {
+        let state = self.state.lock();
+        let pending = state.pending.get(key).filter(|it| it.since.elapsed() >= OVERDUE)?;
+        pending.wait.as_ref().map(|wait| wait.child.clone())
+    }
+
+    /// Forgets a parent that is gone, or that the controller no longer selects. Returns whether it had
+    /// a rollout.
+    pub(crate) fn remove(&self, key: &Request) -> bool {
+        let mut state = self.state.lock();
+        let was_pending = state.pending.remove(key).is_some();
+        if was_pending {
+            let health = state.health();
+            drop(state);
+            self.publish(&health);
+        }
+        was_pending
+    }
+
+    /// Forgets all parents.
+    pub(crate) fn clear(&self) {
+        *self.state.lock() = RolloutStates::default();
+        self.publish(&RolloutHealth::default());
+    }
+
+    /// Returns whether a revision without an owner is known not to be a parent's.
+    pub(crate) fn is_foreign(&self, parent_uid: &str, revision_uid: &str) -> bool {
+        let key = (parent_uid.to_owned(), revision_uid.to_owned());
+        self.state.lock().foreign.contains(&key)
+    }
+
+    /// Remembers that a revision without an owner is not a parent's.
+    pub(crate) fn remember_foreign(&self, parent_uid: &str, revision_uid: &str) {
+        let mut state = self.state.lock();
+        if state.foreign.len() >= MAX_FOREIGN {
+            state.foreign.clear();
+        }
+        state.foreign.insert((parent_uid.to_owned(), revision_uid.to_owned()));
+    }
+
+    fn publish(&self, health: &RolloutHealth) {
+        if let Some(changed) = &self.changed {
+            changed(health);
+        }
+    }
+}
+
+fn is_same(known: Option<&Wait>, now: Option<&Wait>) -> bool {
+    known.map(|wait| &wait.child) == now.map(|wait| &wait.child)
+}
+
+impl RolloutStates {
+    fn health(&self) -> RolloutHealth {
+        // Short waits are part of each rollout.
+        let reported = self.pending.iter().filter(|(_, pending)| pending.is_reported);
+        let waiting =
+            || reported.clone().filter_map(|(key, it)| Some((key, it, it.wait.as_ref()?)));
+        let longest = waiting().min_by_key(|(_, pending, _)| pending.since);
+        RolloutHealth {
+            pending: self.pending.len(),
+            waiting: waiting().count(),
+            since: self.pending.values().map(|pending| pending.at).min(),
+            example: longest.map(|(key, _, wait)| (key.clone(), wait.to_string())),
+        }
+    }
+}
+
+impl fmt::Debug for PendingRollouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingRollouts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn waiting(name: &str) -> Progress {
+        Progress::Waiting(Wait::missing(ChildId::new("", "ConfigMap", name)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_wait_is_reported_once_and_each_new_one_anew() {
+        let (rollouts, key) = (PendingRollouts::default(), Request::namespaced("ns", "p"));
+
+        let first = rollouts.record(&key, &waiting("a"));
+        assert_eq!((first.report, first.recheck), (None, Some(OVERDUE)));
+        assert_eq!(rollouts.overdue(&key), None);
+        advance(OVERDUE).await;
+        assert_eq!(rollouts.record(&key, &waiting("a")).recheck, Some(REPORTED - OVERDUE));
+        assert_eq!(rollouts.overdue(&key), Some(ChildId::new("", "ConfigMap", "a")));
+        advance(REPORTED - OVERDUE).await;
+        let late = rollouts.record(&key, &waiting("a"));
+        assert_eq!(
+            (late.report.as_deref(), late.recheck),
+            (Some("missing child ConfigMap a"), None)
+        );
+        assert_eq!(rollouts.record(&key, &waiting("a")), Recorded::default());
+        assert_eq!(rollouts.record(&key, &waiting("b")).recheck, Some(OVERDUE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_counts_the_rollouts_that_are_under_way() {
+        let seen = Arc::new(Mutex::new(RolloutHealth::default()));
+        let latest = Arc::clone(&seen);
+        let rollouts = PendingRollouts::new(move |health| *latest.lock() = health.clone());
+        let [one, two] = ["a", "b"].map(|name| Request::namespaced("ns", name));
+
+        let moving = Progress::Updating(ChildId::new("", "ConfigMap", "a"));
+        rollouts.record(&one, &moving);
+        rollouts.record(&two, &waiting("x"));
+
+        let health = seen.lock().clone();
+        assert_eq!((health.pending, health.waiting, health.example), (2, 0, None));
+        advance(REPORTED).await;
+        rollouts.record(&two, &waiting("x"));
+        let health = seen.lock().clone();
+        assert_eq!((health.pending, health.waiting), (2, 1));
+        assert_eq!(health.example, Some((two.clone(), "missing child ConfigMap x".to_owned())));
+        assert!(rollouts.record(&one, &Progress::Complete).is_completed);
+        assert!(!rollouts.record(&one, &Progress::Complete).is_completed, "reported once");
+        rollouts.clear();
+        assert_eq!(*seen.lock(), RolloutHealth::default());
+    }
+}

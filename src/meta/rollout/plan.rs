@@ -1,0 +1,317 @@
+//! Rollout plan: decides which revision each child has, without I/O.
+//!
+//! At most one child moves to the latest revision in one sync, and only if every child that has it is
+//! observed, as desired and ready. The order is that of the hook's answer, except that a child which
+//! is unavailable anyway moves first: after a change of the parent in mid-rollout, another child
+//! would be unavailable beside it.
+//!
+//! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
+//! except for that order, and for a child that exists, differs and has no revision: it is left as
+//! it is until its turn, where Metacontroller would update all such children at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use crate::{kind::GroupKind, meta::api::RevisionChildren};
+
+/// Child as revisions name it: without its version.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ChildId {
+    /// Type of the child.
+    pub(crate) type_: GroupKind,
+    /// Name; `namespace/name` if the parent is cluster-scoped and the child is not.
+    pub(crate) name: String,
+}
+
+impl ChildId {
+    /// Returns the child of this type and name.
+    pub(crate) fn new(group: &str, kind: &str, name: &str) -> Self {
+        let type_ = GroupKind { group: group.to_owned(), kind: kind.to_owned() };
+        Self { type_, name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ChildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.type_.kind, self.name)
+    }
+}
+
+/// Observed state of a child.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ChildState {
+    /// Not observed.
+    Missing,
+    /// Observed, and being deleted.
+    Deleting,
+    /// Observed.
+    Present {
+        /// True if the latest revision has nothing to change; an error if that cannot be decided.
+        is_latest: Result<bool, String>,
+        /// True if its own revision has nothing to change.
+        is_own: bool,
+        /// Result of the status checks; the error follows `child <kind> <name>`.
+        ready: Result<(), String>,
+    },
+}
+
+/// Standing of a type in the declaration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Served, and updated by rolling.
+    Rolling,
+    /// Possibly an optional type that is not listed now.
+    Unlisted,
+    /// Any other type: its children have no revision.
+    Other,
+}
+
+/// Live revision other than the latest.
+#[derive(Clone, Debug)]
+pub(crate) struct OlderRevision<'a> {
+    /// Children of the revision, as recorded.
+    pub(crate) children: &'a [RevisionChildren],
+    /// Children in the answer for this revision.
+    pub(crate) wanted: BTreeSet<ChildId>,
+}
+
+/// Revision of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The latest revision.
+    Latest,
+    /// The older revision with this index.
+    Older(usize),
+    /// No revision: the child is left as it is.
+    Held,
+}
+
+/// State of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Every child has the latest revision.
+    Complete,
+    /// This child moves to the latest revision.
+    Updating(ChildId),
+    /// No child moves, for this reason.
+    Waiting(Wait),
+}
+
+/// Child that a rollout waits for, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The child.
+    pub(crate) child: ChildId,
+    reason: WaitReason,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WaitReason {
+    Missing,
+    Unchecked(String),
+    /// Follows the name of the child.
+    State(String),
+}
+
+impl Wait {
+    /// Returns the wait for a child that does not exist.
+    pub(crate) fn missing(child: ChildId) -> Self {
+        Self { child, reason: WaitReason::Missing }
+    }
+
+    fn state(child: &ChildId, text: &str) -> Self {
+        Self { child: child.clone(), reason: WaitReason::State(text.to_owned()) }
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let child = &self.child;
+        match &self.reason {
+            WaitReason::Missing => write!(f, "missing child {child}"),
+            WaitReason::Unchecked(error) => {
+                write!(f, "can't check if child {child} is updated: {error}")
+            }
+            WaitReason::State(text) => write!(f, "child {child} {text}"),
+        }
+    }
+}
+
+/// Decision about the children of one parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Children of the latest revision.
+    pub(crate) latest: Vec<RevisionChildren>,
+    /// Children of each older revision; one without any is no longer used.
+    pub(crate) older: Vec<Vec<RevisionChildren>>,
+    /// Rolling children that do not have the latest revision.
+    pub(crate) places: BTreeMap<ChildId, Place>,
+    /// State of the rollout.
+    pub(crate) progress: Progress,
+}
+
+/// Plans one step of a rollout.
+///
+/// `wanted` are the rolling children in the answer for the latest revision, in its order. `overdue`
+/// is a missing child of an older revision that was awaited for long: its revision may be unable to
+/// create it, so that it moves to the latest one.
+pub(crate) fn plan(
+    latest: &[RevisionChildren],
+    older: &[OlderRevision<'_>],
+    wanted: &[ChildId],
+    overdue: Option<&ChildId>,
+    standing: impl Fn(&GroupKind) -> Standing,
+    mut observe: impl FnMut(&ChildId, Place) -> ChildState,
+) -> Plan {
+    let recorded = recorded(latest, older, wanted, &standing);
+    let mut rollout = Rollout { places: BTreeMap::new(), states: BTreeMap::new() };
+    for child in wanted {
+        let place = recorded.get(child).copied();
+        if place == Some(Place::Latest) {
+            continue;
+        }
+        let state = observe(child, place.unwrap_or(Place::Held));
+        let place = match (&state, place) {
+            (ChildState::Present { is_latest: Ok(true), .. }, _) => Place::Latest,
+            (ChildState::Missing | ChildState::Deleting, None) => Place::Latest,
+            (_, place) => place.unwrap_or(Place::Held),
+        };
+        if place != Place::Latest {
+            rollout.places.insert(child.clone(), place);
+            rollout.states.insert(child.clone(), state);
+        }
+    }
+    let progress = rollout.proceed(wanted, overdue, &mut observe);
+    let place_of = |child: &ChildId| rollout.places.get(child).copied().unwrap_or(Place::Latest);
+    let lists = |place: Place, known: &[RevisionChildren]| {
+        let kept = |child: &ChildId| match standing(&child.type_) {
+            Standing::Rolling => recorded.contains_key(child) && place_of(child) == place,
+            Standing::Unlisted => true,
+            Standing::Other => false,
+        };
+        let joined = wanted.iter().filter(|child| place_of(child) == place);
+        lists(ids(known).filter(kept).chain(joined.cloned()))
+    };
+    let all_older = older.iter().enumerate();
+    Plan {
+        latest: lists(Place::Latest, latest),
+        older: all_older.map(|(at, known)| lists(Place::Older(at), known.children)).collect(),
+        places: rollout.places,
+        progress,
+    }
+}
+
+/// Returns the revision of each wanted child, as far as one is recorded. The latest revision wins
+/// over others, and a revision whose answer lacks the child has no form for it.
+fn recorded(
+    latest: &[RevisionChildren],
+    older: &[OlderRevision<'_>],
+    wanted: &[ChildId],
+    standing: &impl Fn(&GroupKind) -> Standing,
+) -> BTreeMap<ChildId, Place> {
+    let wanted: BTreeSet<_> = wanted.iter().collect();
+    let of_latest = ids(latest).map(|child| (child, Place::Latest));
+    let of_older = older.iter().enumerate().flat_map(|(at, revision)| {
+        let has_form = |child: &ChildId| revision.wanted.contains(child);
+        ids(revision.children).filter(has_form).map(move |child| (child, Place::Older(at)))
+    });
+    let mut recorded = BTreeMap::new();
+    for (child, place) in of_latest.chain(of_older) {
+        if wanted.contains(&child) && standing(&child.type_) == Standing::Rolling {
+            recorded.entry(child).or_insert(place);
+        }
+    }
+    recorded
+}
+
+/// Children that do not have the latest revision, and their states.
+struct Rollout {
+    places: BTreeMap<ChildId, Place>,
+    states: BTreeMap<ChildId, ChildState>,
+}
+
+impl Rollout {
+    /// Moves the next child if all conditions are met.
+    fn proceed(
+        &mut self,
+        wanted: &[ChildId],
+        overdue: Option<&ChildId>,
+        observe: &mut impl FnMut(&ChildId, Place) -> ChildState,
+    ) -> Progress {
+        let old: Vec<_> = wanted.iter().filter(|child| self.places.contains_key(child)).collect();
+        let Some(first) = old.first() else { return Progress::Complete };
+        let updated = wanted.iter().filter(|child| !self.places.contains_key(child));
+        for child in updated {
+            if let Some(wait) = wait_for(child, observe(child, Place::Latest)) {
+                return Progress::Waiting(wait);
+            }
+        }
+        let is_missing = |child: &&&ChildId| self.states[**child] == ChildState::Missing;
+        let is_overdue = |child: &&&ChildId| Some(**child) == overdue;
+        let missing = |child: &&&ChildId| is_missing(child) && !is_overdue(child);
+        if let Some(child) = old.iter().skip(1).find(missing).filter(|_| !missing(&first)) {
+            // This sync creates the child at its own revision.
+            return Progress::Waiting(Wait::missing((**child).clone()));
+        }
+        // Such a child is written in this sync anyway.
+        let is_behind = |child: &&&ChildId| match &self.states[**child] {
+            ChildState::Present { is_own, .. } => !is_own,
+            ChildState::Missing | ChildState::Deleting => false,
+        };
+        let is_unavailable = |child: &&&ChildId| match &self.states[**child] {
+            ChildState::Missing => is_overdue(child),
+            ChildState::Deleting => true,
+            ChildState::Present { ready, .. } => ready.is_err(),
+        };
+        let next = old.iter().find(is_behind).or_else(|| old.iter().find(is_unavailable));
+        let next: &ChildId = next.unwrap_or(first);
+        let next = next.clone();
+        self.places.remove(&next);
+        Progress::Updating(next)
+    }
+}
+
+/// Returns the reason why a rollout waits for an updated child, if it does.
+fn wait_for(child: &ChildId, state: ChildState) -> Option<Wait> {
+    match state {
+        ChildState::Missing => Some(Wait::missing(child.clone())),
+        ChildState::Deleting => Some(Wait::state(child, "is being deleted")),
+        ChildState::Present { is_latest: Err(error), .. } => {
+            Some(Wait { child: child.clone(), reason: WaitReason::Unchecked(error) })
+        }
+        ChildState::Present { is_latest: Ok(false), .. } => {
+            Some(Wait::state(child, "is not updated yet"))
+        }
+        ChildState::Present { ready, .. } => ready.err().map(|text| Wait::state(child, &text)),
+    }
+}
+
+fn ids(children: &[RevisionChildren]) -> impl Iterator<Item = ChildId> + '_ {
+    children.iter().flat_map(|children| {
+        let of = |name: &String| ChildId::new(&children.api_group, &children.kind, name);
+        children.names.iter().map(of)
+    })
+}
+
+/// Returns children as a revision lists them: by type, each name once, in this order.
+fn lists(children: impl Iterator<Item = ChildId>) -> Vec<RevisionChildren> {
+    let (mut lists, mut listed) = (Vec::<RevisionChildren>::new(), BTreeSet::new());
+    let mut by_type = BTreeMap::new();
+    for child in children {
+        if !listed.insert(child.clone()) {
+            continue;
+        }
+        let at = *by_type.entry(child.type_.clone()).or_insert(lists.len());
+        if at == lists.len() {
+            let GroupKind { group, kind } = child.type_;
+            lists.push(RevisionChildren { api_group: group, kind, names: Vec::new() });
+        }
+        lists[at].names.push(child.name);
+    }
+    lists
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! Model of rollouts: random parents, hands and crashes against the plan and an executor that writes
+//! revisions before children, one write at a time.
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+/// Event between two steps.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The parent is changed to this specification.
+    Edit(u8),
+    /// The number of children changes.
+    Scale(usize),
+    /// A child becomes ready.
+    Ready(usize),
+    /// A child is deleted by hand.
+    Delete(usize),
+    /// A sync, which crashes after this number of writes.
+    Sync(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Child {
+    spec: u8,
+    is_ready: bool,
+    // True if a rollout has made it unavailable, and it was not ready since.
+    is_disrupted: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct World {
+    recreates: bool,
+    spec: u8,
+    scale: usize,
+    children: BTreeMap<ChildId, Child>,
+    // Children that a rollout has deleted.
+    deleted: BTreeSet<ChildId>,
+    revisions: BTreeMap<u8, Vec<RevisionChildren>>,
+    writes: usize,
+}
+
+impl World {
+    fn wanted(&self) -> Vec<ChildId> {
+        (0..self.scale).map(child_at).collect()
+    }
+
+    /// Returns the number of children that rollouts have made unavailable.
+    fn disrupted(&self) -> usize {
+        let children = self.children.values();
+        children.filter(|child| child.is_disrupted).count() + self.deleted.len()
+    }
+
+    /// Changes the number of children. The deletion of one that is no longer wanted is not of the
+    /// rollout's making.
+    fn rescale(&mut self, scale: usize) {
+        self.scale = scale;
+        let wanted = self.wanted();
+        self.deleted.retain(|id| wanted.contains(id));
+        for (_, child) in self.children.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
+            child.is_disrupted = false;
+        }
+    }
+
+    fn plan(&self) -> (Vec<u8>, Plan) {
+        let specs: Vec<u8> =
+            self.revisions.keys().copied().filter(|spec| *spec != self.spec).collect();
+        let older: Vec<_> = specs
+            .iter()
+            .map(|spec| OlderRevision {
+                children: &self.revisions[spec],
+                wanted: self.wanted().into_iter().collect(),
+            })
+            .collect();
+        let observe = |id: &ChildId, place: Place| match self.children.get(id) {
+            None => ChildState::Missing,
+            Some(child) => ChildState::Present {
+                is_latest: Ok(child.spec == self.spec),
+                is_own: match place {
+                    Place::Older(at) => child.spec == specs[at],
+                    Place::Latest | Place::Held => true,
+                },
+                ready: if child.is_ready { Ok(()) } else { Err("is not ready".to_owned()) },
+            },
+        };
+        let latest = self.revisions.get(&self.spec).cloned().unwrap_or_default();
+        let plan = plan(&latest, &older, &self.wanted(), None, |_| Standing::Rolling, observe);
+        (specs, plan)
+    }
+
+    /// Syncs, and crashes after this number of writes. Returns whether anything was written.
+    fn sync(&mut self, mut budget: usize) -> bool {
+        let (specs, plan) = self.plan();
+        let before = self.writes;
+        let mut may_write = |writes: &mut usize| {
+            *writes += usize::from(budget > 0);
+            budget.checked_sub(1).inspect(|left| budget = *left).is_some()
+        };
+        if self.revisions.get(&self.spec) != Some(&plan.latest) {
+            if !may_write(&mut self.writes) {
+                return true;
+            }
+            self.revisions.insert(self.spec, plan.latest.clone());
+        }
+        for (spec, children) in specs.iter().zip(&plan.older) {
+            if !children.is_empty() && self.revisions[spec] != *children {
+                if !may_write(&mut self.writes) {
+                    return true;
+                }
+                self.revisions.insert(*spec, children.clone());
+            }
+        }
+        for (spec, children) in specs.iter().zip(&plan.older) {
+            if children.is_empty() {
+                if !may_write(&mut self.writes) {
+                    return true;
+                }
+                self.revisions.remove(spec);
+            }
+        }
+        let wanted = self.wanted();
+        let unwanted = self.children.keys().filter(|id| !wanted.contains(id)).cloned();
+        for id in unwanted.collect::<Vec<_>>() {
+            if !may_write(&mut self.writes) {
+                return true;
+            }
+            self.children.remove(&id);
+        }
+        self.deleted.retain(|id| wanted.contains(id));
+        for id in wanted {
+            let spec = match plan.places.get(&id) {
+                None | Some(Place::Latest) => self.spec,
+                Some(Place::Older(at)) => specs[*at],
+                Some(Place::Held) => continue,
+            };
+            let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
+            match self.children.get_mut(&id) {
+                Some(child) if child.spec == spec => {}
+                _ if !may_write(&mut self.writes) => return true,
+                None => {
+                    let is_disrupted = self.deleted.remove(&id);
+                    self.children.insert(id, created(is_disrupted));
+                }
+                // A child that was not ready before is not made unavailable by the rollout.
+                Some(child) if self.recreates => {
+                    let is_disrupted = child.is_ready || child.is_disrupted;
+                    self.children.remove(&id);
+                    if is_disrupted {
+                        self.deleted.insert(id);
+                    }
+                }
+                Some(child) => *child = created(child.is_ready || child.is_disrupted),
+            }
+        }
+        self.writes > before
+    }
+}
+
+fn child_at(index: usize) -> ChildId {
+    id(&format!("c{index:02}"))
+}
+
+fn events(has_hands: bool) -> impl Strategy<Value = Vec<Event>> {
+    let hands = u32::from(has_hands);
+    let event = prop_oneof![
+        1 => (0..4_u8).prop_map(Event::Edit),
+        1 => (0..7_usize).prop_map(Event::Scale),
+        6 => (0..7_usize).prop_map(Event::Ready),
+        hands => (0..7_usize).prop_map(Event::Delete),
+        8 => (0..6_usize).prop_map(Event::Sync),
+    ];
+    vec(event, 0..120)
+}
+
+fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
+    let mut world = World { recreates, scale: 4, ..World::default() };
+    // Deletions by hand are not of the rollout's making.
+    let has_hands = events.iter().any(|event| matches!(event, Event::Delete(_)));
+    let most = if has_hands { usize::MAX } else { 1 };
+    world.sync(usize::MAX);
+    world.children.values_mut().for_each(|child| child.is_ready = true);
+    for event in events {
+        match *event {
+            Event::Edit(spec) => world.spec = spec,
+            Event::Scale(scale) => world.rescale(scale),
+            Event::Ready(at) => {
+                if let Some(child) = world.children.get_mut(&child_at(at)) {
+                    (child.is_ready, child.is_disrupted) = (true, false);
+                }
+            }
+            Event::Delete(at) => {
+                world.children.remove(&child_at(at));
+            }
+            Event::Sync(writes) => {
+                world.sync(writes);
+            }
+        }
+        prop_assert!(world.disrupted() <= most, "{event:?}: {world:?}");
+    }
+    // At the end everything becomes ready, and the rollout comes to its end.
+    for _ in 0..100 {
+        let wrote = world.sync(usize::MAX);
+        prop_assert!(world.disrupted() <= most, "{world:?}");
+        let unready = world.children.values().filter(|child| !child.is_ready).count();
+        for child in world.children.values_mut() {
+            (child.is_ready, child.is_disrupted) = (true, false);
+        }
+        if !wrote && unready == 0 {
+            break;
+        }
+    }
+    prop_assert_eq!(world.plan().1.progress, Progress::Complete);
+    prop_assert!(world.children.values().all(|child| child.spec == world.spec), "{:?}", world);
+    let revisions: Vec<_> = world.revisions.keys().copied().collect();
+    prop_assert_eq!(revisions, [world.spec]);
+    prop_assert_eq!(&world.children.keys().cloned().collect::<Vec<_>>(), &world.wanted());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_rollout_makes_two_children_unavailable_and_each_one_ends(
+        recreates in any::<bool>(),
+        events in any::<bool>().prop_flat_map(events),
+    ) {
+        play(recreates, &events)?;
+    }
+}
+
+#[test]
+fn rollout_of_fifty_children_writes_each_of_them_once() {
+    let mut world = World { scale: 50, ..World::default() };
+    world.sync(usize::MAX);
+    world.children.values_mut().for_each(|child| child.is_ready = true);
+    world.spec = 1;
+
+    let mut order = Vec::new();
+    while let (_, Plan { progress: Progress::Updating(child), .. }) = world.plan() {
+        world.sync(usize::MAX);
+        world.children.values_mut().for_each(|child| child.is_ready = true);
+        order.push(child);
+    }
+
+    assert_eq!(order, world.wanted());
+}

@@ -1,0 +1,87 @@
+//! The process is killed before and after each write of a rollout and of a finalization.
+
+use super::*;
+
+#[derive(Clone, Copy, Debug)]
+enum Life {
+    Rollout,
+    Finalization,
+}
+
+/// Plays a life with at most one crash. Returns the number of writes of the first process.
+async fn play(variant: Variant, life: Life, crash: Option<(When, usize)>) -> usize {
+    let bench = Bench::start(variant).await;
+    let server = bench.harness.server.clone();
+    bench.end().await;
+    let answer = move |kind: HookKind, request: &Value| variant.answer(kind, request);
+    let mut bench = Bench::process(&server, variant, crash, answer).await;
+    bench.roll_to("two");
+    if let Life::Finalization = life {
+        let (kind, namespace) = (variant.parent_kind(), variant.parent_namespace());
+        server.remove(GROUP, kind, namespace, "p").unwrap();
+    }
+    let finished = async |bench: &Bench| match life {
+        Life::Rollout => bench.done("two").await,
+        Life::Finalization => gone(bench).await,
+    };
+    let dead = bench.wire.dead.clone();
+    let is_dead = tokio::select! {
+        biased;
+        () = dead.cancelled() => true,
+        () = finished(&bench) => false,
+    };
+    let writes = bench.wire.changes.load(Ordering::SeqCst);
+    assert_eq!(is_dead, crash.is_some(), "{crash:?} of {writes}");
+    if is_dead {
+        bench.assert_kept();
+        bench.harness.tasks.shutdown().await;
+        bench = Bench::process(&server, variant, None, answer).await;
+        finished(&bench).await;
+    }
+    bench.end().await;
+    writes
+}
+
+/// Waits until the parent is gone, and with it all that was its own.
+async fn gone(bench: &Bench) {
+    let server = &bench.harness.server;
+    let (kind, namespace) = (bench.variant.parent_kind(), bench.variant.parent_namespace());
+    for _ in 0..4000 {
+        let is_gone = server.get(GROUP, kind, namespace, "p").is_err()
+            && bench.children().is_empty()
+            && server.list(REVISIONS.0, REVISIONS.1).unwrap().is_empty();
+        if is_gone {
+            return;
+        }
+        sleep(Duration::from_millis(50)).await;
+        bench.make_all_ready();
+    }
+    panic!("{:?} {:?}", bench.texts(), bench.revisions());
+}
+
+async fn every_crash(variant: Variant, life: Life) {
+    let writes = play(variant, life, None).await;
+    for number in 1..=writes {
+        for when in [When::Before, When::After] {
+            play(variant, life, Some((when, number))).await;
+        }
+    }
+    assert!(writes > 3, "{writes}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn crash_at_any_write_of_a_rollout_strands_nothing() {
+    for (method, has_checks) in [("RollingInPlace", true), ("RollingRecreate", false)] {
+        let is_cluster_scoped = has_checks;
+        let variant = Variant { method, has_checks, is_cluster_scoped, ..PLAIN };
+        every_crash(variant, Life::Rollout).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn crash_at_any_write_of_a_finalization_in_mid_rollout_strands_nothing() {
+    for is_cluster_scoped in [false, true] {
+        let variant = Variant { method: "RollingRecreate", is_cluster_scoped, ..PLAIN };
+        every_crash(variant, Life::Finalization).await;
+    }
+}

@@ -1,0 +1,243 @@
+//! Changes in mid-rollout: edits, rollbacks, deletions, scales, and what Metacontroller left.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+
+const CHECKED: Variant = Variant { has_checks: true, ..PLAIN };
+
+impl Bench {
+    /// Starts with three ready children, edits the parent, and waits until the first child is
+    /// updated and not ready.
+    async fn in_mid_rollout(variant: Variant) -> Self {
+        let bench = Self::start(variant).await;
+        bench.roll_to("two");
+        bench.rests("RolloutWaiting").await;
+        assert_eq!(bench.texts(), ["two", "one", "one"]);
+        bench
+    }
+
+    /// Waits until the condition has this reason and nothing changes any more.
+    async fn rests(&self, reason: &str) {
+        for _ in 0..100 {
+            sleep(Duration::from_millis(50)).await;
+            if self.updated().0 == reason {
+                settle().await;
+                settle().await;
+                return;
+            }
+        }
+        panic!("{:?} {:?} {:?}", self.texts(), self.revisions(), self.updated());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollout_waits_for_the_status_of_each_updated_child_and_reports_it_once() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+
+    let (_, message) = bench.updated();
+    let expected = "child Part c00 with RollingInPlace update strategy hasn't observed latest spec";
+    assert_eq!(message, expected);
+    bench.make_ready("c00", false);
+    settle().await;
+    let expected = "child Part c00 failed status check: \"Ready\" condition status is \"False\" \
+                    (want \"True\")";
+    assert_eq!(bench.updated(), ("RolloutWaiting".to_owned(), expected.to_owned()));
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!(bench.texts(), ["two", "one", "one"], "it waits for ever");
+    let events = bench.harness.server.list("v1", "Event").unwrap();
+    let waits = events.iter().filter(|event| event["reason"] == "RolloutWaiting");
+    let waits: Vec<_> = waits.map(|event| event["message"].as_str().unwrap()).collect();
+    assert_eq!(waits, [format!("Rollout waits: {expected}")]);
+    bench.make_ready("c00", true);
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_in_mid_rollout_rolls_the_children_of_all_revisions() {
+    for method in ["RollingInPlace", "RollingRecreate"] {
+        let bench = Bench::in_mid_rollout(Variant { method, ..CHECKED }).await;
+        assert_eq!(bench.revisions()["one"], ["c01", "c02"]);
+        // The first child is ready, and the second one is being updated.
+        bench.make_ready("c00", true);
+        bench.rests("RolloutWaiting").await;
+        assert_eq!(bench.texts(), ["two", "two", "one"]);
+
+        bench.roll_to("three");
+        bench.rests("RolloutWaiting").await;
+
+        assert_eq!(bench.texts(), ["two", "three", "one"], "the unavailable child is first");
+        assert_eq!(bench.revisions().len(), 3);
+        bench.done("three").await;
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollback_in_mid_rollout_rolls_the_updated_children_back() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+    bench.wire.take_writes();
+
+    bench.roll_to("one");
+    bench.done("one").await;
+
+    assert_eq!(bench.wire.child_writes(), ["PUT c00"], "no other child is touched");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_that_is_deleted_in_mid_rollout_returns_at_its_own_revision() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let server = &bench.harness.server;
+
+    server.remove(GROUP, "Part", "default", "c02").unwrap();
+    settle().await;
+    server.remove(GROUP, "Part", "default", "c00").unwrap();
+    settle().await;
+
+    assert_eq!(bench.texts(), ["two", "one", "one"]);
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn scale_in_mid_rollout_creates_at_the_latest_revision_and_deletes_at_once() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+
+    bench.edit(json!({"size": 5}));
+    bench.rests("RolloutWaiting").await;
+    assert_eq!(bench.texts(), ["two", "one", "one", "two", "two"]);
+    bench.edit(json!({"size": 2}));
+    bench.rests("RolloutWaiting").await;
+    assert_eq!(bench.texts(), ["two", "one"]);
+    assert_eq!(bench.revisions()["one"], ["c01"]);
+
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_outside_the_fields_of_revisions_reaches_all_children_at_once() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+
+    bench.edit(json!({"all": "yes"}));
+    settle().await;
+
+    let all = bench.children().into_iter().map(|child| child["spec"]["all"].clone());
+    assert_eq!(all.collect::<Vec<_>>(), ["yes", "yes", "yes"]);
+    assert_eq!(bench.texts(), ["two", "one", "one"]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_is_called_once_for_each_live_revision_and_one_that_is_busy_stops_the_sync() {
+    let server = SimulatedServer::new();
+    let busy = Arc::new(AtomicBool::new(false));
+    let is_busy = Arc::clone(&busy);
+    let answer = move |kind: HookKind, request: &Value| {
+        let is_old = request["parent"]["spec"]["template"]["text"] == "one";
+        match is_old && is_busy.load(Ordering::SeqCst) {
+            true => Value::Null,
+            false => CHECKED.answer(kind, request),
+        }
+    };
+    let bench = Bench::process(&server, CHECKED, None, answer).await;
+    bench.declare();
+    bench.done("one").await;
+    bench.calls.lock().unwrap().clear();
+    bench.wire.take_writes();
+    busy.store(true, Ordering::SeqCst);
+
+    bench.roll_to("two");
+    settle().await;
+
+    assert_eq!(*bench.calls.lock().unwrap(), ["two", "one"], "the latest first");
+    assert_eq!(bench.wire.take_writes(), [""; 0]);
+    busy.store(false, Ordering::SeqCst);
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_that_of_the_latest_revision_and_the_shortest_resync_counts() {
+    let server = SimulatedServer::new();
+    let answer = |kind: HookKind, request: &Value| {
+        let mut answer = CHECKED.answer(kind, request);
+        let text = &request["parent"]["spec"]["template"]["text"];
+        answer["status"] = json!({"of": text});
+        answer["resyncAfterSeconds"] = json!(if text == "one" { 60 } else { 600 });
+        answer
+    };
+    let bench = Bench::process(&server, CHECKED, None, answer).await;
+    bench.declare();
+    bench.done("one").await;
+    bench.roll_to("two");
+    bench.rests("RolloutWaiting").await;
+    sleep(Duration::from_secs(31)).await;
+    bench.calls.lock().unwrap().clear();
+
+    assert_eq!(bench.parent()["status"]["of"], "two");
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(*bench.calls.lock().unwrap(), ["two", "one"]);
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollout_that_stopped_half_done_goes_on() {
+    for generates in [false, true] {
+        let variant = Variant { generates, ..CHECKED };
+        let bench = Bench::in_mid_rollout(variant).await;
+        let server = bench.harness.server.clone();
+        bench.end().await;
+        let answer = move |kind: HookKind, request: &Value| variant.answer(kind, request);
+        let bench = Bench::process(&server, variant, None, answer).await;
+
+        bench.done("two").await;
+
+        assert_eq!(bench.wire.child_writes(), ["PUT c01", "PUT c02"], "one is up to date");
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn revision_that_was_released_for_its_labels_is_adopted_by_its_name() {
+    let bench = Bench::start(Variant { generates: false, ..PLAIN }).await;
+    let server = &bench.harness.server;
+    let mut revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
+    let labels = revision["metadata"]["labels"].as_object_mut().unwrap();
+    assert_eq!(labels.remove("app"), Some(json!("x")), "a label of the selector");
+    revision["metadata"]["ownerReferences"] = json!([]);
+    let uid = revision["metadata"]["uid"].clone();
+    server.apply(revision).unwrap();
+
+    bench.edit(json!({"all": "yes"}));
+    bench.done("one").await;
+
+    let revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
+    assert_eq!(revision["metadata"]["uid"], uid);
+    assert_eq!(revision["metadata"]["ownerReferences"][0]["name"], "p");
+    bench.roll_to("two");
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn children_without_a_revision_are_updated_one_at_a_time() {
+    let bench = Bench::start(CHECKED).await;
+    let server = bench.harness.server.clone();
+    bench.end().await;
+    let revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
+    let name = revision["metadata"]["name"].as_str().unwrap();
+    server.remove(REVISIONS.0, REVISIONS.1, "default", name).unwrap();
+    let answer = |kind: HookKind, request: &Value| CHECKED.answer(kind, request);
+    let bench = Bench::process(&server, CHECKED, None, answer).await;
+
+    bench.roll_to("two");
+    bench.rests("RolloutWaiting").await;
+
+    assert_eq!(bench.texts(), ["two", "one", "one"]);
+    bench.done("two").await;
+    bench.end().await;
+}

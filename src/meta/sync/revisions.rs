@@ -1,0 +1,307 @@
+//! Revisions of one parent: claims those that exist, and writes the planned ones.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json, value::RawValue};
+
+use super::{
+    ParentReconciler, SyncError,
+    adopt::{is_alive, owners_patch},
+};
+use crate::{
+    controller::Context,
+    informer::{Header, Interest, Object, Selection},
+    kind::{ServedType, TypeRef},
+    meta::{
+        ControllerRevision,
+        api::RevisionChildren,
+        children::{Parent, owner_reference},
+        digest::digest,
+        ownership::Ownership,
+        related::RelatedGroup,
+        resource::{Resource, is_already_there, is_conflict, is_gone},
+        rollout::{
+            OlderParent, Plan, Revision, RevisionOwner, apply_patch, is_named_by, is_of_type,
+            labels_of, orphan_selector, patch_of,
+        },
+    },
+    redaction,
+};
+
+/// Live revisions of one parent.
+pub(super) struct Revisions {
+    /// Type of revisions.
+    served: Arc<ServedType>,
+    /// Revision of the parent as it is.
+    pub(super) latest: Revision,
+    /// Other revisions that have children, in the order of their names.
+    pub(super) older: Vec<OlderParent>,
+    /// Digest of the observed revisions.
+    pub(super) digest: u64,
+    /// The parent, decoded.
+    pub(super) parent: Value,
+    /// Objects that the customize hook relates to the parent as of each older revision.
+    pub(super) related: Vec<Vec<RelatedGroup>>,
+}
+
+/// Write of one revision.
+#[derive(Debug)]
+enum RevisionWrite<'a> {
+    Create(&'a Revision, Vec<RevisionChildren>),
+    SetChildren(&'a Revision, Vec<RevisionChildren>),
+    Delete(&'a Revision),
+}
+
+impl ParentReconciler {
+    /// Claims the revisions of a parent; `None` if its children are not updated one at a time.
+    pub(super) async fn revisions(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        ownership: &Ownership,
+        context: &Context,
+    ) -> Result<Option<Revisions>, SyncError> {
+        let definition = &*self.definition;
+        if !definition.is_rolling() || !self.finalizer.manages_children(object.header()) {
+            return Ok(None);
+        }
+        let type_ref = TypeRef::of::<ControllerRevision>();
+        let (Some(served), Some(store)) = (context.served(&type_ref), context.store(&type_ref))
+        else {
+            // The type is required, so that the epoch is about to stop.
+            return Err(SyncError::Cancelled);
+        };
+        let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
+        let namespace = parent.key.namespace.as_ref().unwrap_or(&definition.revision_namespace);
+        let orphans = Selection {
+            namespace: Some(namespace.clone()),
+            selector: orphan_selector(owner.identity),
+        };
+        if let Some(moving) = context.moving_interests(&type_ref) {
+            let interests =
+                vec![Interest::OwnerUid(parent.uid.clone()), Interest::Orphans(orphans.clone())];
+            moving.set((parent.key.primary, &parent.key.key), interests);
+        }
+        let mut objects = store.controlled_by(&parent.uid);
+        if !parent.terminating {
+            let candidates = store.orphans(&orphans);
+            objects.extend(
+                self.adopt_revisions(parent, &served, ownership, candidates, context).await?,
+            );
+        }
+        objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
+        let seen: Vec<_> = objects.iter().map(|object| &object.json()[..]).collect();
+        let digest = digest(&seen);
+        let observed: Result<Vec<_>, _> = objects.iter().map(Revision::read).collect();
+        let observed = observed.map_err(SyncError::Failed)?;
+        let _permit = self.budget.decode_permit(object.json().len()).await;
+        let json: Value = serde_json::from_slice(object.json()).map_err(|error| {
+            SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
+        })?;
+        let fields = &definition.revision_fields;
+        let patch = patch_of(&json, fields).map_err(SyncError::Failed)?;
+        let mut latest = None;
+        let mut older = Vec::new();
+        for revision in observed {
+            if latest.is_none() && revision.has(&patch) {
+                latest = Some(revision);
+                continue;
+            }
+            let mut then = json.clone();
+            apply_patch(&mut then, &revision.patch, fields).map_err(SyncError::Failed)?;
+            older.push(OlderParent { revision, json: Bytes::from(then.to_string()) });
+        }
+        let new = || Revision::new(owner, namespace.clone(), patch);
+        let latest = latest.unwrap_or_else(new);
+        Ok(Some(Revisions { served, latest, older, digest, parent: json, related: Vec::new() }))
+    }
+
+    /// Returns the revisions without an owner that are a parent's, after adopting them.
+    async fn adopt_revisions(
+        &self,
+        parent: &Parent,
+        served: &ServedType,
+        ownership: &Ownership,
+        candidates: Vec<Object>,
+        context: &Context,
+    ) -> Result<Vec<Object>, SyncError> {
+        let rollouts = &self.parents.rollouts;
+        let resource = Resource::new(context.client(), served);
+        let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
+        let mut adopted = Vec::new();
+        // Read once, and only if there is something to adopt.
+        let mut alive = None;
+        for candidate in candidates {
+            let (key, uid) = (candidate.key(), &candidate.header().uid);
+            if rollouts.is_foreign(&parent.uid, uid) || !is_free(candidate.header(), owner) {
+                continue;
+            }
+            let doing = |verb: &str| format!("{verb} ControllerRevision {key}");
+            let live = match resource.get(key).await {
+                Ok(live) => Object::from_json(live.json(), served),
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(SyncError::of_write(&doing("reading"), &error)),
+            };
+            // The cache may be behind: another parent may have adopted the revision.
+            let Ok(live) = live else { continue };
+            let Ok(revision) = Revision::read(&live) else { continue };
+            let selected = ownership.adopts();
+            let selected = selected.is_some_and(|selector| selector.matches(&live.header().labels));
+            if !is_free(live.header(), owner) || !(selected || is_named_by(owner, &revision)) {
+                rollouts.remember_foreign(&parent.uid, uid);
+                continue;
+            }
+            let alive = match alive {
+                Some(alive) => alive,
+                None => *alive.insert(is_alive(parent, context.client()).await?),
+            };
+            if !alive {
+                break;
+            }
+            let patch = owners_patch("ControllerRevision", live.header(), live.json(), |owners| {
+                owners.push(owner_reference(parent));
+            })?;
+            match resource.merge_patch::<Box<RawValue>>(key, None, &patch).await {
+                Ok(stored) => {
+                    let object = Object::from_json(stored.get(), served);
+                    adopted.push(object.map_err(|error| {
+                        SyncError::Failed(format!("adopted ControllerRevision: {error}"))
+                    })?);
+                }
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(SyncError::of_write(&doing("adopting"), &error)),
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Writes the planned children of the revisions, the latest first: a child in two revisions has
+    /// the latest, and one in none would be left as it is.
+    pub(super) async fn write_revisions(
+        &self,
+        parent: &Parent,
+        revisions: &Revisions,
+        plan: &Plan,
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let writes = revisions.writes(plan);
+        if writes.is_empty() {
+            return Ok(());
+        }
+        context.release_slot();
+        let resource = Resource::new(context.client(), &revisions.served);
+        for write in writes {
+            match write {
+                RevisionWrite::Create(revision, children) => {
+                    self.create_revision(parent, revisions, revision, children, &resource).await?;
+                }
+                RevisionWrite::SetChildren(revision, children) => {
+                    let patch = children_patch(revision, children);
+                    let result = resource.merge_patch(&revision.key, None, &patch).await;
+                    if let Err(error) = result.map(|IgnoredAny| ()) {
+                        let doing = format!("updating ControllerRevision {}", revision.key);
+                        return Err(match is_gone(&error) {
+                            true => SyncError::Behind(format!("{doing}: it no longer exists")),
+                            false => SyncError::of_write(&doing, &error),
+                        });
+                    }
+                }
+                RevisionWrite::Delete(revision) => {
+                    let Some((uid, _)) = &revision.observed else { continue };
+                    match resource.delete(&revision.key, uid).await {
+                        Err(error) if !is_gone(&error) && !is_conflict(&error) => {
+                            let doing = format!("deleting ControllerRevision {}", revision.key);
+                            return Err(SyncError::of_write(&doing, &error));
+                        }
+                        Ok(()) | Err(_) => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates a revision. One that exists without an owner is the parent's by its name, and adopted.
+    async fn create_revision(
+        &self,
+        parent: &Parent,
+        revisions: &Revisions,
+        revision: &Revision,
+        children: Vec<RevisionChildren>,
+        resource: &Resource<'_>,
+    ) -> Result<(), SyncError> {
+        let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
+        let generates = self.definition.generate_selector;
+        let labels = labels_of(&revisions.parent, owner, generates).map_err(SyncError::Failed)?;
+        let object = revision.object(labels, owner_reference(parent), children.clone());
+        let doing = format!("creating ControllerRevision {}", revision.key);
+        let error = match resource.create(&revision.key, object).await {
+            Ok(_stored) => return Ok(()),
+            Err(error) if is_already_there(&error) => error,
+            Err(error) => return Err(SyncError::of_write(&doing, &error)),
+        };
+        let live = match resource.get(&revision.key).await {
+            Ok(live) => live,
+            Err(error) if is_gone(&error) => return Err(SyncError::Behind(doing)),
+            Err(error) => return Err(SyncError::of_write(&doing, &error)),
+        };
+        let live = Object::from_json(live.json(), &revisions.served)
+            .map_err(|error| SyncError::Failed(format!("{doing}: {error}")))?;
+        match live.controller() {
+            Some(other) if *other.uid == *parent.uid => Err(SyncError::Behind(doing)),
+            Some(_) => Err(SyncError::of_write(&doing, &error)),
+            None => {
+                let mut patch =
+                    owners_patch("ControllerRevision", live.header(), live.json(), |owners| {
+                        owners.push(owner_reference(parent));
+                    })?;
+                patch["children"] = json!(children);
+                let adopted = resource.merge_patch(&revision.key, None, &patch).await;
+                adopted.map(|IgnoredAny| ()).map_err(|error| SyncError::of_write(&doing, &error))
+            }
+        }
+    }
+}
+
+impl Revisions {
+    /// Returns the writes that the plan needs, in their order.
+    fn writes(&self, plan: &Plan) -> Vec<RevisionWrite<'_>> {
+        let mut writes = Vec::new();
+        if self.latest.observed.is_none() {
+            writes.push(RevisionWrite::Create(&self.latest, plan.latest.clone()));
+        } else if self.latest.children != plan.latest {
+            writes.push(RevisionWrite::SetChildren(&self.latest, plan.latest.clone()));
+        }
+        let older = || self.older.iter().map(|older| &older.revision).zip(&plan.older);
+        let changed = older()
+            .filter(|(revision, children)| !children.is_empty() && revision.children != **children);
+        writes
+            .extend(changed.map(|(revision, children)| {
+                RevisionWrite::SetChildren(revision, children.clone())
+            }));
+        let unused = older().filter(|(_, children)| children.is_empty());
+        writes.extend(unused.map(|(revision, _)| RevisionWrite::Delete(revision)));
+        writes
+    }
+
+    /// Returns whether the plan needs a write.
+    pub(super) fn needs_write(&self, plan: &Plan) -> bool {
+        !self.writes(plan).is_empty()
+    }
+}
+
+/// Patch of the children alone, for exactly this version of a revision.
+fn children_patch(revision: &Revision, children: Vec<RevisionChildren>) -> Value {
+    let (uid, version) = revision.observed.clone().unwrap_or_default();
+    let children = if children.is_empty() { Value::Null } else { json!(children) };
+    json!({"metadata": {"uid": uid, "resourceVersion": version}, "children": children})
+}
+
+/// Returns whether an object may be adopted as a revision of a parent of this type.
+fn is_free(header: &Header, owner: RevisionOwner<'_>) -> bool {
+    header.deletion_timestamp.is_none()
+        && !header.owners.iter().any(|owner| owner.controller)
+        && is_of_type(&header.labels, owner.identity)
+}

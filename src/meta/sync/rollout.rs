@@ -1,0 +1,292 @@
+//! Rollout of one parent in a sync: a call of the hook for each live revision, and the plan.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::{
+    ParentReconciler, SyncError,
+    hook_call::{CheckedResponse, HookResponse, RevisionCall},
+    report::subject,
+    revisions::Revisions,
+};
+use crate::{
+    controller::Context,
+    informer::ObjectKey,
+    kind::{GroupKind, TypeName, TypeRef},
+    meta::{
+        RollingRule,
+        children::{Child, Desired, Parent, Rules},
+        counted_hook::CountedHook,
+        protocol::ObservedObjects,
+        recorder::Severity,
+        rollout::{
+            ChildId, ChildState, OlderRevision, Place, Plan, Progress, Recorded, Standing,
+            UpdatedCondition, plan, readiness,
+        },
+    },
+};
+
+/// Planned rollout of one parent.
+pub(super) struct Rollout {
+    revisions: Revisions,
+    plan: Plan,
+    condition: UpdatedCondition,
+    /// Children that are left as they are.
+    held: BTreeSet<(usize, ObjectKey)>,
+}
+
+/// Rolling children of an answer.
+type Wanted<'a> = BTreeMap<ChildId, &'a Desired>;
+
+impl ParentReconciler {
+    /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
+    /// the latest revision: children, status, resync and end of finalizing are those of all.
+    pub(super) async fn roll(
+        &self,
+        hook: &CountedHook,
+        rules: &Rules<'_>,
+        objects: ObservedObjects<'_>,
+        revisions: Revisions,
+        response: &mut CheckedResponse,
+        context: &Context,
+    ) -> Result<Rollout, SyncError> {
+        let mut answers = Vec::with_capacity(revisions.older.len());
+        for (older, related) in revisions.older.iter().zip(&revisions.related) {
+            let call = RevisionCall {
+                json: &older.json,
+                name: Some(&older.revision.key.name),
+                digest: revisions.digest,
+            };
+            let objects = ObservedObjects { related, ..objects };
+            match self.call_hook(hook, call, rules, objects, None, context).await? {
+                HookResponse::Checked(answer) => answers.push(answer),
+                // Without an earlier record, no answer is unchanged.
+                HookResponse::Unchanged(_) => return Err(SyncError::Cancelled),
+            }
+        }
+        let rolling = Rolling::new(self, rules);
+        let latest = rolling.wanted(&response.desired);
+        let older: Vec<_> = answers.iter().map(|answer| rolling.wanted(&answer.desired)).collect();
+        let planned = {
+            // Children are decoded one at a time.
+            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
+            rolling.plan(self, &revisions, &response.desired, &latest, &older)
+        };
+        let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
+        response.status =
+            Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
+        let used = answers.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());
+        for (answer, _) in used {
+            response.finalized &= answer.finalized;
+            let resync = &mut response.record.resync_after;
+            *resync = resync.iter().chain(&answer.record.resync_after).min().copied();
+        }
+        let (desired, held) = rolling.assign(&response.desired, &older, &planned);
+        response.desired = desired;
+        Ok(Rollout { revisions, plan: planned, condition, held })
+    }
+
+    /// Writes the revisions of a rollout, and reports its progress. To be called before any child is
+    /// written. Returns the time until the rollout is to be looked at again.
+    pub(super) async fn write_rollout(
+        &self,
+        parent: &Parent,
+        rollout: &Rollout,
+        context: &Context,
+    ) -> Result<Option<Duration>, SyncError> {
+        let Rollout { revisions, plan, condition, .. } = rollout;
+        let progress = &plan.progress;
+        if revisions.needs_write(plan) || !condition.is_on(&revisions.parent) {
+            // The steps of a rollout are no loop, though own writes alone lead to them.
+            self.parents.writes.begin_work(&parent.key);
+        }
+        self.write_revisions(parent, revisions, plan, context).await?;
+        let recorded = self.parents.rollouts.record(&parent.key, progress);
+        let Recorded { report, is_completed, recheck } = recorded;
+        let told = match (report, is_completed) {
+            (Some(wait), _) => Some(("RolloutWaiting", format!("Rollout waits: {wait}"))),
+            (None, true) => {
+                let name = &revisions.latest.key.name;
+                Some(("RolloutComplete", format!("All children have the revision {name}")))
+            }
+            (None, false) => None,
+        };
+        if let Some((reason, text)) = told {
+            self.recorder.publish(context, &subject(parent), Severity::Normal, reason, &text);
+        }
+        Ok(recheck)
+    }
+}
+
+impl Rollout {
+    /// Returns whether every child has the latest revision, and no revision needs a write.
+    pub(super) fn is_settled(&self) -> bool {
+        self.plan.progress == Progress::Complete
+            && self.revisions.older.is_empty()
+            && !self.revisions.needs_write(&self.plan)
+    }
+
+    /// Returns whether a child has moved to the latest revision.
+    pub(super) fn has_moved(&self) -> bool {
+        matches!(self.plan.progress, Progress::Updating(_))
+    }
+
+    /// Returns the observed children without those that are left as they are.
+    pub(super) fn managed(&self, observed: &[Child]) -> Vec<Child> {
+        let is_held = |child: &&Child| self.held.contains(&(child.group, child.key.clone()));
+        observed.iter().filter(|child| !is_held(child)).cloned().collect()
+    }
+}
+
+/// Rolling types of one controller, and the observed children of one parent.
+struct Rolling<'a> {
+    rules: &'a Rules<'a>,
+    /// Rule of each group, if it is updated by rolling.
+    groups: Vec<(GroupKind, Option<&'a RollingRule>)>,
+    /// API groups of rolling types that are not listed.
+    unlisted: BTreeSet<&'a str>,
+    observed: BTreeMap<ChildId, &'a Child>,
+}
+
+impl<'a> Rolling<'a> {
+    fn new(reconciler: &'a ParentReconciler, rules: &'a Rules<'a>) -> Self {
+        let children = &reconciler.definition.children;
+        let rule_of = |index: usize| {
+            let identity = &rules.groups[index].served.identity;
+            let is_of = |type_ref: &TypeRef| {
+                *type_ref.group == *identity.group
+                    && type_ref.name == TypeName::Resource(identity.plural.to_string())
+            };
+            children.iter().find(|rule| is_of(&rule.type_ref)).and_then(|it| it.rolling.as_ref())
+        };
+        let groups = rules.groups.iter().enumerate();
+        let groups: Vec<_> =
+            groups.map(|(index, group)| (group.served.group_kind(), rule_of(index))).collect();
+        let unlisted = children.iter().filter(|rule| rule.rolling.is_some());
+        let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
+        let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
+        let mut rolling = Self { rules, groups, unlisted, observed: BTreeMap::new() };
+        let observed = rules.observed.iter();
+        rolling.observed = observed
+            .filter_map(|child| Some((rolling.id(child.group, &child.key)?, child)))
+            .collect();
+        rolling
+    }
+
+    /// Returns the name of a child in revisions; `None` if its type is not updated by rolling.
+    fn id(&self, group: usize, key: &ObjectKey) -> Option<ChildId> {
+        let (type_, rule) = &self.groups[group];
+        rule.as_ref()?;
+        let name = match (&self.rules.parent.key.namespace, &key.namespace) {
+            (None, Some(namespace)) => format!("{namespace}/{}", key.name),
+            (Some(_), _) | (None, None) => key.name.to_string(),
+        };
+        Some(ChildId { type_: type_.clone(), name })
+    }
+
+    fn wanted<'d>(&self, desired: &'d [Desired]) -> Wanted<'d> {
+        let id = |desired: &'d Desired| Some((self.id(desired.group, &desired.key)?, desired));
+        desired.iter().filter_map(id).collect()
+    }
+
+    /// Returns the bytes of the largest child, observed and desired.
+    fn largest(&self, desired: &[Desired]) -> usize {
+        let observed = self.rules.observed.iter().map(|child| child.json.len());
+        let desired = desired.iter().map(|desired| desired.json.len());
+        observed.max().unwrap_or_default() + desired.max().unwrap_or_default()
+    }
+
+    fn standing(&self, type_: &GroupKind) -> Standing {
+        match self.groups.iter().find(|(known, _)| known == type_) {
+            Some((_, Some(_))) => Standing::Rolling,
+            Some((_, None)) => Standing::Other,
+            None if self.unlisted.contains(type_.group.as_str()) => Standing::Unlisted,
+            None => Standing::Other,
+        }
+    }
+
+    fn plan(
+        &self,
+        reconciler: &ParentReconciler,
+        revisions: &Revisions,
+        order: &[Desired],
+        latest: &Wanted<'_>,
+        older: &[Wanted<'_>],
+    ) -> Plan {
+        let wanted: Vec<_> =
+            order.iter().filter_map(|desired| self.id(desired.group, &desired.key)).collect();
+        let all_older = revisions.older.iter().zip(older);
+        let all_older: Vec<_> = all_older
+            .map(|(known, answer)| OlderRevision {
+                children: &known.revision.children,
+                wanted: answer.keys().cloned().collect(),
+            })
+            .collect();
+        let overdue = reconciler.parents.rollouts.overdue(&self.rules.parent.key);
+        plan(
+            &revisions.latest.children,
+            &all_older,
+            &wanted,
+            overdue.as_ref(),
+            |type_| self.standing(type_),
+            |id, place| self.observe(id, place, latest, older),
+        )
+    }
+
+    fn observe(
+        &self,
+        id: &ChildId,
+        place: Place,
+        latest: &Wanted<'_>,
+        older: &[Wanted<'_>],
+    ) -> ChildState {
+        let Some(child) = self.observed.get(id) else { return ChildState::Missing };
+        if child.terminating {
+            return ChildState::Deleting;
+        }
+        let is_as = |wanted: &Wanted<'_>| match wanted.get(id) {
+            Some(desired) => self.rules.is_as_desired(child, desired),
+            None => Ok(false),
+        };
+        let is_own = match place {
+            // A child that cannot be compared has an error of its own when it is written.
+            Place::Older(at) => is_as(&older[at]).unwrap_or(true),
+            Place::Latest | Place::Held => true,
+        };
+        let rule = self.groups[child.group].1;
+        let ready = match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.json))) {
+            Some((rule, Ok(json))) => readiness(&json, rule),
+            Some((_, Err(_))) => Err("is unreadable".to_owned()),
+            None => Ok(()),
+        };
+        ChildState::Present { is_latest: is_as(latest), is_own, ready }
+    }
+
+    /// Returns the desired children, each in the form of its revision, and the children that are
+    /// left as they are.
+    fn assign(
+        &self,
+        latest: &[Desired],
+        older: &[Wanted<'_>],
+        plan: &Plan,
+    ) -> (Vec<Desired>, BTreeSet<(usize, ObjectKey)>) {
+        let (mut desired, mut held) = (Vec::with_capacity(latest.len()), BTreeSet::new());
+        for child in latest {
+            let id = self.id(child.group, &child.key);
+            let place = id.as_ref().and_then(|id| plan.places.get(id)).copied();
+            let old = |at: usize| id.as_ref().and_then(|id| older[at].get(id)).copied();
+            match (place.unwrap_or(Place::Latest), child) {
+                (Place::Latest, child) => desired.push(child.clone()),
+                (Place::Older(at), child) => desired.push(old(at).unwrap_or(child).clone()),
+                (Place::Held, child) => {
+                    held.insert((child.group, child.key.clone()));
+                }
+            }
+        }
+        (desired, held)
+    }
+}
