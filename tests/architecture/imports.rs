@@ -44,7 +44,8 @@ const SMALL: [&str; 7] =
     ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 3] = [
+const OF_TESTS: [(&str, &[&str]); 4] = [
+    ("manager", &["testing"]),
     ("controller", &["testing"]),
     ("meta", &["testing"]),
     // A fence and its epoch; a request of discovery.
