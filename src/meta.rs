@@ -2,6 +2,7 @@
 
 pub mod api;
 mod apply;
+mod apply_strategy;
 mod budget;
 mod change;
 mod children;
@@ -22,6 +23,7 @@ mod finalizer;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod handover;
 mod hook;
 mod hook_error;
 mod hook_health;
@@ -61,6 +63,7 @@ use api::{
 };
 
 pub use crate::informer::{Selector, SelectorError};
+pub use apply_strategy::{APPLY_FIELD_MANAGER, APPLY_STRATEGY, ApplyStrategy, FieldManager};
 pub use budget::{ControllerBudget, ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;

@@ -69,6 +69,8 @@ mod resync;
 mod scenarios;
 #[cfg(feature = "cli")]
 mod secrecy;
+#[cfg(feature = "cli")]
+mod server_side_apply;
 mod server_stall;
 mod sharing;
 mod simulated;

@@ -13,7 +13,10 @@ use pilotlight::{
         Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions,
         RunnableOptions,
     },
-    meta::{DeclaredControllers, EventLimit, HookMetrics, MetaOptions, Selector, Supervisor},
+    meta::{
+        ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, HookMetrics, MetaOptions,
+        Selector, Supervisor,
+    },
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -139,12 +142,14 @@ pub(super) struct ServerArgs {
 }
 
 /// Options that flags of Metacontroller set.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Upstream<'a> {
     /// Resync period of controllers without `resyncPeriodSeconds`.
     pub(super) resync_period: Option<Duration>,
     /// Rate limit of the Events of one object.
     pub(super) events: EventLimit,
+    /// Apply strategy, and the field manager of server-side apply.
+    pub(super) apply: (ApplyStrategy, FieldManager),
     /// Leader election; none by default.
     pub(super) election: Option<&'a ElectionArgs>,
 }
@@ -236,6 +241,8 @@ impl Instance {
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
             events: upstream.events,
+            apply_strategy: upstream.apply.0,
+            field_manager: upstream.apply.1,
             max_children: manager.budget.hook_answer_children.get(),
             recreate_without_dry_run: manager.lenience.recreate_without_dry_run,
             lenience: manager.lenience.lenience(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use pilotlight::{
     duration::{self, DurationError},
-    meta::EventLimit,
+    meta::{ApplyStrategy, EventLimit, FieldManager},
 };
 use tracing::warn;
 use tracing_subscriber::filter::LevelFilter;
@@ -59,13 +59,14 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
     pprof_address: Option<String>,
-    /// Strategy for writing children: dynamic-apply. The value server-side-apply is accepted, but
-    /// not supported yet, and means the same.
-    #[arg(long, value_name = "STRATEGY", value_parser = ["dynamic-apply", "server-side-apply"])]
-    apply_strategy: Option<String>,
-    /// Ignored: children are applied as with dynamic-apply.
+    /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply.
+    /// The annotation pilotlight.dev/apply-strategy of a controller takes precedence.
+    #[arg(long, value_name = "STRATEGY")]
+    apply_strategy: Option<ApplyStrategy>,
+    /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a
+    /// controller takes precedence. Default: metacontroller.
     #[arg(long, value_name = "NAME")]
-    apply_strategy_ssa_field_manager: Option<String>,
+    apply_strategy_ssa_field_manager: Option<FieldManager>,
 }
 
 impl MetacontrollerArgs {
@@ -82,6 +83,12 @@ impl MetacontrollerArgs {
         });
         let burst = self.events_burst.map(|burst| u32::try_from(burst.max(0)).unwrap_or(u32::MAX));
         EventLimit { burst: burst.unwrap_or(usual.burst), refill: refill.unwrap_or(usual.refill) }
+    }
+
+    /// Returns the apply strategy, and the field manager of server-side apply.
+    pub(super) fn apply(&self) -> (ApplyStrategy, FieldManager) {
+        let manager = self.apply_strategy_ssa_field_manager.clone();
+        (self.apply_strategy.unwrap_or_default(), manager.unwrap_or_default())
     }
 
     /// Returns the log level that these flags set.
@@ -137,16 +144,6 @@ impl MetacontrollerArgs {
                 self.pprof_address.as_deref().is_some_and(|it| !matches!(it, "" | "0")),
                 "--pprof-address",
                 "ignored: there is no pprof endpoint; see /debug/status at --metrics-address",
-            ),
-            (
-                self.apply_strategy.as_deref() == Some("server-side-apply"),
-                "--apply-strategy",
-                "there is no server-side apply yet: children are applied as with dynamic-apply",
-            ),
-            (
-                self.apply_strategy_ssa_field_manager.is_some(),
-                "--apply-strategy-ssa-field-manager",
-                "ignored: children are applied as with dynamic-apply",
             ),
         ]
         .into_iter()
@@ -221,7 +218,7 @@ mod tests {
         .unwrap();
 
         let explained: Vec<_> = flags.meanings().into_iter().map(|(flag, _)| flag).collect();
-        assert_eq!(explained.len(), 11, "{explained:?}");
+        assert_eq!(explained.len(), 9, "{explained:?}");
         let nothing = ["--pprof-address=0", "--apply-strategy=dynamic-apply"];
         for arguments in [&nothing as &[_], &["--pprof-address="], &[]] {
             assert!(parse(arguments).unwrap().meanings().is_empty(), "{arguments:?}");
@@ -229,10 +226,25 @@ mod tests {
     }
 
     #[test]
+    fn flags_set_the_apply_strategy() {
+        let set = |arguments: &[&str]| {
+            let (strategy, manager) = parse(arguments).unwrap().apply();
+            (strategy, manager.as_str().to_owned())
+        };
+        let usual = "metacontroller".to_owned();
+
+        assert_eq!(set(&[]), (ApplyStrategy::DynamicApply, usual.clone()));
+        let applied = (ApplyStrategy::ServerSideApply, usual);
+        assert_eq!(set(&["--apply-strategy=server-side-apply"]), applied);
+        assert_eq!(set(&["--apply-strategy-ssa-field-manager=team"]).1, "team");
+    }
+
+    #[test]
     fn values_that_metacontroller_refuses_are_refused_with_a_hint() {
         for (argument, hint) in [
             ("--zap-devel=maybe", "true or false"),
-            ("--apply-strategy=kubectl", "dynamic-apply, server-side-apply"),
+            ("--apply-strategy=kubectl", "dynamic-apply or server-side-apply"),
+            ("--apply-strategy-ssa-field-manager=", "1 to 128 bytes"),
             ("--zap-log-level=0", "--log-level"),
             ("--zap-log-level=loud", "--log-level"),
             ("--zap-encoder=xml", "--log-format"),

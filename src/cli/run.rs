@@ -50,6 +50,7 @@ impl RunArgs {
             Upstream {
                 resync_period: self.metacontroller.resync_period(),
                 events: self.metacontroller.event_limit(),
+                apply: self.metacontroller.apply(),
                 election: Some(&self.election),
             },
         )?;

@@ -3,11 +3,14 @@
 //! This module does not decide on ownership: the rules of a sync complete each child and its
 //! owners.
 
+mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
 mod failures;
+mod hand_over;
 mod order;
 mod refusal;
+mod server_side;
 
 use std::{mem::take, sync::Arc, task::Poll};
 
@@ -26,9 +29,10 @@ use self::{
     refusal::{Existing, explain_existing, with_other_writer},
 };
 use super::{
-    ControllerBudget, Parents,
+    ApplyStrategy, ControllerBudget, Parents,
     budget::Reservation,
-    children::{Desired, Rules, Step, Write},
+    children::{Desired, Planned, Rules, Step, Write},
+    equal_children::ChildDigest,
     resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
 };
@@ -54,6 +58,24 @@ struct Results {
     halted: Option<SyncError>,
     // True if a child needed a write or a dry run, or its write was held back.
     differed: bool,
+    // Children that are as desired.
+    equal: Vec<ChildDigest>,
+}
+
+/// PlannedDigests of a child: of its desired state, and of that with the observed object.
+#[derive(Clone, Copy, Debug, Default)]
+struct PlannedDigests {
+    desired: Option<ChildDigest>,
+    observed: Option<ChildDigest>,
+}
+
+/// Child that is written.
+struct WrittenChild<'a> {
+    rules: &'a Rules<'a>,
+    // Kind and key of the child.
+    what: String,
+    digests: PlannedDigests,
+    context: &'a Context,
 }
 
 /// Writes of one parent, in order.
@@ -62,7 +84,7 @@ struct Execution<'a> {
     rules: &'a Rules<'a>,
     context: &'a Context,
     order: WriteOrder,
-    under_way: FuturesUnordered<BoxFuture<'a, Result<(), SyncError>>>,
+    under_way: FuturesUnordered<BoxFuture<'a, Result<Option<ChildDigest>, SyncError>>>,
     results: Results,
 }
 
@@ -99,33 +121,36 @@ impl<'a> Execution<'a> {
         let (rules, budget) = (self.rules, &self.apply.budget);
         let writes = &self.apply.parents.writes;
         let known = writes.take_equal(&rules.parent.key);
-        let mut equal = Vec::new();
         for planned in rules.plan(desired) {
             if self.is_halted() {
                 break;
             }
-            let digest = rules.digest(&planned);
-            if digest.is_some_and(|digest| known.contains(digest)) {
-                equal.extend(digest);
+            let strategy = self.apply.parents.apply.strategy;
+            let digests = PlannedDigests::of(strategy, rules, &planned);
+            if digests.observed.is_some_and(|digest| known.contains(digest)) {
+                self.results.equal.extend(digests.observed);
                 continue;
             }
             let stage = Stage::of(&planned, rules.groups);
             let step = {
                 let _permit = budget.decode_permit(planned.size()).await;
-                rules.step(planned)
+                match strategy {
+                    ApplyStrategy::DynamicApply => rules.step(planned),
+                    ApplyStrategy::ServerSideApply => rules.apply_step(planned),
+                }
             };
             match step {
-                Ok(None) => equal.extend(digest),
-                Ok(Some(step)) => self.write(stage, step).await,
+                Ok(None) => self.results.equal.extend(digests.observed),
+                Ok(Some(step)) => self.write(stage, step, digests).await,
                 Err(message) => self.results.add(Err(SyncError::Failed(message))),
             }
         }
-        writes.keep_equal(&rules.parent.key, equal.into());
         while self.ended().await {}
+        writes.keep_equal(&rules.parent.key, take(&mut self.results.equal).into());
     }
 
     /// Begins a write when the order admits it.
-    async fn write(&mut self, stage: Stage, step: Step) {
+    async fn write(&mut self, stage: Stage, step: Step, digests: PlannedDigests) {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
@@ -147,7 +172,8 @@ impl<'a> Execution<'a> {
         };
         self.order.begun(stage, bytes);
         self.context.release_slot();
-        let write = self.apply.write(self.rules, step, what, room, self.context);
+        let target = WrittenChild { rules: self.rules, what, digests, context: self.context };
+        let write = self.apply.write(target, step, room);
         let mut write = write.boxed();
         // Polled before any other write can end, so that none begins after a throttle.
         if let Poll::Ready(result) = poll!(&mut write) {
@@ -175,10 +201,24 @@ impl<'a> Execution<'a> {
     }
 }
 
+impl PlannedDigests {
+    fn of(strategy: ApplyStrategy, rules: &Rules<'_>, planned: &Planned<'_>) -> Self {
+        match strategy {
+            ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
+            ApplyStrategy::ServerSideApply => {
+                let desired = rules.desired_digest(planned);
+                let observed = planned.observed().zip(desired);
+                let observed = observed.and_then(|(child, digest)| digest.with_object(&child.json));
+                Self { desired, observed }
+            }
+        }
+    }
+}
+
 impl Results {
-    fn add(&mut self, result: Result<(), SyncError>) {
+    fn add(&mut self, result: Result<Option<ChildDigest>, SyncError>) {
         match result {
-            Ok(()) => {}
+            Ok(equal) => self.equal.extend(equal),
             Err(SyncError::Behind(message)) => self.behind = Some(message),
             Err(SyncError::Failed(message)) => self.failed.push(message),
             // Further requests would be refused as well, and add to the load.
@@ -220,15 +260,23 @@ impl Results {
 }
 
 impl Apply {
-    /// Writes one child.
+    /// Writes one child. Returns its digest if it is as desired from now on.
     async fn write(
         &self,
-        rules: &Rules<'_>,
-        mut step: Step,
-        what: String,
+        target: WrittenChild<'_>,
+        step: Step,
         _room: Option<Reservation>,
-        context: &Context,
-    ) -> Result<(), SyncError> {
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        let Some(step) = self.hand_over(&target, step).await? else { return Ok(None) };
+        match self.parents.apply.strategy {
+            ApplyStrategy::DynamicApply => self.update(&target, step).await.map(|()| None),
+            ApplyStrategy::ServerSideApply => self.apply(&target, step).await,
+        }
+    }
+
+    /// Writes one child by dynamic apply, or deletes it.
+    async fn update(&self, target: &WrittenChild<'_>, mut step: Step) -> Result<(), SyncError> {
+        let WrittenChild { rules, what, context, .. } = target;
         let parent = rules.parent;
         let (group, key) = step.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());
@@ -243,12 +291,12 @@ impl Apply {
                 let has_dry_runs = served.version_order == VersionOrder::Comparable;
                 if !self.parents.recreates_at_once && has_dry_runs {
                     let answer = resource.dry_run_update(key, take(merged)).await;
-                    if !differs(observed, &answer, &what, context.attempt())? {
+                    if !differs(observed, &answer, what, context.attempt())? {
                         return Ok(());
                     }
                 }
                 if !self.parents.recreates_at_once {
-                    let refused_for = || self.parents.writes.refused_for(&parent.key, &what);
+                    let refused_for = || self.parents.writes.refused_for(&parent.key, what);
                     dry_run_create(&resource, served, created, refused_for).await?;
                 }
                 ("replacing", resource.delete(key, uid).await.map(|()| None))
@@ -263,11 +311,12 @@ impl Apply {
                 };
                 ("updating", resource.update(key, take(body)).await.map(changed))
             }
+            Step::HandOver { .. } => return Ok(()),
         };
         let error = match result {
             Ok(changed) => {
                 tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                self.record(&parent.key, what, &step, changed);
+                self.record(&parent.key, what.clone(), &step, changed);
                 return Ok(());
             }
             Err(error) => error,
@@ -279,10 +328,14 @@ impl Apply {
             Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
             _ if is_already_there(&error) => {
                 match explain_existing(parent, rules.ownership, &resource, key, &doing).await {
+                    Existing::Absent => {
+                        let why = "the object existed and was deleted meanwhile";
+                        SyncError::Behind(format!("{doing}: {why}"))
+                    }
                     Existing::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
                     Existing::NotOurs { message, owner } => {
-                        self.parents.writes.contest(&parent.key, what, message, owner);
+                        self.parents.writes.contest(&parent.key, what.clone(), message, owner);
                         return Ok(());
                     }
                 }
@@ -291,13 +344,15 @@ impl Apply {
                 SyncError::Behind(format!("{doing}: the object no longer exists"))
             }
             Step::Update(_) if conflict => {
-                self.parents.writes.conflicted(&parent.key, &what);
+                self.parents.writes.conflicted(&parent.key, what);
                 let error = SyncError::of_write(&doing, &error);
                 with_other_writer(error, &resource, key, context.attempt()).await
             }
-            Step::Delete { .. } | Step::Recreate { .. } | Step::Create(_) | Step::Update(_) => {
-                SyncError::of_write(&doing, &error)
-            }
+            Step::Delete { .. }
+            | Step::Recreate { .. }
+            | Step::Create(_)
+            | Step::Update(_)
+            | Step::HandOver { .. } => SyncError::of_write(&doing, &error),
         })
     }
 }
@@ -312,7 +367,8 @@ impl Apply {
             }
             (Step::Create(_), Some(stored)) => writes.created(parent, what, &stored),
             (Step::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
-            (Step::Create(_) | Step::Update(_), None) => {}
+            (Step::HandOver { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
+            (Step::Create(_) | Step::Update(_) | Step::HandOver { .. }, None) => {}
         }
     }
 }

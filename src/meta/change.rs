@@ -43,6 +43,8 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
         recreates_at_once,
         lenience,
         workers,
+        apply_strategy,
+        field_manager,
         sync,
         finalize,
         customize,
@@ -51,6 +53,10 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
     let is_same_process = *max_children == new.max_children
         && *recreates_at_once == new.recreates_at_once
         && *lenience == new.lenience;
+    // The digests of a parent's children are those of one strategy.
+    let is_same_apply =
+        *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
+    let is_same_process = is_same_process && is_same_apply;
     if *kind != new.kind || *name != new.name || !is_same_process {
         return Change::Restart;
     }

@@ -7,12 +7,14 @@
 //! child of a parent is decoded at a time, while earlier ones are being written.
 
 mod check;
+mod server_side;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
+pub(crate) use self::server_side::WayBack;
 use super::{
     UpdateMethod, equal_children::ChildDigest, last_applied, log_text, merge, ownership::Ownership,
     rewrite, write_cause::SeenVersion,
@@ -142,15 +144,26 @@ pub(crate) enum Step {
     },
     /// Create this object.
     Create(Write),
-    /// Replace the observed object with this one.
+    /// Replace the observed object with this one; server-side apply applies this one to it.
     Update(Write),
+    /// Hand the fields of the object with this uid over to the apply strategy.
+    HandOver {
+        /// Index of the group.
+        group: usize,
+        /// Namespace and name.
+        key: ObjectKey,
+        /// uid of the object.
+        uid: Arc<str>,
+        /// Way back to dynamic apply; `None` towards server-side apply.
+        back: Option<Box<WayBack>>,
+    },
 }
 
 impl Step {
     /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
-            Self::Delete { group, key, .. } => (*group, key),
+            Self::Delete { group, key, .. } | Self::HandOver { group, key, .. } => (*group, key),
             Self::Recreate { created: write, .. } | Self::Create(write) | Self::Update(write) => {
                 (write.group, &write.key)
             }
@@ -163,6 +176,10 @@ impl Step {
             Self::Delete { .. } => 0,
             Self::Recreate { created, merged, .. } => created.body.len() + merged.len(),
             Self::Create(write) | Self::Update(write) => write.body.len(),
+            Self::HandOver { back: None, .. } => 0,
+            Self::HandOver { back: Some(back), .. } => {
+                back.applied.len() + back.remembered.len() + back.otherwise.size()
+            }
         }
     }
 }
@@ -174,6 +191,14 @@ impl Planned<'_> {
             Self::Delete(_) => 0,
             Self::Compare(child, desired) => child.json.len() + desired.json.len(),
             Self::Create(desired) => desired.json.len(),
+        }
+    }
+
+    /// Returns the observed child that is compared.
+    pub(crate) fn observed(&self) -> Option<&Child> {
+        match self {
+            Self::Compare(child, _) => Some(child),
+            Self::Delete(_) | Self::Create(_) => None,
         }
     }
 
@@ -286,32 +311,32 @@ impl Rules<'_> {
         }
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
+        let is_remembered = last_applied::read(&observed).is_some();
         drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
         drop(merged);
-        Ok(match self.groups[child.group].strategy {
-            UpdateMethod::OnDelete => None,
-            UpdateMethod::Recreate => Some(Step::Recreate {
+        let step = match self.groups[child.group].strategy {
+            UpdateMethod::OnDelete => return Ok(None),
+            UpdateMethod::Recreate => Step::Recreate {
                 uid: child.uid.clone(),
-                created: self.new_child(desired)?,
+                created: self.new_child(desired.clone())?,
                 observed: child.json.clone(),
                 merged: body,
-            }),
+            },
             UpdateMethod::InPlace => {
-                let Desired { group, key, .. } = desired;
-                Some(Step::Update(Write { group, key, body, replaces }))
+                let (group, key) = (desired.group, desired.key.clone());
+                Step::Update(Write { group, key, body, replaces })
             }
-        })
+        };
+        // Server-side apply may have written the child, which has no annotation then.
+        Ok(Some(if is_remembered { step } else { self.way_back(&desired, &child.uid, step)? }))
     }
 
     /// Returns a child as it is created: with its owner reference and last-applied annotation.
     fn new_child(&self, desired: Desired) -> Result<Write, String> {
         let object = self.complete_object(&desired)?;
         let remembered = last_applied::encode(&object);
-        let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
-        let mut owners = owners.cloned().unwrap_or_default();
-        owners.retain(|owner| owner.get("uid").and_then(Value::as_str) != Some(&self.parent.uid));
-        owners.push(owner_reference(self.parent));
+        let owners = owners_with(&object, self.parent);
         let mut object = last_applied::essence_of(object);
         last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = owners.into();
@@ -338,16 +363,10 @@ impl Rules<'_> {
     /// and the label or annotation that claims it. A status that the annotation has no room for is
     /// left out.
     fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
-        let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
-        let unreadable =
-            |error: serde_json::Error| format!("{}: {}", name(), redaction::decoding(error));
-        let all: BTreeMap<String, &RawValue> =
-            serde_json::from_slice(&desired.json).map_err(unreadable)?;
+        let all = self.parts(desired)?;
         let total: usize = all.values().map(|part| part.get().len()).sum();
-        let with_status = total <= MAX_REMEMBERED_BYTES;
-        let parts = || all.iter().filter(|(field, _)| with_status || *field != "status");
         let remembered =
-            parts().filter(|(field, _)| !matches!(field.as_str(), "metadata" | "status"));
+            all.iter().filter(|(field, _)| !matches!(field.as_str(), "metadata" | "status"));
         let text: usize = remembered.clone().map(|(_, part)| part.get().len()).sum();
         if text > MAX_REMEMBERED_BYTES {
             // Whitespace is not sent and not counted.
@@ -355,17 +374,25 @@ impl Rules<'_> {
             let bytes: usize = sizes.map(Result::unwrap_or_default).sum();
             if bytes > MAX_REMEMBERED_BYTES {
                 return Err(format!(
-                    "{} has {bytes} bytes, too many for its annotation {}; the limit is \
+                    "{} {} has {bytes} bytes, too many for its annotation {}; the limit is \
                      {MAX_REMEMBERED_BYTES}",
-                    name(),
+                    self.groups[desired.group].served.kind,
+                    desired.key,
                     last_applied::LAST_APPLIED
                 ));
             }
         }
+        let with_status = total <= MAX_REMEMBERED_BYTES;
+        self.decided(desired, |field| with_status || field != "status")
+    }
+
+    /// Returns these fields of a desired child as the hook sent them, with namespace and the label
+    /// or annotation that claims it.
+    fn decided(&self, desired: &Desired, is_kept: impl Fn(&str) -> bool) -> Result<Value, String> {
         let mut object = Map::new();
-        for (field, part) in parts() {
+        for (field, part) in self.parts(desired)?.into_iter().filter(|(field, _)| is_kept(field)) {
             let value = serde_json::from_str(part.get());
-            object.insert(field.clone(), value.map_err(unreadable)?);
+            object.insert(field, value.map_err(|error| self.unreadable(desired, error))?);
         }
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             self.complete(metadata, &desired.key);
@@ -373,6 +400,16 @@ impl Rules<'_> {
         let mut object = Value::Object(object);
         last_applied::remove(&mut object);
         Ok(object)
+    }
+
+    /// Returns the fields of a desired child, not decoded.
+    fn parts<'a>(&self, desired: &'a Desired) -> Result<BTreeMap<String, &'a RawValue>, String> {
+        serde_json::from_slice(&desired.json).map_err(|error| self.unreadable(desired, error))
+    }
+
+    fn unreadable(&self, desired: &Desired, error: serde_json::Error) -> String {
+        let kind = &self.groups[desired.group].served.kind;
+        format!("{kind} {}: {}", desired.key, redaction::decoding(error))
     }
 
     /// Completes a child's metadata: the namespace, and the label or annotation that claims it.
@@ -387,6 +424,15 @@ impl Rules<'_> {
         }
         self.ownership.mark(metadata, &self.parent.uid);
     }
+}
+
+/// Returns the owners that a hook wants for a child, and the parent.
+fn owners_with(desired: &Value, parent: &Parent) -> Vec<Value> {
+    let owners = desired.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+    let mut owners = owners.cloned().unwrap_or_default();
+    owners.retain(|owner| owner.get("uid").and_then(Value::as_str) != Some(&parent.uid));
+    owners.push(owner_reference(parent));
+    owners
 }
 
 /// Returns the owner reference of a child to its parent.

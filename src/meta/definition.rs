@@ -23,8 +23,11 @@ pub use self::{
     rejected::{Problem, Rejected},
 };
 use super::{
-    CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, HookKind, HookRule, Lenience,
-    MAX_CHILDREN, finalizer, sent_controller, workers::workers,
+    ApplyStrategy, CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, FieldManager,
+    HookKind, HookRule, Lenience, MAX_CHILDREN,
+    apply_strategy::{self, ApplyRule},
+    finalizer, sent_controller,
+    workers::workers,
 };
 use crate::{kind::TypeRef, redaction};
 
@@ -66,6 +69,10 @@ pub struct Definition {
     pub lenience: Lenience,
     /// Maximum number of concurrent hook calls, if the object sets one.
     pub workers: Option<usize>,
+    /// Apply strategy of the children, if the object sets one.
+    pub apply_strategy: Option<ApplyStrategy>,
+    /// Field manager of server-side apply, if the object sets one.
+    pub field_manager: Option<FieldManager>,
     /// The sync hook; without it, nothing is done for a parent until it is finalized.
     pub sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
@@ -145,6 +152,7 @@ impl Definition {
         };
         let max_owner_depth = max_owner_depth(&value, &mut problems);
         let workers = workers(&value, &mut problems);
+        let (apply_strategy, field_manager) = apply_strategy::overrides(&value, &mut problems);
         let has_finalize = value.pointer("/spec/hooks/finalize").is_some_and(|it| !it.is_null());
         let longest = finalizer::longest_name(kind);
         if has_finalize && name.len() > longest {
@@ -180,6 +188,8 @@ impl Definition {
                 recreates_at_once: false,
                 lenience: Lenience::default(),
                 workers,
+                apply_strategy,
+                field_manager,
                 sync,
                 finalize,
                 customize,
@@ -200,9 +210,24 @@ impl Definition {
         }
     }
 
+    /// Returns the apply strategy with its defaults.
+    pub(crate) fn apply_rule(&self) -> ApplyRule {
+        ApplyRule {
+            strategy: self.apply_strategy.unwrap_or_default(),
+            manager: self.field_manager.clone().unwrap_or_default(),
+        }
+    }
+
     /// Returns the types of parents.
     pub(crate) fn parent_types(&self) -> impl Iterator<Item = &TypeRef> {
         self.parents.iter().map(|parent| &parent.type_ref)
+    }
+
+    /// Sets strategy and field manager of the apply, unless the object declares them.
+    pub(crate) fn or_apply(mut self, strategy: ApplyStrategy, manager: &FieldManager) -> Self {
+        self.apply_strategy.get_or_insert(strategy);
+        self.field_manager.get_or_insert_with(|| manager.clone());
+        self
     }
 
     /// Sets the resync period, unless the object declares one.

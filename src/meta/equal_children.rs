@@ -4,10 +4,14 @@
 //! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead
 //! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
 //! version may name two contents.
+//!
+//! Server-side apply knows the result only after the request. Its digest has the child as the
+//! server stored it, without the fields that change although the child does not: status, managed
+//! fields and resourceVersion.
 
 use bytes::Bytes;
 
-use super::digest::digest;
+use super::{digest::digest, fingerprint::Fingerprint};
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +22,18 @@ impl ChildDigest {
     /// label.
     pub(crate) fn of(child: &Bytes, desired: &Bytes, generate_selector: bool) -> Self {
         Self(digest((generate_selector, child, desired)))
+    }
+
+    /// Digest of a desired child alone.
+    pub(crate) fn of_desired(desired: &Bytes, generate_selector: bool) -> Self {
+        Self(digest((generate_selector, desired)))
+    }
+
+    /// Digest of a desired child, and of the object that it was applied to; `None` if that is
+    /// unreadable.
+    pub(crate) fn with_object(self, object: &[u8]) -> Option<Self> {
+        let object = Fingerprint::of_declared(object).ok()?;
+        Some(Self(digest((self.0, object))))
     }
 }
 

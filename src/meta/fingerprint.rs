@@ -20,7 +20,7 @@ const WHOLE: f64 = 1e21;
 const NULL: Fingerprint = Fingerprint(0);
 
 /// 64 bits of a hash that is the same in every process. Not cryptographic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
@@ -40,9 +40,17 @@ impl Fingerprint {
     ///
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_declared(json: &[u8]) -> Result<Self, serde_json::Error> {
+        Self::of_applied(json, &["resourceVersion", "managedFields"])
+    }
+
+    /// Reads an object of the API without its status and these fields of its metadata.
+    ///
+    /// # Errors
+    ///
+    /// When the text is no JSON object that can be decoded.
+    pub(crate) fn of_applied(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
         let mut decoder = serde_json::Deserializer::from_slice(json);
-        let metadata: &[&str] = &["resourceVersion", "managedFields"];
-        let fields = FingerprintReader { metadata: Some(metadata), ignored: &["status"] };
+        let fields = FingerprintReader { metadata: Some(ignored), ignored: &["status"] };
         let found = decoder.deserialize_map(fields)?;
         decoder.end()?;
         Ok(found)

@@ -31,6 +31,12 @@ pub(crate) fn read(child: &Value) -> Option<Value> {
     serde_json::from_str(text).ok()
 }
 
+/// Returns whether `child` has the annotation.
+pub(crate) fn is_on(child: &Value) -> bool {
+    let annotations = child.pointer("/metadata/annotations");
+    annotations.is_some_and(|annotations| annotations.get(LAST_APPLIED).is_some())
+}
+
 /// Sets the annotation of `child` to `desired`.
 pub(crate) fn write(child: &mut Value, desired: &Value) {
     write_text(child, encode(desired));

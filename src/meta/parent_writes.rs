@@ -4,7 +4,7 @@
 //! the due time of the next resync.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     mem::take,
     sync::Arc,
     time::Duration,
@@ -49,6 +49,8 @@ struct TrackedParent {
     contested: BTreeMap<String, Contested>,
     // Replacements that are refused.
     refused: BTreeMap<String, Refused>,
+    // Fields that were taken over from other managers, not reported yet.
+    taken: BTreeSet<String>,
     status: Option<SettledStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
@@ -116,6 +118,7 @@ impl ParentWrites {
                 resync: Resync::default(),
                 contested: BTreeMap::new(),
                 refused: BTreeMap::new(),
+                taken: BTreeSet::new(),
                 status: None,
                 record: None,
                 equal: EqualChildren::default(),
@@ -208,6 +211,18 @@ impl ParentWrites {
         });
         let unreported = unreported.collect();
         (!entry.contested.is_empty(), unreported)
+    }
+
+    /// Records that fields of a child were taken over from other managers.
+    pub(crate) fn took_over(&self, key: &Request, message: String) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.taken.insert(message);
+        }
+    }
+
+    /// Removes and returns the fields that were taken over.
+    pub(crate) fn taken_over(&self, key: &Request) -> BTreeSet<String> {
+        self.lock().get_mut(key).map(|entry| take(&mut entry.taken)).unwrap_or_default()
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

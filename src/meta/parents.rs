@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
+use super::{HookHealth, ParentIndex, ParentWrites, apply_strategy::ApplyRule, related::Related};
 use crate::controller::Request;
 
 /// Parents of one controller.
@@ -20,6 +20,8 @@ pub(crate) struct Parents {
     pub(crate) writes: ParentWrites,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
+    /// Apply strategy of the children.
+    pub(crate) apply: ApplyRule,
     /// Time from which the periods of resyncs are counted.
     pub(crate) begin: Instant,
 }
@@ -33,6 +35,7 @@ impl Parents {
             hook: HookHealth::new(health_changed),
             writes: ParentWrites::default(),
             recreates_at_once: false,
+            apply: ApplyRule::default(),
             begin: Instant::now(),
         }
     }

@@ -18,14 +18,20 @@ use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ask, retry_after, wait_details},
-    meta::{fingerprint::Fingerprint, last_applied, write_cause::SeenVersion},
+    meta::{
+        FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, last_applied,
+        write_cause::SeenVersion,
+    },
     redaction,
 };
 
 /// Timeout of a request.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Field manager of all writes: Metacontroller's name, so that its children stay ours.
-const FIELD_MANAGER: &str = "metacontroller";
+/// Field manager of all writes but server-side apply: Metacontroller's name, so that its children
+/// stay ours.
+const FIELD_MANAGER: &str = METACONTROLLER;
+/// Content type of server-side apply. JSON is YAML.
+const APPLY: &str = "application/apply-patch+yaml";
 
 /// Object as stored by a write; only the fields that matter.
 #[derive(Debug, Default, Deserialize)]
@@ -225,6 +231,31 @@ impl<'a> Resource<'a> {
         send(self.client, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
     }
 
+    /// Applies a configuration; a conflict if it has a uid that the object has not, or another
+    /// manager owns one of its fields with another value. With `force` the field is taken over.
+    pub(crate) async fn apply(
+        &self,
+        key: &ObjectKey,
+        object: Bytes,
+        manager: &FieldManager,
+        force: bool,
+    ) -> Result<Box<RawValue>, kube::Error> {
+        let path = format!("{}?force={force}&fieldManager={}", self.path(key), encoded(manager));
+        request(self.client, Method::PATCH, path, APPLY, object).await
+    }
+
+    /// Dry run of a forced [`Resource::apply`]; returns the object as it would be stored.
+    pub(crate) async fn dry_run_apply(
+        &self,
+        key: &ObjectKey,
+        object: Bytes,
+        manager: &FieldManager,
+    ) -> Result<Box<RawValue>, kube::Error> {
+        let manager = encoded(manager);
+        let path = format!("{}?dryRun=All&force=true&fieldManager={manager}", self.path(key));
+        request(self.client, Method::PATCH, path, APPLY, object).await
+    }
+
     /// Deletes the object if it has this uid; its dependents are deleted in the background.
     pub(crate) async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), kube::Error> {
         let options = json!({
@@ -242,6 +273,16 @@ impl<'a> Resource<'a> {
     fn path(&self, key: &ObjectKey) -> String {
         format!("{}/{}", self.identity.path(key.namespace.as_deref()), key.name)
     }
+}
+
+/// Returns the name of a field manager for a query.
+fn encoded(manager: &FieldManager) -> String {
+    let byte = |byte: u8| match byte {
+        b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    manager.as_str().bytes().map(byte).collect()
 }
 
 /// Sends one request within the deadline.
@@ -317,6 +358,23 @@ pub(crate) fn is_taken(error: &kube::Error) -> bool {
         422 => status.message.contains("is already allocated"),
         _ => false,
     }
+}
+
+/// Returns whether the server finds the object invalid.
+pub(crate) fn is_invalid(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, _)| code == 422)
+}
+
+/// Returns whether the object has another uid than the one that is applied.
+pub(crate) fn is_other_uid(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+}
+
+/// Returns whether the server or an admission policy refuses the request as such.
+pub(crate) fn is_refused(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, _)| matches!(code, 400 | 403))
 }
 
 /// Returns whether a right is missing.

@@ -49,6 +49,7 @@ impl DeclaredRunnable {
         let mut parents = Parents::new(health_changed);
         let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
         parents.recreates_at_once = definition.recreates_at_once;
+        parents.apply = definition.apply_rule();
         parents.writes.unlimited = unlimited_writes;
         parents.related = Arc::new(Related::new(managed_fields));
         let parents = Arc::new(parents);

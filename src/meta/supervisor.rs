@@ -27,9 +27,9 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    ControllerKind, Definition, EventLimit, Hook, HookKind, HookMetrics, Lenience, MAX_CHILDREN,
-    ResponseBudget, Selector, credentials::HookCredentials, declared::Changes,
-    manager_source::ManagerSource, recorder::EventRecorder,
+    ApplyStrategy, ControllerKind, Definition, EventLimit, FieldManager, Hook, HookKind,
+    HookMetrics, Lenience, MAX_CHILDREN, ResponseBudget, Selector, credentials::HookCredentials,
+    declared::Changes, manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, Predicate},
@@ -84,6 +84,12 @@ pub struct MetaOptions {
     /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
     /// default.
     pub recreate_without_dry_run: bool,
+    /// Apply strategy of controllers without the annotation
+    /// [`APPLY_STRATEGY`](super::APPLY_STRATEGY); dynamic apply by default.
+    pub apply_strategy: ApplyStrategy,
+    /// Field manager of server-side apply, of controllers without the annotation
+    /// [`APPLY_FIELD_MANAGER`](super::APPLY_FIELD_MANAGER); that of Metacontroller by default.
+    pub field_manager: FieldManager,
     /// Behaviour of Metacontroller that is off by default.
     pub lenience: Lenience,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
@@ -115,6 +121,8 @@ impl Default for MetaOptions {
             max_children: MAX_CHILDREN,
             events: EventLimit::default(),
             recreate_without_dry_run: false,
+            apply_strategy: ApplyStrategy::default(),
+            field_manager: FieldManager::default(),
             lenience: Lenience::default(),
             hook_error_excerpts: false,
             hook_redirects: true,

@@ -45,6 +45,7 @@ const SMALL: [&str; 7] =
 
 /// Rooms that only the test modules of a room import.
 const OF_TESTS: [(&str, &[&str]); 4] = [
+    // The API server of an election.
     ("manager", &["testing"]),
     ("controller", &["testing"]),
     ("meta", &["testing"]),

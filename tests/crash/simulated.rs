@@ -11,7 +11,10 @@ use std::{
 
 use http::{Method, Request};
 use kube::{Client, client::Body};
-use pilotlight::testing::{LeakOracle, Recording, simulated::SimulatedServer};
+use pilotlight::{
+    meta::ApplyStrategy,
+    testing::{LeakOracle, Recording, simulated::SimulatedServer},
+};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -24,9 +27,18 @@ const SEED: u64 = 4;
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
-    let calm = recorded(SEED, None).await;
+    any_crash_loses_nothing(ApplyStrategy::DynamicApply).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_request_of_server_side_apply_loses_nothing_on_the_simulated_server() {
+    any_crash_loses_nothing(ApplyStrategy::ServerSideApply).await;
+}
+
+async fn any_crash_loses_nothing(strategy: ApplyStrategy) {
+    let calm = recorded(SEED, None, strategy).await;
     // The same workload with other uids.
-    let again = recorded(SEED + 1, None).await;
+    let again = recorded(SEED + 1, None, strategy).await;
     assert!(calm.deletions > 0, "something is deleted");
     let mask = workload::mask(&calm.recording, &again.recording);
     let both = |number| [(When::Before, number), (When::After, number)];
@@ -34,7 +46,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
 
     let mut killed = 0;
     for (when, number) in &points {
-        let crashed = recorded(SEED, Some((*when, *number))).await;
+        let crashed = recorded(SEED, Some((*when, *number)), strategy).await;
 
         killed += usize::from(crashed.crashed);
         if let Err(differences) = mask.compare(&calm.recording, &crashed.recording) {
@@ -42,7 +54,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
         }
     }
     counted(format_args!(
-        "crash points on the simulated server: killed at {killed} of {}, before and after each of {} \
+        "crash points of {strategy} on the simulated server: killed at {killed} of {}, before and after each of {} \
          mutating requests",
         points.len(),
         calm.requests
@@ -61,7 +73,11 @@ struct CrashOutcome {
 }
 
 /// Runs the workload with at most one crash.
-async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
+async fn recorded(
+    seed: u64,
+    crash: Option<(When, usize)>,
+    strategy: ApplyStrategy,
+) -> CrashOutcome {
     fastrand::seed(seed);
     let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
@@ -69,7 +85,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
     let baseline = tasks.baseline().await;
 
     let wire = Arc::new(Wire { crash, ..Wire::default() });
-    let mut process = Process::start(wire.client(&server));
+    let mut process = Process::with(wire.client(&server), strategy);
     let working = async {
         work.run().await;
         work.delete("a").await;
@@ -81,7 +97,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
             process.kill().await;
             tasks.assert_baseline(&baseline).await;
             let again = Wire { deletions: wire.deletions.clone(), ..Wire::default() };
-            process = Process::start(Arc::new(again).client(&server));
+            process = Process::with(Arc::new(again).client(&server), strategy);
             working.await;
         }
         () = &mut working => {}

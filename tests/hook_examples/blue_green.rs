@@ -6,7 +6,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::support::Example;
+use crate::support::{Example, until};
 
 /// Reports this number of pods, all of them available, as the controller of ReplicaSets would.
 async fn report(example: &Example, sets: &Api<DynamicObject>, name: &str, pods: u32) {
@@ -63,4 +63,33 @@ async fn node_example_switches_to_available_pods_of_the_new_template() {
     report(&example, &sets, "web-blue", 3).await;
     example.has(&services, "web", "/spec/selector/color", json!("blue")).await;
     report(&example, &sets, "web-green", 0).await;
+
+    // With server-side apply, as the README shows it.
+    let controllers =
+        example.api("metacontroller.k8s.io/v1alpha1", "CompositeController", "").await;
+    let annotations = json!({ "pilotlight.dev/apply-strategy": "server-side-apply" });
+    let annotated = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
+    let before = services.get("web").await.unwrap();
+    controllers.patch("blue-green", &by, &annotated).await.unwrap();
+    for (api, name) in [(&services, "web"), (&sets, "web-blue")] {
+        until("the child is applied", async || {
+            let child = api.get(name).await.map_err(|error| error.to_string())?;
+            let operations: Vec<_> = child
+                .metadata
+                .managed_fields
+                .iter()
+                .flatten()
+                .filter(|entry| entry.manager.as_deref() == Some("metacontroller"))
+                .map(|entry| entry.operation.clone().unwrap())
+                .collect();
+            if operations == ["Apply"] { Ok(()) } else { Err(format!("{operations:?}")) }
+        })
+        .await;
+    }
+    deployments.patch("web", &by, &image("docker.io/library/nginx:1.30")).await.unwrap();
+    example.has(&sets, "web-green", IMAGE, json!("docker.io/library/nginx:1.30")).await;
+    report(&example, &sets, "web-green", 3).await;
+    let after = example.has(&services, "web", "/spec/selector/color", json!("green")).await;
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    report(&example, &sets, "web-blue", 0).await;
 }

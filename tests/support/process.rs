@@ -8,7 +8,7 @@ use kube::Client;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     manager::{Manager, ManagerOptions, RunnableOptions},
-    meta::{Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{ApplyStrategy, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
 };
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -23,11 +23,19 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(client: Client) -> Self {
+        Self::with(client, ApplyStrategy::DynamicApply)
+    }
+
+    /// As [`Process::start`], with an apply strategy.
+    pub(crate) fn with(client: Client, apply_strategy: ApplyStrategy) -> Self {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
-        let options =
-            MetaOptions { hooks: Some(Arc::new(|_, _| Arc::new(Sized))), ..MetaOptions::default() };
+        let options = MetaOptions {
+            hooks: Some(Arc::new(|_, _| Arc::new(Sized))),
+            apply_strategy,
+            ..MetaOptions::default()
+        };
         let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
         manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());

@@ -167,6 +167,24 @@ impl<'plane> Supervised<'plane> {
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
+    /// Declares a controller of this kind with annotations.
+    pub(crate) async fn declare_with(
+        &self,
+        kind: &str,
+        last: &str,
+        spec: Value,
+        annotations: Value,
+    ) -> DynamicObject {
+        let resource = match kind {
+            "DecoratorController" => ApiResource::erase::<DecoratorController>(&()),
+            _ => ApiResource::erase::<CompositeController>(&()),
+        };
+        let api = Api::<DynamicObject>::all_with(self.harness.scope.client(), &resource);
+        let mut object = self.object_of(kind, last, spec);
+        object.metadata.annotations = serde_json::from_value(annotations).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap()
+    }
+
     /// Returns an object that declares a controller.
     pub(crate) fn object(&self, last: &str, spec: Value) -> DynamicObject {
         self.object_of("CompositeController", last, spec)

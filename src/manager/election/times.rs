@@ -17,7 +17,7 @@ pub struct ElectionTimes {
     /// Time for which others leave a lease alone after they saw it change; 15 s. The lease records
     /// it in whole seconds, rounded up.
     pub lease_duration: Duration,
-    /// Time after the last renewal at which this replica ends its leadership; 10 s.
+    /// Time after the last renewal at which the leadership of this replica ends; 10 s.
     pub renew_deadline: Duration,
     /// Time between renewals, and between attempts to acquire or renew; 2 s.
     pub retry_period: Duration,
@@ -27,7 +27,7 @@ pub struct ElectionTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElectionTimesError {
-    /// Others could lead before this replica ends its leadership.
+    /// Another replica could lead before the leadership of this one has ended.
     #[error("the lease duration ({lease:?}) must be longer than the renew deadline ({renew:?})")]
     LeaseTooShort {
         /// Lease duration.

@@ -213,6 +213,7 @@ impl Model {
             Event::Replaced(..) => self.stops() && !self.machine.removed,
             Event::Type(_)
             | Event::Allowed(_)
+            | Event::LeaseLost
             | Event::Running
             | Event::Returned(_)
             | Event::Supersede

@@ -29,8 +29,10 @@ pub(super) async fn with_other_writer(
     })
 }
 
-/// Reason why an object exists that was to be created.
+/// Live object in place of one that is to be created.
 pub(super) enum Existing {
+    /// The server has no object of that name.
+    Absent,
     /// State that ends by itself, or a failed read.
     Passing(SyncError),
     /// Object of another owner, or of none.
@@ -42,7 +44,7 @@ pub(super) enum Existing {
     },
 }
 
-/// Returns why an object exists that was to be created.
+/// Reads the object in place of one that is to be created.
 pub(super) async fn explain_existing(
     parent: &Parent,
     ownership: &Ownership,
@@ -53,9 +55,7 @@ pub(super) async fn explain_existing(
     let behind = |why: &str| Existing::Passing(SyncError::Behind(format!("{doing}: {why}")));
     let live = match resource.get(key).await {
         Ok(live) => live,
-        Err(error) if is_gone(&error) => {
-            return behind("the object existed and was deleted meanwhile");
-        }
+        Err(error) if is_gone(&error) => return Existing::Absent,
         Err(error) => return Existing::Passing(SyncError::of_write(doing, &error)),
     };
     let metadata = &live.metadata;

@@ -1,5 +1,7 @@
 //! Tests of the execution of a plan, over a server that answers when the test asks for it.
 
+mod server_side;
+
 use std::{convert::Infallible, time::Duration};
 
 use futures::FutureExt;
@@ -27,6 +29,7 @@ use crate::{
 /// Request that waits for its answer.
 struct Held {
     name: String,
+    query: String,
     body: Value,
     answer: oneshot::Sender<(u16, Value)>,
 }
@@ -35,6 +38,10 @@ impl Held {
     fn succeed(self) {
         let stored = json!({"kind": "ConfigMap", "metadata": {"uid": "u", "resourceVersion": "9"}});
         self.answer.send((200, stored)).unwrap();
+    }
+
+    fn answer(self, object: Value) {
+        self.answer.send((200, object)).unwrap();
     }
 
     fn refuse(self, code: u16, reason: &str) {
@@ -64,7 +71,8 @@ impl Server {
                     _ => head.uri.path().rsplit('/').next().unwrap_or_default(),
                 };
                 let name = format!("{} {name}", head.method.as_str().to_lowercase());
-                sender.send(Held { name, body, answer }).ok();
+                let query = head.uri.query().unwrap_or_default().to_owned();
+                sender.send(Held { name, query, body, answer }).ok();
                 let (code, body) = answered.await.unwrap_or((500, Value::Null));
                 let body = Body::from(body.to_string().into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
@@ -164,6 +172,8 @@ fn desired(group: usize, name: &str, data: &str) -> Desired {
 
 fn observed(group: usize, name: &str) -> Child {
     let mut object = object(group, name, "old");
+    let remembered = crate::meta::last_applied::encode(&object);
+    object["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
     object["metadata"]["uid"] = json!(name);
     object["metadata"]["resourceVersion"] = json!("7");
     child(group, name, object)

@@ -358,7 +358,7 @@ fn children_that_are_not_desired_are_deleted_first() {
     );
 
     let name = |step: &Step| match step {
-        Step::Delete { key, .. } => key.name.to_string(),
+        Step::Delete { key, .. } | Step::HandOver { key, .. } => key.name.to_string(),
         Step::Create(write) | Step::Update(write) => write.key.name.to_string(),
         Step::Recreate { created, .. } => created.key.name.to_string(),
     };

@@ -163,6 +163,8 @@ impl DeclarationReconciler {
     /// Returns the definition of an object, with the options of the process.
     fn definition(&self, object: &Object) -> Result<Definition, Rejected> {
         let definition = Definition::parse(self.kind, object.json())?;
+        let (strategy, manager) = (self.options.apply_strategy, &self.options.field_manager);
+        let definition = definition.or_apply(strategy, manager);
         Ok(Definition {
             max_children: self.options.max_children,
             recreates_at_once: self.options.recreate_without_dry_run,

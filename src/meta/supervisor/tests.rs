@@ -9,7 +9,6 @@ mod optional;
 mod panics;
 mod pruned;
 mod slots;
-mod standby;
 mod swap;
 
 use std::{

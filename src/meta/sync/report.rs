@@ -81,11 +81,15 @@ impl ParentReconciler {
         })
     }
 
-    /// Reports newly contested objects to the parent, and to the other owner if it has the parent's
-    /// type. Returns the time until the objects are tried again.
+    /// Reports fields that were taken over, and newly contested objects, to the parent, and the
+    /// latter to the other owner if it has the parent's type. Returns the time until the objects
+    /// are tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let wanted = subject(parent);
+        for text in self.parents.writes.taken_over(&parent.key) {
+            self.recorder.publish(context, &wanted, Severity::Warning, "FieldsTakenOver", &text);
+        }
         for (what, Contested { message, owner, .. }) in unreported {
             let text = format!("Sync error: {message}");
             self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);

@@ -1,0 +1,93 @@
+//! Handover of a child's fields after a change of the apply strategy: requests.
+
+use serde_json::Value;
+
+use super::{
+    Apply, WrittenChild,
+    dry_run_apply::{DryRunApply, dry_run_apply},
+};
+use crate::{
+    informer::ObjectKey,
+    kind::VersionOrder,
+    meta::{
+        children::{Step, WayBack},
+        handover, last_applied,
+        resource::{Live, Resource, Stored, is_gone},
+        sync_error::SyncError,
+    },
+    redaction,
+};
+
+impl Apply {
+    /// Hands the fields of a child over. Returns the write that is due instead: any step but a
+    /// handover, or that of a child without fields to hand over.
+    pub(super) async fn hand_over(
+        &self,
+        target: &WrittenChild<'_>,
+        step: Step,
+    ) -> Result<Option<Step>, SyncError> {
+        let Step::HandOver { group, key, uid, back } = step else { return Ok(Some(step)) };
+        let resource = target.resource(group);
+        let doing = format!("reading {}", target.what);
+        let live = match resource.get(&key).await {
+            Ok(live) if live.is(&uid) && !live.is_going() => decoded(&live, &doing)?,
+            Ok(_) => return Err(SyncError::Behind(format!("{doing}: the cache is behind"))),
+            Err(error) if is_gone(&error) => {
+                return Err(SyncError::Behind(format!("{doing}: the object no longer exists")));
+            }
+            Err(error) => return Err(SyncError::of_write(&doing, &error)),
+        };
+        let manager = &self.parents.apply.manager;
+        let patch = match back {
+            None => handover::to_server_side(&live, manager.as_str()),
+            Some(back) => {
+                let WayBack { applied, remembered, otherwise } = *back;
+                let Some(fields) = handover::applied(&live, manager.as_str()) else {
+                    return Ok(Some(otherwise));
+                };
+                // The server knows whether values that are spelled differently mean the same.
+                let served = &target.rules.groups[group].served;
+                let mut is_as_desired = false;
+                if served.version_order == VersionOrder::Comparable {
+                    let answer = resource.dry_run_apply(&key, applied, manager).await;
+                    let text = live.to_string();
+                    let compared = dry_run_apply(text.as_bytes(), &answer, &target.what)?;
+                    is_as_desired = compared == DryRunApply::Unchanged;
+                }
+                let last = if is_as_desired { None } else { Some(&fields.last) };
+                let remembered = last.map_or(remembered, last_applied::encode);
+                Some(fields.to_dynamic(&live, &remembered))
+            }
+        };
+        let Some(patch) = patch else {
+            return Err(SyncError::Behind(format!("{doing}: the cache is behind")));
+        };
+        self.send_handover(target, &resource, &key, &patch).await?;
+        Ok(None)
+    }
+
+    /// Sends the patch of a handover.
+    pub(super) async fn send_handover(
+        &self,
+        target: &WrittenChild<'_>,
+        resource: &Resource<'_>,
+        key: &ObjectKey,
+        patch: &Value,
+    ) -> Result<(), SyncError> {
+        let doing = format!("handing over {}", target.what);
+        match resource.merge_patch::<Stored>(key, None, patch).await {
+            Ok(stored) => {
+                tracing::debug!(name = %key, "fields of a child handed over");
+                let parent = &target.rules.parent.key;
+                self.parents.writes.wrote(parent, target.what.clone(), &stored);
+                Ok(())
+            }
+            Err(error) => Err(SyncError::of_write(&doing, &error)),
+        }
+    }
+}
+
+fn decoded(live: &Live, doing: &str) -> Result<Value, SyncError> {
+    serde_json::from_slice(live.json())
+        .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
+}

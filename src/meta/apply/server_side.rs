@@ -1,0 +1,243 @@
+//! Server-side apply of one child.
+//!
+//! A child that is not observed is read first, so that a foreign object is not taken over. An
+//! observed child is applied with its uid, so that a deleted one is not created again.
+//!
+//! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, which always forces.
+
+use std::mem::take;
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+
+use super::{
+    Apply, WrittenChild,
+    dry_run_apply::{DryRunApply, dry_run_apply},
+    dry_run_create::dry_run_create,
+    refusal::{Existing, explain_existing},
+};
+use crate::{
+    informer::ObjectKey,
+    kind::VersionOrder,
+    meta::{
+        children::{Step, Write},
+        equal_children::ChildDigest,
+        handover,
+        resource::{Resource, Stored, is_conflict, is_gone, is_other_uid},
+        sync_error::SyncError,
+    },
+    redaction,
+};
+
+/// Number of fields that an Event names.
+const MOST_FIELDS: usize = 8;
+
+impl Apply {
+    /// Writes one child. Returns its digest if it is as desired from now on.
+    pub(super) async fn apply(
+        &self,
+        target: &WrittenChild<'_>,
+        step: Step,
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        match step {
+            Step::Delete { .. } => self.update(target, step).await.map(|()| None),
+            Step::HandOver { .. } => Ok(None),
+            Step::Create(write) => self.apply_new(target, write).await,
+            Step::Update(write) => self.apply_to(target, write).await,
+            Step::Recreate { uid, created, observed, merged } => {
+                let (group, key) = (created.group, created.key.clone());
+                let served = &target.rules.groups[group].served;
+                let resource = Resource::new(target.context.client(), served);
+                let parent = &target.rules.parent.key;
+                // An aggregated server may ignore `dryRun`, and carry the apply out.
+                if served.version_order == VersionOrder::Comparable {
+                    let manager = &self.parents.apply.manager;
+                    let answer = resource.dry_run_apply(&key, merged, manager).await;
+                    match dry_run_apply(&observed, &answer, &target.what)? {
+                        DryRunApply::Unchanged => return Ok(target.digests.observed),
+                        DryRunApply::Changed => {}
+                        DryRunApply::Refused(why) => {
+                            self.parents.writes.contest(parent, target.what.clone(), why, None);
+                            return Ok(None);
+                        }
+                    }
+                }
+                if !self.parents.recreates_at_once {
+                    let refused_for = || self.parents.writes.refused_for(parent, &target.what);
+                    dry_run_create(&resource, served, &created, refused_for).await?;
+                }
+                self.update(target, Step::Delete { group, key, uid }).await.map(|()| None)
+            }
+        }
+    }
+
+    /// Creates a child, unless there is an object of that name.
+    async fn apply_new(
+        &self,
+        target: &WrittenChild<'_>,
+        mut write: Write,
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        let rules = target.rules;
+        let resource = target.resource(write.group);
+        let doing = format!("creating {}", target.what);
+        match explain_existing(rules.parent, rules.ownership, &resource, &write.key, &doing).await {
+            Existing::Absent => {}
+            Existing::Passing(error) => return Err(error),
+            Existing::NotOurs { message, owner } => {
+                let what = target.what.clone();
+                self.parents.writes.contest(&rules.parent.key, what, message, owner);
+                return Ok(None);
+            }
+        }
+        // Not forced: an object that was created since the read may be foreign.
+        let manager = &self.parents.apply.manager;
+        let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
+        let answer = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
+        let stored = stored(&answer, &doing)?;
+        self.record(&rules.parent.key, target.what.clone(), &Step::Create(write), Some(stored));
+        Ok(target.digest_of(&answer))
+    }
+
+    /// Applies to an observed child; takes over fields of other managers.
+    async fn apply_to(
+        &self,
+        target: &WrittenChild<'_>,
+        mut write: Write,
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        let (parent, key) = (&target.rules.parent.key, write.key.clone());
+        let (writes, manager) = (&self.parents.writes, &self.parents.apply.manager);
+        let resource = target.resource(write.group);
+        let doing = format!("applying {}", target.what);
+        let body = take(&mut write.body);
+        let mut applied = resource.apply(&key, body.clone(), manager, false).await;
+        // Another uid is a conflict too, which is not forced.
+        if let Err(error) = &applied
+            && is_conflict(error)
+        {
+            let text = conflict(&target.what, error);
+            applied = resource.apply(&key, body, manager, true).await;
+            if applied.is_ok() {
+                writes.took_over(parent, text);
+            }
+        }
+        let answer = match applied {
+            Ok(answer) => answer,
+            Err(error) if is_gone(&error) || is_other_uid(&error) => {
+                return Err(SyncError::Behind(format!("{doing}: the object no longer exists")));
+            }
+            Err(error) => {
+                if is_conflict(&error) {
+                    writes.conflicted(parent, &target.what);
+                }
+                return Err(SyncError::of_write(&doing, &error));
+            }
+        };
+        let stored = stored(&answer, &doing)?;
+        if stored.version() == write.replaces.as_deref() {
+            return Ok(target.digest_of(&answer));
+        }
+        let step = Step::Update(write);
+        self.record(parent, target.what.clone(), &step, Some(stored));
+        if self.take_over_dynamic(target, &resource, &key, &answer).await? {
+            // The next sync removes the fields that are desired no longer.
+            return Ok(None);
+        }
+        Ok(target.digest_of(&answer))
+    }
+
+    /// Takes fields over that dynamic apply owns, after a write that was due anyway: Metacontroller
+    /// leaves them when it changes its strategy. Returns whether there were any.
+    async fn take_over_dynamic(
+        &self,
+        target: &WrittenChild<'_>,
+        resource: &Resource<'_>,
+        key: &ObjectKey,
+        answer: &RawValue,
+    ) -> Result<bool, SyncError> {
+        #[derive(Deserialize)]
+        struct AppliedHead {
+            metadata: Value,
+        }
+        let Ok(AppliedHead { metadata }) = serde_json::from_str(answer.get()) else {
+            return Ok(false);
+        };
+        let live = json!({ "metadata": metadata });
+        if !handover::is_owned_by_dynamic(&live) {
+            return Ok(false);
+        }
+        let manager = self.parents.apply.manager.as_str();
+        let Some(patch) = handover::to_server_side(&live, manager) else { return Ok(false) };
+        self.send_handover(target, resource, key, &patch).await?;
+        Ok(true)
+    }
+}
+
+impl<'a> WrittenChild<'a> {
+    /// Returns access to the objects of a group.
+    pub(super) fn resource(&self, group: usize) -> Resource<'a> {
+        Resource::new(self.context.client(), &self.rules.groups[group].served)
+    }
+
+    /// Returns the digest of the child as the server has stored it.
+    fn digest_of(&self, answer: &RawValue) -> Option<ChildDigest> {
+        self.digests.desired?.with_object(answer.get().as_bytes())
+    }
+}
+
+fn stored(answer: &RawValue, doing: &str) -> Result<Stored, SyncError> {
+    serde_json::from_str(answer.get())
+        .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
+}
+
+/// Returns the text about fields that are taken over, with their managers. A manager's name is in
+/// the messages of the causes: `conflict with "x" using v1 at 2000-01-01T00:00:00Z`.
+fn conflict(what: &str, error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else { return what.to_owned() };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let mut fields: Vec<String> = causes
+        .filter(|cause| cause.reason == "FieldManagerConflict")
+        .map(|cause| {
+            let manager = cause.message.strip_prefix("conflict with ").unwrap_or_default();
+            let manager = manager.split(" using ").next().unwrap_or_default();
+            let of = if manager.is_empty() { String::new() } else { format!(" of {manager}") };
+            format!("{}{of}", cause.field)
+        })
+        .collect();
+    if fields.is_empty() {
+        return format!("Took over fields of {what} from another field manager");
+    }
+    let more = fields.len().saturating_sub(MOST_FIELDS);
+    fields.truncate(MOST_FIELDS);
+    let fields = fields.join(", ");
+    let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+    format!("Took over fields of {what}: {fields}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflict_names_the_other_managers_and_their_fields() {
+        let text = |causes: Value| {
+            let status = json!({
+                "code": 409, "reason": "Conflict", "message": "m", "details": {"causes": causes},
+            });
+            let status = serde_json::from_value::<kube::core::Status>(status).unwrap();
+            conflict("ConfigMap ns/a", &kube::Error::Api(status.boxed()))
+        };
+        let cause = |message: &str, field: &str| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
+        let edited = "conflict with \"kubectl-edit\" using v1 at 2000-01-01T00:00:00Z";
+
+        assert_eq!(
+            text(json!([cause(edited, ".data.a"), cause("conflict with \"b\"", ".data.b")])),
+            "Took over fields of ConfigMap ns/a: .data.a of \"kubectl-edit\", .data.b of \"b\""
+        );
+        let redacted = text(json!([cause("", ".data.a")]));
+        assert_eq!(redacted, "Took over fields of ConfigMap ns/a: .data.a");
+        let none = text(json!([]));
+        assert_eq!(none, "Took over fields of ConfigMap ns/a from another field manager");
+        let many = text(json!(vec![cause(edited, ".x"); 20]));
+        assert!(many.ends_with(", and 12 more"), "{many}");
+    }
+}

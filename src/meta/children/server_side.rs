@@ -1,0 +1,291 @@
+//! Steps of server-side apply: the configuration that is applied, and what precedes it.
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{Desired, Planned, Rules, Step, Write, owners_with};
+use crate::{
+    kind::VersionOrder,
+    meta::{UpdateMethod, equal_children::ChildDigest, last_applied, merge},
+    redaction,
+};
+
+impl Rules<'_> {
+    /// Returns the digest of a desired child, which its digest as it was applied includes.
+    pub(crate) fn desired_digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
+        match planned {
+            Planned::Compare(_, desired) | Planned::Create(desired) => {
+                Some(ChildDigest::of_desired(&desired.json, self.ownership.labels_children()))
+            }
+            Planned::Delete(_) => None,
+        }
+    }
+
+    /// Returns the write of server-side apply for one child whose digest is not known; `None` if
+    /// the child needs none.
+    ///
+    /// An observed child that dynamic apply has written is handed over first, and the next sync
+    /// applies. A child that is not observed is read before it is created. A child that is
+    /// recreated is compared by a dry run, unless its server may carry that out.
+    ///
+    /// # Errors
+    ///
+    /// Names an observed child that cannot be decoded, or a desired one that cannot be applied.
+    pub(crate) fn apply_step(&self, planned: Planned<'_>) -> Result<Option<Step>, String> {
+        let (child, desired) = match planned {
+            Planned::Delete(_) => return self.step(planned),
+            Planned::Create(desired) => {
+                let body = encoded(&self.applied(&desired)?);
+                let Desired { group, key, .. } = desired;
+                return Ok(Some(Step::Create(Write { group, key, body, replaces: None })));
+            }
+            Planned::Compare(child, desired) => (child, desired),
+        };
+        let group = &self.groups[child.group];
+        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+            let why = redaction::decoding(error);
+            format!("{} {} is unreadable: {why}", group.served.kind, child.key)
+        })?;
+        if last_applied::is_on(&observed) {
+            let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
+            return Ok(Some(Step::HandOver { group, key, uid, back: None }));
+        }
+        let mut wanted = self.applied(&desired)?;
+        let Desired { group: index, key, .. } = desired;
+        let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        let replaces = version.map(str::to_owned);
+        match group.strategy {
+            UpdateMethod::OnDelete => Ok(None),
+            UpdateMethod::Recreate => {
+                let is_local = group.served.version_order != VersionOrder::Comparable;
+                if is_local && contains(&observed, &wanted) {
+                    return Ok(None);
+                }
+                let body = encoded(&wanted);
+                wanted["metadata"]["uid"] = (*child.uid).into();
+                if let Some(version) = replaces {
+                    wanted["metadata"]["resourceVersion"] = version.into();
+                }
+                Ok(Some(Step::Recreate {
+                    uid: child.uid.clone(),
+                    created: Write { group: index, key, body, replaces: None },
+                    observed: child.json.clone(),
+                    merged: encoded(&wanted),
+                }))
+            }
+            UpdateMethod::InPlace => {
+                wanted["metadata"]["uid"] = (*child.uid).into();
+                let body = encoded(&wanted);
+                Ok(Some(Step::Update(Write { group: index, key, body, replaces })))
+            }
+        }
+    }
+
+    /// Returns the configuration of a desired child: the fields that the hook decides, and the
+    /// owner.
+    pub(super) fn applied(&self, desired: &Desired) -> Result<Value, String> {
+        let object = self.decided(desired, |field| field != "status")?;
+        let owners = owners_with(&object, self.parent);
+        let mut object = last_applied::essence_of(object);
+        object["metadata"]["ownerReferences"] = owners.into();
+        // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
+        let metadata = self.parts(desired)?.remove("metadata");
+        let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
+        let is_map = |metadata: &Value| metadata.get("annotations").is_some_and(Value::is_object);
+        if sent.as_ref().is_some_and(is_map) && !is_map(&object["metadata"]) {
+            object["metadata"]["annotations"] = Value::Object(Map::new());
+        }
+        Ok(object)
+    }
+
+    /// Returns the way back from server-side apply for a child without the annotation.
+    pub(super) fn way_back(
+        &self,
+        desired: &Desired,
+        uid: &str,
+        otherwise: Step,
+    ) -> Result<Step, String> {
+        let mut applied = self.applied(desired)?;
+        applied["metadata"]["uid"] = uid.into();
+        let remembered = last_applied::encode(&self.complete_object(desired)?);
+        let (group, key) = (desired.group, desired.key.clone());
+        let applied = encoded(&applied);
+        let back = WayBack { applied, remembered, otherwise };
+        Ok(Step::HandOver { group, key, uid: uid.into(), back: Some(Box::new(back)) })
+    }
+}
+
+/// Way back from server-side apply to dynamic apply.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WayBack {
+    /// Configuration for a dry run, which shows whether the child is as desired.
+    pub(crate) applied: Bytes,
+    /// Annotation of a child that is as desired.
+    pub(crate) remembered: String,
+    /// Write of a child that server-side apply has not written.
+    pub(crate) otherwise: Step,
+}
+
+/// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
+/// and takes the character U+0085 for a space.
+fn encoded(object: &Value) -> Bytes {
+    let text = last_applied::encode(object);
+    let is_refused =
+        |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+    if !text.chars().any(|one| is_refused(&one)) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for one in text.chars() {
+        if is_refused(&one) {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(one)));
+        } else {
+            escaped.push(one);
+        }
+    }
+    escaped.into()
+}
+
+/// Returns whether an object has all these fields.
+fn contains(observed: &Value, wanted: &Value) -> bool {
+    last_applied::same(&merge::merge(Some(observed), None, wanted), observed)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::meta::{
+        Selector,
+        children::{Child, fixtures::*},
+        ownership::Ownership,
+    };
+
+    fn config_map(data: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"namespace": "ns", "name": "a", "labels": {"app": "x"}},
+            "data": {"v": data},
+        })
+    }
+
+    /// Child as server-side apply has stored it.
+    fn applied(data: &str) -> Value {
+        let mut object = config_map(data);
+        object["metadata"]["uid"] = json!("u");
+        object["metadata"]["resourceVersion"] = json!("7");
+        object["metadata"]["ownerReferences"] = json!([owner_of_p()]);
+        object
+    }
+
+    fn owner_of_p() -> Value {
+        json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "name": "p",
+            "uid": "parent-uid", "controller": true, "blockOwnerDeletion": true
+        })
+    }
+
+    /// Returns the step for an observed object, or none, that is wanted with this content.
+    fn step(method: UpdateMethod, observed: Option<Value>, wanted: Value) -> Option<Step> {
+        let (parent, groups) = (parent(Some("ns")), groups(method));
+        let ownership =
+            Ownership::Selected { selector: Selector::label("app", "x"), generated: false };
+        let observed: Vec<Child> =
+            observed.into_iter().map(|object| child(0, "a", object)).collect();
+        let rules = Rules {
+            parent: &parent,
+            groups: &groups,
+            missing: &[],
+            ownership: &ownership,
+            observed: &observed,
+            restricted: None,
+        };
+        let desired = rules.check(vec![wanted.to_string().into()]).unwrap();
+        let planned = rules.plan(desired).pop()?;
+        rules.apply_step(planned).unwrap()
+    }
+
+    fn body(write: &Write) -> Value {
+        serde_json::from_slice(&write.body).unwrap()
+    }
+
+    #[test]
+    fn new_child_is_applied_with_its_owner_and_without_annotation_and_server_fields() {
+        let mut wanted = config_map("1");
+        wanted["metadata"]["creationTimestamp"] = Value::Null;
+        wanted["metadata"]["uid"] = json!("other");
+        wanted["metadata"]["annotations"] = json!({last_applied::LAST_APPLIED: "{}"});
+        wanted["status"] = json!({"a": 1});
+
+        let Some(Step::Create(write)) = step(UpdateMethod::OnDelete, None, wanted) else {
+            panic!("it is new")
+        };
+
+        let mut expected = config_map("1");
+        expected["metadata"]["ownerReferences"] = json!([owner_of_p()]);
+        expected["metadata"]["annotations"] = json!({});
+        assert_eq!(body(&write), expected);
+    }
+
+    #[test]
+    fn observed_child_is_applied_by_its_uid_according_to_its_method() {
+        let step = |method| step(method, Some(applied("1")), config_map("2"));
+        assert_eq!(step(UpdateMethod::OnDelete), None);
+
+        let Some(Step::Update(write)) = step(UpdateMethod::InPlace) else { panic!("no apply") };
+        assert_eq!(body(&write)["metadata"]["uid"], "u");
+        assert_eq!(body(&write)["metadata"].get("resourceVersion"), None);
+        assert_eq!(write.replaces.as_deref(), Some("7"));
+
+        let Some(Step::Recreate { uid, created, merged, .. }) = step(UpdateMethod::Recreate) else {
+            panic!("no recreation")
+        };
+        let dry_run: Value = serde_json::from_slice(&merged).unwrap();
+        assert_eq!((&*uid, &dry_run["metadata"]["uid"]), ("u", &json!("u")));
+        assert_eq!(
+            dry_run["metadata"]["resourceVersion"], "7",
+            "a change of others is no difference"
+        );
+        assert_eq!(body(&created)["metadata"].get("uid"), None);
+    }
+
+    #[test]
+    fn child_with_the_annotation_is_handed_over_before_it_is_applied_or_recreated() {
+        let mut observed = applied("1");
+        observed["metadata"]["annotations"] = json!({last_applied::LAST_APPLIED: "{}"});
+        for method in [UpdateMethod::InPlace, UpdateMethod::Recreate] {
+            let step = step(method, Some(observed.clone()), config_map("1"));
+            assert!(matches!(step, Some(Step::HandOver { back: None, .. })), "{step:?}");
+        }
+        assert_eq!(step(UpdateMethod::OnDelete, Some(observed), config_map("1")), None);
+    }
+
+    #[test]
+    fn characters_that_yaml_refuses_are_escaped() {
+        let text = "\u{7f}\u{85}\u{feff}\u{ffff}é\u{1f600}\n";
+
+        let encoded = encoded(&json!({"a": text}));
+
+        let shown = std::str::from_utf8(&encoded).unwrap();
+        assert_eq!(shown, "{\"a\":\"\\u007f\\u0085\\ufeff\\uffffé\u{1f600}\\n\"}");
+        assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), json!({"a": text}));
+    }
+
+    #[test]
+    fn large_child_needs_no_room_in_an_annotation() {
+        let mut wanted = config_map("1");
+        wanted["data"]["large"] = json!("x".repeat(600_000));
+
+        assert!(matches!(step(UpdateMethod::InPlace, None, wanted), Some(Step::Create(_))));
+    }
+
+    #[test]
+    fn fields_of_a_child_are_contained_whatever_else_it_has() {
+        let mut observed = applied("1");
+        observed["data"]["other"] = json!("z");
+
+        assert!(contains(&observed, &config_map("1")));
+        assert!(!contains(&observed, &config_map("2")));
+    }
+}
