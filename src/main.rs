@@ -4,7 +4,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-/// It costs less CPU time than that of the C library, musl's above all.
+/// Costs less CPU time than that of the C library, musl's above all.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -1,7 +1,7 @@
 //! Freed memory that jemalloc keeps for later: returned to the system when work has calmed down.
 //!
-//! jemalloc returns freed memory within 10 s, but only while the process allocates. A process at rest
-//! would keep the memory of its last burst.
+//! jemalloc returns freed memory within 10 s, but only while the process allocates. A process at
+//! rest would keep the memory of its last burst.
 
 use std::{ffi::CStr, ptr::null_mut, time::Duration};
 

@@ -1,9 +1,9 @@
 //! Candidate of an election: decides what to do with the lease. Functions without I/O.
 //!
-//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`). Differences:
-//! the renew deadline counts from the last renewal, not from the next attempt; a lease that was
-//! deleted is respected until it would have expired; a holder is recognised by its identity and the
-//! number of its term.
+//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`).
+//! Differences: the renew deadline counts from the last renewal, not from the next attempt; a lease
+//! that was deleted is respected until it would have expired; a holder is recognised by its
+//! identity and the number of its term.
 
 use std::{sync::Arc, time::Duration};
 
@@ -250,8 +250,8 @@ impl Candidate {
         self.held = None;
     }
 
-    /// Takes in a state of the lease. After a gap, another version with the same record may have had
-    /// other records before it.
+    /// Takes in a state of the lease. After a gap, another version with the same record may have
+    /// had other records before it.
     fn see(&mut self, lease: SeenLease, gap: bool, now: Duration) {
         let record = &lease.record;
         if let Some(held) = self.held

@@ -22,7 +22,7 @@ pub(super) struct TimeLimit(pub(super) Option<Duration>);
 
 impl TimeLimit {
     /// Sends a request. The server gets the limit as the parameter `timeout`, so that it does not
-    /// carry out a write that its sender has given up.
+    /// carry out a write that its sender has abandoned.
     pub(super) async fn send(
         self,
         client: &Client,
