@@ -220,7 +220,6 @@ impl Model {
             | Event::Overdue
             | Event::Remove
             | Event::Wake
-            | Event::LeaseLost
             | Event::Tick => true,
         }
     }
