@@ -231,6 +231,7 @@ fn released(stage: &Stage, user: &str) -> Timestamp {
     writes.map(|it| it.received.0).max().unwrap()
 }
 
+#[expect(clippy::print_stdout, reason = "the figures are the result")]
 #[tokio::test]
 async fn no_old_leader_writes_after_the_first_write_of_the_new_one() {
     let mut stage = Stage::set("election").await;

@@ -332,7 +332,7 @@ impl Rules<'_> {
         Ok(Some(if is_remembered { step } else { self.way_back(&desired, &child.uid, step)? }))
     }
 
-    /// Returns whether an observed child is as desired, so that no write is needed.
+    /// Returns whether an observed child is as desired by dynamic apply, so that no write is needed.
     ///
     /// # Errors
     ///

@@ -91,7 +91,7 @@ pub(crate) fn applied(live: &Value, manager: &str) -> Option<AppliedFields> {
 
 impl AppliedFields {
     /// Returns the patch that hands the fields to dynamic apply, with this annotation.
-    pub(crate) fn to_dynamic(self, live: &Value, remembered: &str) -> Value {
+    pub(crate) fn into_dynamic(self, live: &Value, remembered: &str) -> Value {
         let mut patch = guarded(live, self.entries);
         patch["metadata"]["annotations"] = json!({ last_applied::LAST_APPLIED: remembered });
         patch
@@ -329,7 +329,7 @@ mod tests {
             "metadata": {"name": "a", "namespace": "ns"}, "data": {"a": "1"},
         });
         assert_eq!(fields.last, last);
-        let patch = fields.to_dynamic(&live, "{}");
+        let patch = fields.into_dynamic(&live, "{}");
         let both = json!({
             "f:data": {"f:a": {}}, "f:metadata": {"f:ownerReferences": {}},
         });

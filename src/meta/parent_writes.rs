@@ -341,6 +341,11 @@ impl ParentWrites {
         self.lock().get_mut(key).map(|entry| take(&mut entry.equal)).unwrap_or_default()
     }
 
+    /// Returns the children of a parent that its last sync found equal to the desired ones.
+    pub(crate) fn equal(&self, key: &Request) -> EqualChildren {
+        self.lock().get(key).map(|entry| entry.equal.clone()).unwrap_or_default()
+    }
+
     /// Keeps the children that a sync found equal to the desired ones.
     pub(crate) fn keep_equal(&self, key: &Request, equal: EqualChildren) {
         if let Some(entry) = self.lock().get_mut(key) {

@@ -76,7 +76,7 @@ impl Running {
                     () = self.read() => {}
                 }
             }
-            Step::Write(write) => self.write(write).await,
+            Step::Write(write) => self.write(*write).await,
             Step::Lost(loss) => self.lose(&loss),
             Step::Wait(until) => {
                 self.open_watch(now);

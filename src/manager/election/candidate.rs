@@ -53,7 +53,7 @@ pub(super) enum Step {
     /// Read the lease.
     Read,
     /// Acquire or renew.
-    Write(LeaseWrite),
+    Write(Box<LeaseWrite>),
     /// Wait until this time, unless the lease changes.
     Wait(Duration),
     /// This replica no longer leads.
@@ -142,7 +142,7 @@ impl Candidate {
             None => seen.free_at.max(self.write_after),
         };
         if now >= due {
-            return Step::Write(self.write(seen));
+            return Step::Write(Box::new(self.write(seen)));
         }
         if watched || self.held.is_some() {
             return self.wait(due, latest);

@@ -56,7 +56,7 @@ impl Apply {
                 }
                 let last = if is_as_desired { None } else { Some(&fields.last) };
                 let remembered = last.map_or(remembered, last_applied::encode);
-                Some(fields.to_dynamic(&live, &remembered))
+                Some(fields.into_dynamic(&live, &remembered))
             }
         };
         let Some(patch) = patch else {

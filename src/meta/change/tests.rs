@@ -58,12 +58,13 @@ fn check(kind: ControllerKind, pointer: &str, value: Value, expected: Change) {
     let mut edited = object.clone();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     let parent = edited.pointer_mut(parent).unwrap();
-    match parent {
-        Value::Array(items) => match key.parse::<usize>() {
+    if let Value::Array(items) = parent {
+        match key.parse::<usize>() {
             Ok(index) => items[index] = value,
             Err(_) => items.push(value),
-        },
-        _ => parent[key] = value,
+        }
+    } else {
+        parent[key] = value;
     }
     let (old, new) = (parse(kind, &object), parse(kind, &edited));
 

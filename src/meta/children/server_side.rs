@@ -3,10 +3,14 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Desired, Planned, Rules, Step, Write, owners_with};
+use super::{Child, Desired, Planned, Rules, Step, Write, owners_with};
 use crate::{
     kind::VersionOrder,
-    meta::{UpdateMethod, equal_children::ChildDigest, last_applied, merge},
+    meta::{
+        UpdateMethod,
+        equal_children::{ChildDigest, EqualChildren},
+        last_applied, merge,
+    },
     redaction,
 };
 
@@ -79,6 +83,32 @@ impl Rules<'_> {
                 Ok(Some(Step::Update(Write { group: index, key, body, replaces })))
             }
         }
+    }
+
+    /// Returns whether an observed child is as server-side apply has left it. What an apply would
+    /// change is known to its server alone: the digest of an earlier apply decides. Before the first
+    /// one of this process, a child of this revision (`is_recorded`) counts if it has all fields.
+    ///
+    /// # Errors
+    ///
+    /// Names an observed child that cannot be decoded, or a desired one that cannot be applied.
+    pub(crate) fn is_as_applied(
+        &self,
+        child: &Child,
+        desired: &Desired,
+        known: &EqualChildren,
+        is_recorded: bool,
+    ) -> Result<bool, String> {
+        if !known.is_empty() || !is_recorded {
+            let digest = self.desired_digest(&Planned::Compare(child, desired.clone()));
+            let digest = digest.and_then(|digest| digest.with_object(&child.json));
+            return Ok(digest.is_some_and(|digest| known.contains(digest)));
+        }
+        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+            let why = redaction::decoding(error);
+            format!("{} {} is unreadable: {why}", self.groups[child.group].served.kind, child.key)
+        })?;
+        Ok(contains(&observed, &self.applied(desired)?))
     }
 
     /// Returns the configuration of a desired child: the fields that the hook decides, and the
@@ -156,11 +186,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::{
-        Selector,
-        children::{Child, fixtures::*},
-        ownership::Ownership,
-    };
+    use crate::meta::{Selector, children::fixtures::*, ownership::Ownership};
 
     fn config_map(data: &str) -> Value {
         json!({

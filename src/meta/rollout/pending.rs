@@ -21,11 +21,14 @@ const OVERDUE: Duration = Duration::from_secs(10);
 /// Maximum number of remembered objects of others; beyond it they are read again.
 const MAX_FOREIGN: usize = 10_000;
 
+/// Function that is called with each changed sum.
+type Observer = Box<dyn Fn(&RolloutHealth) + Send + Sync>;
+
 /// Rollouts of the parents of one controller.
 #[derive(Default)]
 pub(crate) struct PendingRollouts {
     state: Mutex<RolloutStates>,
-    changed: Option<Box<dyn Fn(&RolloutHealth) + Send + Sync>>,
+    changed: Option<Observer>,
 }
 
 #[derive(Default)]

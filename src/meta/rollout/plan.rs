@@ -166,7 +166,7 @@ pub(crate) fn plan(
     mut observe: impl FnMut(&ChildId, Place) -> ChildState,
 ) -> Plan {
     let recorded = recorded(latest, older, wanted, &standing);
-    let mut rollout = Rollout { places: BTreeMap::new(), states: BTreeMap::new() };
+    let mut rollout = Unfinished { places: BTreeMap::new(), states: BTreeMap::new() };
     for child in wanted {
         let place = recorded.get(child).copied();
         if place == Some(Place::Latest) {
@@ -227,12 +227,12 @@ fn recorded(
 }
 
 /// Children that do not have the latest revision, and their states.
-struct Rollout {
+struct Unfinished {
     places: BTreeMap<ChildId, Place>,
     states: BTreeMap<ChildId, ChildState>,
 }
 
-impl Rollout {
+impl Unfinished {
     /// Moves the next child if all conditions are met.
     fn proceed(
         &mut self,

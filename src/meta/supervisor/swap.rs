@@ -30,7 +30,7 @@ impl DeclarationReconciler {
             Change::Swap(_) if !is_active(status.state) || status.pending.is_some() => {
                 Change::Restart
             }
-            found => found,
+            found @ (Change::Keep | Change::Swap(_) | Change::Restart) => found,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ParentReconciler, SyncError, hook_call::CheckedResponse, rollout::Rollout};
+use super::{ParentReconciler, SyncError, hook_call::CheckedResponse, rollout::PlannedRollout};
 use crate::{controller::Context, informer::Object, meta::children::Rules};
 
 impl ParentReconciler {
@@ -13,7 +13,7 @@ impl ParentReconciler {
         object: &Object,
         rules: &Rules<'_>,
         response: CheckedResponse,
-        rollout: Option<Rollout>,
+        rollout: Option<PlannedRollout>,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
@@ -60,13 +60,13 @@ impl ParentReconciler {
         let written = self.write_status(parent, &object, status, context).await;
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let has_moved = rollout.as_ref().is_some_and(Rollout::has_moved);
+        let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
         let children_are_desired = managed?;
         let as_desired = children_are_desired & written?;
         // No event follows a move without a write of the child.
         let next = (has_moved && children_are_desired).then_some(Duration::ZERO);
         let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
-        let is_settled = rollout.as_ref().is_none_or(Rollout::is_settled);
+        let is_settled = rollout.as_ref().is_none_or(PlannedRollout::is_settled);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !is_freed && is_settled {
             self.parents.writes.keep_record(&parent.key, record);

@@ -18,9 +18,10 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
-        RollingRule,
+        ApplyStrategy, RollingRule,
         children::{Child, Desired, Parent, Rules},
         counted_hook::CountedHook,
+        equal_children::EqualChildren,
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
@@ -31,7 +32,7 @@ use crate::{
 };
 
 /// Planned rollout of one parent.
-pub(super) struct Rollout {
+pub(super) struct PlannedRollout {
     revisions: Revisions,
     plan: Plan,
     condition: UpdatedCondition,
@@ -40,7 +41,7 @@ pub(super) struct Rollout {
 }
 
 /// Rolling children of an answer.
-type Wanted<'a> = BTreeMap<ChildId, &'a Desired>;
+type DesiredById<'a> = BTreeMap<ChildId, &'a Desired>;
 
 impl ParentReconciler {
     /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
@@ -53,7 +54,7 @@ impl ParentReconciler {
         revisions: Revisions,
         response: &mut CheckedResponse,
         context: &Context,
-    ) -> Result<Rollout, SyncError> {
+    ) -> Result<PlannedRollout, SyncError> {
         let mut answers = Vec::with_capacity(revisions.older.len());
         for (older, related) in revisions.older.iter().zip(&revisions.related) {
             let call = RevisionCall {
@@ -87,7 +88,7 @@ impl ParentReconciler {
         }
         let (desired, held) = rolling.assign(&response.desired, &older, &planned);
         response.desired = desired;
-        Ok(Rollout { revisions, plan: planned, condition, held })
+        Ok(PlannedRollout { revisions, plan: planned, condition, held })
     }
 
     /// Writes the revisions of a rollout, and reports its progress. To be called before any child is
@@ -95,10 +96,10 @@ impl ParentReconciler {
     pub(super) async fn write_rollout(
         &self,
         parent: &Parent,
-        rollout: &Rollout,
+        rollout: &PlannedRollout,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
-        let Rollout { revisions, plan, condition, .. } = rollout;
+        let PlannedRollout { revisions, plan, condition, .. } = rollout;
         let progress = &plan.progress;
         if revisions.needs_write(plan) || !condition.is_on(&revisions.parent) {
             // The steps of a rollout are no loop, though own writes alone lead to them.
@@ -122,7 +123,7 @@ impl ParentReconciler {
     }
 }
 
-impl Rollout {
+impl PlannedRollout {
     /// Returns whether every child has the latest revision, and no revision needs a write.
     pub(super) fn is_settled(&self) -> bool {
         self.plan.progress == Progress::Complete
@@ -150,6 +151,9 @@ struct Rolling<'a> {
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
+    strategy: ApplyStrategy,
+    /// Children that were equal to the desired ones after the last sync.
+    equal: EqualChildren,
 }
 
 impl<'a> Rolling<'a> {
@@ -169,7 +173,10 @@ impl<'a> Rolling<'a> {
         let unlisted = children.iter().filter(|rule| rule.rolling.is_some());
         let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
-        let mut rolling = Self { rules, groups, unlisted, observed: BTreeMap::new() };
+        let equal = reconciler.parents.writes.equal(&rules.parent.key);
+        let strategy = reconciler.parents.apply.strategy;
+        let observed = BTreeMap::new();
+        let mut rolling = Self { rules, groups, unlisted, observed, strategy, equal };
         let observed = rules.observed.iter();
         rolling.observed = observed
             .filter_map(|child| Some((rolling.id(child.group, &child.key)?, child)))
@@ -188,7 +195,7 @@ impl<'a> Rolling<'a> {
         Some(ChildId { type_: type_.clone(), name })
     }
 
-    fn wanted<'d>(&self, desired: &'d [Desired]) -> Wanted<'d> {
+    fn wanted<'d>(&self, desired: &'d [Desired]) -> DesiredById<'d> {
         let id = |desired: &'d Desired| Some((self.id(desired.group, &desired.key)?, desired));
         desired.iter().filter_map(id).collect()
     }
@@ -214,8 +221,8 @@ impl<'a> Rolling<'a> {
         reconciler: &ParentReconciler,
         revisions: &Revisions,
         order: &[Desired],
-        latest: &Wanted<'_>,
-        older: &[Wanted<'_>],
+        latest: &DesiredById<'_>,
+        older: &[DesiredById<'_>],
     ) -> Plan {
         let wanted: Vec<_> =
             order.iter().filter_map(|desired| self.id(desired.group, &desired.key)).collect();
@@ -241,20 +248,25 @@ impl<'a> Rolling<'a> {
         &self,
         id: &ChildId,
         place: Place,
-        latest: &Wanted<'_>,
-        older: &[Wanted<'_>],
+        latest: &DesiredById<'_>,
+        older: &[DesiredById<'_>],
     ) -> ChildState {
         let Some(child) = self.observed.get(id) else { return ChildState::Missing };
         if child.terminating {
             return ChildState::Deleting;
         }
-        let is_as = |wanted: &Wanted<'_>| match wanted.get(id) {
-            Some(desired) => self.rules.is_as_desired(child, desired),
+        let is_as = |wanted: &DesiredById<'_>, is_recorded| match wanted.get(id) {
+            Some(desired) => match self.strategy {
+                ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired),
+                ApplyStrategy::ServerSideApply => {
+                    self.rules.is_as_applied(child, desired, &self.equal, is_recorded)
+                }
+            },
             None => Ok(false),
         };
         let is_own = match place {
             // A child that cannot be compared has an error of its own when it is written.
-            Place::Older(at) => is_as(&older[at]).unwrap_or(true),
+            Place::Older(at) => is_as(&older[at], true).unwrap_or(true),
             Place::Latest | Place::Held => true,
         };
         let rule = self.groups[child.group].1;
@@ -263,7 +275,8 @@ impl<'a> Rolling<'a> {
             Some((_, Err(_))) => Err("is unreadable".to_owned()),
             None => Ok(()),
         };
-        ChildState::Present { is_latest: is_as(latest), is_own, ready }
+        let is_latest = is_as(latest, place == Place::Latest);
+        ChildState::Present { is_latest, is_own, ready }
     }
 
     /// Returns the desired children, each in the form of its revision, and the children that are
@@ -271,7 +284,7 @@ impl<'a> Rolling<'a> {
     fn assign(
         &self,
         latest: &[Desired],
-        older: &[Wanted<'_>],
+        older: &[DesiredById<'_>],
         plan: &Plan,
     ) -> (Vec<Desired>, BTreeSet<(usize, ObjectKey)>) {
         let (mut desired, mut held) = (Vec::with_capacity(latest.len()), BTreeSet::new());

@@ -39,7 +39,7 @@ fn stored(write: &LeaseWrite, version: u64) -> SeenLease {
 #[track_caller]
 fn write(step: Step) -> LeaseWrite {
     match step {
-        Step::Write(write) => write,
+        Step::Write(write) => *write,
         Step::Read | Step::Wait(_) | Step::Lost(_) => panic!("no write: {step:?}"),
     }
 }

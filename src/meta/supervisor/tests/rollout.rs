@@ -430,9 +430,10 @@ impl Hook for Scripted {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
         let answer = (self.0)(&serde_json::from_slice(&request).unwrap());
         // A function that answers `null` is busy.
-        let answer = match answer {
-            Value::Null => Err(HookError::Busy(Duration::from_secs(7))),
-            answer => Ok(Bytes::from(answer.to_string())),
+        let answer = if answer.is_null() {
+            Err(HookError::Busy(Duration::from_secs(7)))
+        } else {
+            Ok(Bytes::from(answer.to_string()))
         };
         async move { answer }.boxed()
     }
