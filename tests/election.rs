@@ -44,7 +44,7 @@ enum Fault {
 }
 
 /// Namespace with parents whose children change all the time.
-struct Stage {
+struct Replicas {
     plane: &'static ControlPlane,
     scope: TestScope,
     crd: CrdBuilder,
@@ -52,8 +52,8 @@ struct Stage {
     edits: JoinSet<()>,
 }
 
-impl Stage {
-    async fn set(name: &str) -> Self {
+impl Replicas {
+    async fn new(name: &str) -> Self {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
         let scope = plane.scope(name).await.unwrap();
@@ -156,20 +156,20 @@ fn since(time: Timestamp, event: &AuditEvent) -> Duration {
 }
 
 /// Ends a leader by a fault; returns the time until the other replica's first write.
-async fn take_over(stage: &Stage, fault: Fault) -> Duration {
-    let name = |role: &str| format!("{}-{fault:?}-{role}", stage.scope.namespace).to_lowercase();
+async fn take_over(replicas: &Replicas, fault: Fault) -> Duration {
+    let name = |role: &str| format!("{}-{fault:?}-{role}", replicas.scope.namespace).to_lowercase();
     let (old, new) = (name("old"), name("new"));
     let masters = &["system:masters"];
     let faults = Faults::default();
-    let config = stage.plane.user(&old, masters).unwrap();
+    let config = replicas.plane.user(&old, masters).unwrap();
     let proxy = Proxy::to_api_server(config, &faults).await.unwrap();
     let kubeconfig = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(kubeconfig.path(), proxy.kubeconfig()).unwrap();
-    let mut leader = stage.start(kubeconfig.path());
-    stage.until_written(&old).await;
-    let mut standby = stage.start(&stage.plane.user_kubeconfig(&new, masters).unwrap());
-    stage.until_warm(&new).await;
-    assert!(stage.writes(&new).is_empty(), "a standby writes nothing");
+    let mut leader = replicas.start(kubeconfig.path());
+    replicas.until_written(&old).await;
+    let mut standby = replicas.start(&replicas.plane.user_kubeconfig(&new, masters).unwrap());
+    replicas.until_warm(&new).await;
+    assert!(replicas.writes(&new).is_empty(), "a standby writes nothing");
 
     let mut begin = Timestamp::now();
     match fault {
@@ -192,27 +192,27 @@ async fn take_over(stage: &Stage, fault: Fault) -> Duration {
         }
         Fault::Displaced => {
             let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
-                Api::namespaced(stage.scope.client(), &stage.scope.namespace);
+                Api::namespaced(replicas.scope.client(), &replicas.scope.namespace);
             let taken = json!({ "spec": { "holderIdentity": "alien", "leaseTransitions": 900 } });
             leases.patch("test", &PatchParams::default(), &Patch::Merge(&taken)).await.unwrap();
             begin = Timestamp::now();
             sleep(LEASE - MARGIN).await;
-            stage.plane.audit_settled().await.unwrap();
-            let last = stage.writes(&old).last().map(|it| since(begin, it)).unwrap_or_default();
+            replicas.plane.audit_settled().await.unwrap();
+            let last = replicas.writes(&old).last().map(|it| since(begin, it)).unwrap_or_default();
             assert!(last < MARGIN / 2, "it still wrote {last:?} after it was displaced");
             signal(&leader, "-KILL").await;
         }
     }
-    stage.until_written(&new).await;
+    replicas.until_written(&new).await;
     // Writes that the old leader may still send arrive in this time.
     sleep(2 * MARGIN).await;
-    stage.plane.audit_settled().await.unwrap();
-    let (by_old, by_new) = (stage.writes(&old), stage.writes(&new));
+    replicas.plane.audit_settled().await.unwrap();
+    let (by_old, by_new) = (replicas.writes(&old), replicas.writes(&new));
     let first = &by_new[0];
     let late: Vec<_> = by_old.iter().filter(|it| it.received.0 > first.received.0).collect();
     assert!(late.is_empty(), "{fault:?}: {} of the old leader, first {:?}", late.len(), late[0]);
     if fault == Fault::Stopped {
-        begin = released(stage, &old);
+        begin = released(replicas, &old);
     }
     let took = since(begin, first);
     if fault != Fault::Killed && fault != Fault::Stopped && fault != Fault::Displaced {
@@ -224,8 +224,8 @@ async fn take_over(stage: &Stage, fault: Fault) -> Duration {
 }
 
 /// Time at which a user has written the lease last.
-fn released(stage: &Stage, user: &str) -> Timestamp {
-    let all = stage.plane.audit().unwrap().all().unwrap();
+fn released(replicas: &Replicas, user: &str) -> Timestamp {
+    let all = replicas.plane.audit().unwrap().all().unwrap();
     let writes =
         all.iter().filter(|it| it.user == user && it.verb == "update" && it.name == "test");
     writes.map(|it| it.received.0).max().unwrap()
@@ -234,21 +234,21 @@ fn released(stage: &Stage, user: &str) -> Timestamp {
 #[expect(clippy::print_stdout, reason = "the figures are the result")]
 #[tokio::test]
 async fn no_old_leader_writes_after_the_first_write_of_the_new_one() {
-    let mut stage = Stage::set("election").await;
+    let mut replicas = Replicas::new("election").await;
 
     for fault in [Fault::Stopped, Fault::Killed, Fault::Frozen, Fault::CutOff, Fault::Displaced] {
-        let took = take_over(&stage, fault).await;
+        let took = take_over(&replicas, fault).await;
 
         println!("{fault:?}: the other replica wrote after {took:?}");
         let limit = if fault == Fault::Stopped { MARGIN } else { LEASE + MARGIN };
         assert!(took <= limit, "{fault:?}: {took:?}");
         // The next pair begins with a free lease.
         let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
-            Api::namespaced(stage.scope.client(), &stage.scope.namespace);
+            Api::namespaced(replicas.scope.client(), &replicas.scope.namespace);
         leases.delete("test", &DeleteParams::default()).await.unwrap();
     }
 
-    stage.edits.shutdown().await;
-    let controllers = Api::<CompositeController>::all(stage.scope.client());
-    controllers.delete(&stage.scope.namespace, &DeleteParams::default()).await.unwrap();
+    replicas.edits.shutdown().await;
+    let controllers = Api::<CompositeController>::all(replicas.scope.client());
+    controllers.delete(&replicas.scope.namespace, &DeleteParams::default()).await.unwrap();
 }

@@ -7,8 +7,9 @@ const FEATURES: &str = "cli,meta,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 33] = [
+const DEPENDENCIES: [&str; 34] = [
     "anyhow",
+    "aws-lc-rs",
     "axum",
     "base64",
     "bytes",

@@ -68,19 +68,11 @@ async fn an_invalid_edit_keeps_the_old_controller_running() {
     let harness = &supervised.harness;
     let name = supervised.name("a");
 
-    let wrong: [(Value, &str, &str); 3] = [
+    let wrong: [(Value, &str, &str); 2] = [
         (
             json!({ "hooks": { "sync": { "webhook": { "url": "ftp://nowhere" } } } }),
             "SpecInvalid",
             "spec.hooks.sync.webhook.url",
-        ),
-        (
-            json!({ "childResources": [{
-                "apiVersion": "v1", "resource": "configmaps",
-                "updateStrategy": { "method": "Rolling" },
-            }] }),
-            "SpecInvalid",
-            "spec.childResources[0].updateStrategy.method",
         ),
         (
             json!({ "parentResource": { "labelSelector": {

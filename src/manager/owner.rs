@@ -314,6 +314,12 @@ impl Owner {
         if entry.returned.is_some() || entry.epoch.is_none() || entry.epoch_number != epoch {
             return;
         }
+        // The election stops an epoch on a thread of its own, which the run may see first.
+        let is_lost = entry.epoch.as_ref().and_then(|epoch| epoch.stop_reason());
+        if is_lost == Some(StopReason::LeaseLost) && entry.lifecycle.stopping().is_none() {
+            self.step(id, LifecycleInput::LeaseLost);
+        }
+        let Some(entry) = self.entries.get_mut(&id) else { return };
         // A failure of a run that is already stopping does not end the manager.
         let stopping = entry.lifecycle.stopping().is_some();
         entry.returned = Some(end.clone());

@@ -60,6 +60,20 @@ struct Results {
     differed: bool,
     // Children that are as desired.
     equal: Vec<ChildDigest>,
+    // True if a request showed that a child is as desired.
+    confirmed: bool,
+}
+
+/// Result for a parent whose children are not managed now.
+pub(crate) const NOTHING: Executed = Executed { as_desired: true, confirmed: false };
+
+/// Result of an execution without errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Executed {
+    /// True if all children were as desired before.
+    pub(crate) as_desired: bool,
+    /// True if a request showed that a child is as desired. No event need follow it.
+    pub(crate) confirmed: bool,
 }
 
 /// PlannedDigests of a child: of its desired state, and of that with the observed object.
@@ -102,7 +116,7 @@ impl Apply {
         rules: &Rules<'_>,
         desired: Vec<Desired>,
         context: &Context,
-    ) -> Result<bool, SyncError> {
+    ) -> Result<Executed, SyncError> {
         let mut execution = Execution {
             apply: self,
             rules,
@@ -218,7 +232,10 @@ impl PlannedDigests {
 impl Results {
     fn add(&mut self, result: Result<Option<ChildDigest>, SyncError>) {
         match result {
-            Ok(equal) => self.equal.extend(equal),
+            Ok(equal) => {
+                self.confirmed |= equal.is_some();
+                self.equal.extend(equal);
+            }
             Err(SyncError::Behind(message)) => self.behind = Some(message),
             Err(SyncError::Failed(message)) => self.failed.push(message),
             // Further requests would be refused as well, and add to the load.
@@ -246,15 +263,14 @@ impl Results {
         }
     }
 
-    /// Returns whether all children were as desired.
-    fn end(self) -> Result<bool, SyncError> {
+    fn end(self) -> Result<Executed, SyncError> {
         if let Some(error) = self.halted {
             return Err(error);
         }
         match (self.failed.text(), self.behind) {
             (Some(text), _) => Err(SyncError::Failed(text)),
             (None, Some(message)) => Err(SyncError::Behind(message)),
-            (None, None) => Ok(!self.differed),
+            (None, None) => Ok(Executed { as_desired: !self.differed, confirmed: self.confirmed }),
         }
     }
 }
@@ -269,14 +285,19 @@ impl Apply {
     ) -> Result<Option<ChildDigest>, SyncError> {
         let Some(step) = self.hand_over(&target, step).await? else { return Ok(None) };
         match self.parents.apply.strategy {
-            ApplyStrategy::DynamicApply => self.update(&target, step).await.map(|()| None),
+            ApplyStrategy::DynamicApply => self.update(&target, step).await,
             ApplyStrategy::ServerSideApply => self.apply(&target, step).await,
         }
     }
 
-    /// Writes one child by dynamic apply, or deletes it.
-    async fn update(&self, target: &WrittenChild<'_>, mut step: Step) -> Result<(), SyncError> {
-        let WrittenChild { rules, what, context, .. } = target;
+    /// Writes one child by dynamic apply, or deletes it. Returns its digest if the server found that
+    /// nothing changes: it stores an equal value (`0.5` and `500m` are one quantity), or drops one.
+    async fn update(
+        &self,
+        target: &WrittenChild<'_>,
+        mut step: Step,
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        let WrittenChild { rules, what, context, digests } = target;
         let parent = rules.parent;
         let (group, key) = step.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());
@@ -292,7 +313,7 @@ impl Apply {
                 if !self.parents.recreates_at_once && has_dry_runs {
                     let answer = resource.dry_run_update(key, take(merged)).await;
                     if !differs(observed, &answer, what, context.attempt())? {
-                        return Ok(());
+                        return Ok(digests.observed);
                     }
                 }
                 if !self.parents.recreates_at_once {
@@ -305,19 +326,20 @@ impl Apply {
                 ("creating", resource.create(key, take(body)).await.map(Some))
             }
             Step::Update(Write { body, replaces, .. }) => {
-                // The server may store an equal value: `0.5` and `500m` are one quantity.
                 let changed = |stored: Stored| {
                     Some(stored).filter(|stored| stored.version() != replaces.as_deref())
                 };
                 ("updating", resource.update(key, take(body)).await.map(changed))
             }
-            Step::HandOver { .. } => return Ok(()),
+            Step::HandOver { .. } => return Ok(None),
         };
         let error = match result {
             Ok(changed) => {
                 tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                let is_versioned = matches!(&step, Step::Update(write) if write.replaces.is_some());
+                let is_equal = is_versioned && changed.is_none();
                 self.record(&parent.key, what.clone(), &step, changed);
-                return Ok(());
+                return Ok(digests.observed.filter(|_| is_equal));
             }
             Err(error) => error,
         };
@@ -325,7 +347,7 @@ impl Apply {
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
         Err(match step {
             // Deleted already, or replaced by another object of that name.
-            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
+            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(None),
             _ if is_already_there(&error) => {
                 match explain_existing(parent, rules.ownership, &resource, key, &doing).await {
                     Existing::Absent => {
@@ -336,7 +358,7 @@ impl Apply {
                     // Retried slowly, since nothing that this parent does changes it.
                     Existing::NotOurs { message, owner } => {
                         self.parents.writes.contest(&parent.key, what.clone(), message, owner);
-                        return Ok(());
+                        return Ok(None);
                     }
                 }
             }

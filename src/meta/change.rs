@@ -66,11 +66,13 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
         return Change::Restart;
     }
     let swap = |is_same: bool, syncs| if is_same { Change::Keep } else { Change::Swap(syncs) };
+    // Without rolling types only the hooks read them.
+    let revised = if new.is_rolling() { NextSyncs::AtOnce } else { NextSyncs::Spread };
     let changes = [
         of_parents(parents, &new.parents),
         of_children(children, &new.children),
         swap(*generate_selector == new.generate_selector, NextSyncs::AtOnce),
-        swap(*revision_fields == new.revision_fields, NextSyncs::AtOnce),
+        swap(*revision_fields == new.revision_fields, revised),
         swap(*resync_period == new.resync_period, NextSyncs::WhenDue),
         swap(*max_owner_depth == new.max_owner_depth, NextSyncs::Spread),
         swap(*workers == new.workers, NextSyncs::WhenDue),

@@ -16,8 +16,12 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 pub(crate) use self::server_side::WayBack;
 use super::{
-    UpdateMethod, equal_children::ChildDigest, last_applied, log_text, merge, ownership::Ownership,
-    rewrite, write_cause::SeenVersion,
+    UpdateMethod,
+    equal_children::{ChildDigest, EqualChildren},
+    last_applied, log_text, merge,
+    ownership::Ownership,
+    rewrite,
+    write_cause::SeenVersion,
 };
 use crate::{
     controller::Request,
@@ -337,8 +341,17 @@ impl Rules<'_> {
     /// # Errors
     ///
     /// As for [`Rules::step`].
-    pub(crate) fn is_as_desired(&self, child: &Child, desired: &Desired) -> Result<bool, String> {
-        self.step(Planned::Compare(child, desired.clone())).map(|step| step.is_none())
+    pub(crate) fn is_as_desired(
+        &self,
+        child: &Child,
+        desired: &Desired,
+        known: &EqualChildren,
+    ) -> Result<bool, String> {
+        let planned = Planned::Compare(child, desired.clone());
+        if self.digest(&planned).is_some_and(|digest| known.contains(digest)) {
+            return Ok(true);
+        }
+        self.step(planned).map(|step| step.is_none())
     }
 
     /// Returns a child as it is created: with its owner reference and last-applied annotation.

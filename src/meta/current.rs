@@ -68,8 +68,11 @@ impl Reconciler for CurrentSync {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let current = self.get();
-        let _running = current.running.token();
+        // A replaced one is released after its last token: both are taken at once.
+        let (current, _running) = {
+            let state = self.0.lock();
+            (Arc::clone(&state.current), state.current.running.token())
+        };
         let result = current.reconcile(request.clone(), context.clone()).await;
         if !Arc::ptr_eq(&current, &self.get()) {
             // The sync has set the time of the resync, and may have kept an answer of the customize

@@ -46,11 +46,6 @@ impl EqualChildren {
     pub(crate) fn contains(&self, digest: ChildDigest) -> bool {
         self.0.binary_search(&digest).is_ok()
     }
-
-    /// Returns whether nothing is known of any child, as after the start of the process.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 impl From<Vec<ChildDigest>> for EqualChildren {

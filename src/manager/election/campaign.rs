@@ -160,6 +160,7 @@ impl Running {
             Ok(Err(NotWritten::Conflict)) => {
                 // The watch did not report the change.
                 self.events = None;
+                self.note(None);
                 WriteResult::Conflict
             }
             Ok(Err(NotWritten::Failed(error))) => {

@@ -40,7 +40,7 @@ impl Apply {
         step: Step,
     ) -> Result<Option<ChildDigest>, SyncError> {
         match step {
-            Step::Delete { .. } => self.update(target, step).await.map(|()| None),
+            Step::Delete { .. } => self.update(target, step).await,
             Step::HandOver { .. } => Ok(None),
             Step::Create(write) => self.apply_new(target, write).await,
             Step::Update(write) => self.apply_to(target, write).await,
@@ -66,7 +66,7 @@ impl Apply {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
                     dry_run_create(&resource, served, &created, refused_for).await?;
                 }
-                self.update(target, Step::Delete { group, key, uid }).await.map(|()| None)
+                self.update(target, Step::Delete { group, key, uid }).await
             }
         }
     }

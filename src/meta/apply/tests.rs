@@ -152,7 +152,7 @@ impl Scene {
                 observed: &observed,
                 restricted: None,
             };
-            apply.execute(&rules, desired, &context).await
+            apply.execute(&rules, desired, &context).await.map(|executed| executed.as_desired)
         });
     }
 }

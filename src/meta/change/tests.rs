@@ -94,6 +94,8 @@ fn each_field_of_a_composite_controller_has_its_effect() {
         Change::Restart,
     );
     check("/spec/childResources/1/updateStrategy", json!({"method": "InPlace"}), AT_ONCE);
+    let rolling = json!({"method": "RollingInPlace"});
+    check("/spec/childResources/1/updateStrategy", rolling, Change::Restart);
     check("/spec/generateSelector", json!(false), AT_ONCE);
     check("/spec/resyncPeriodSeconds", json!(61), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);
@@ -111,6 +113,21 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     check("/spec/hooks/sync/webhook/authorization", token.clone(), DUE);
     let config = json!([{"host": "hook.default", "authorization": token}]);
     check("/spec/endpointConfigs", config, DUE);
+}
+
+#[test]
+fn edit_of_a_rolling_update_is_executed_in_place() {
+    let rolling = |method: &str, field: &str| {
+        let mut object = composite();
+        object["spec"]["childResources"][0]["updateStrategy"] = json!({"method": method});
+        object["spec"]["parentResource"]["revisionHistory"] = json!({"fieldPaths": [field]});
+        parse(ControllerKind::Composite, &object)
+    };
+    let old = rolling("RollingRecreate", "spec.a");
+
+    assert_eq!(change(&old, &rolling("RollingInPlace", "spec.a")), AT_ONCE);
+    assert_eq!(change(&old, &rolling("RollingRecreate", "spec.b")), AT_ONCE);
+    assert_eq!(change(&old, &old), Change::Keep);
 }
 
 #[test]

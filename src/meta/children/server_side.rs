@@ -86,8 +86,8 @@ impl Rules<'_> {
     }
 
     /// Returns whether an observed child is as server-side apply has left it. What an apply would
-    /// change is known to its server alone: the digest of an earlier apply decides. Before the first
-    /// one of this process, a child of this revision (`is_recorded`) counts if it has all fields.
+    /// change is known to its server alone: the digest of an earlier apply decides. With
+    /// `or_contained`, a child that has all fields counts too: it may have some that it should not.
     ///
     /// # Errors
     ///
@@ -97,12 +97,15 @@ impl Rules<'_> {
         child: &Child,
         desired: &Desired,
         known: &EqualChildren,
-        is_recorded: bool,
+        or_contained: bool,
     ) -> Result<bool, String> {
-        if !known.is_empty() || !is_recorded {
-            let digest = self.desired_digest(&Planned::Compare(child, desired.clone()));
-            let digest = digest.and_then(|digest| digest.with_object(&child.json));
-            return Ok(digest.is_some_and(|digest| known.contains(digest)));
+        let digest = self.desired_digest(&Planned::Compare(child, desired.clone()));
+        let digest = digest.and_then(|digest| digest.with_object(&child.json));
+        if digest.is_some_and(|digest| known.contains(digest)) {
+            return Ok(true);
+        }
+        if !or_contained {
+            return Ok(false);
         }
         let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
             let why = redaction::decoding(error);

@@ -40,6 +40,9 @@ pub(crate) fn apply_patch(
 fn get<'a>(object: &'a Value, path: &str) -> Result<Option<&'a Value>, String> {
     let mut value = object;
     for field in path.split('.') {
+        if value.is_null() {
+            return Ok(None);
+        }
         let Some(fields) = value.as_object() else { return Err(no_object(path)) };
         let Some(found) = fields.get(field) else { return Ok(None) };
         value = found;

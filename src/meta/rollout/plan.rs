@@ -255,7 +255,7 @@ impl Unfinished {
             // This sync creates the child at its own revision.
             return Progress::Waiting(Wait::missing((**child).clone()));
         }
-        // Such a child is written in this sync anyway.
+        // A child that is behind its own revision is written in this sync anyway.
         let is_behind = |child: &&&ChildId| match &self.states[**child] {
             ChildState::Present { is_own, .. } => !is_own,
             ChildState::Missing | ChildState::Deleting => false,

@@ -58,7 +58,8 @@ impl UpdatedCondition {
     }
 
     /// Returns whether an observed parent has this condition.
-    pub(crate) fn is_on(&self, parent: &Value) -> bool {
+    #[cfg(test)]
+    fn is_on(&self, parent: &Value) -> bool {
         let conditions = parent.pointer("/status/conditions").and_then(Value::as_array);
         let known = conditions.into_iter().flatten().find(|known| is_updated(known));
         known.is_some_and(|known| {

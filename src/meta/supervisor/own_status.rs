@@ -84,6 +84,10 @@ impl DeclarationReconciler {
         let name = &object.key().name;
         let Some(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
         let run = self.manager.status_of(self.kind.runnable_name(name));
+        if run.as_ref().is_some_and(|run| run.reason == Reason::Standby) {
+            // This replica has just begun to lead, and the epoch is about to.
+            return Ok(Some(STATUS_INTERVAL));
+        }
         let cached = cached_status(object);
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
         let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());

@@ -3,7 +3,14 @@
 use std::time::Duration;
 
 use super::{ParentReconciler, SyncError, hook_call::CheckedResponse, rollout::PlannedRollout};
-use crate::{controller::Context, informer::Object, meta::children::Rules};
+use crate::{
+    controller::Context,
+    informer::Object,
+    meta::{
+        apply::{Executed, NOTHING},
+        children::Rules,
+    },
+};
 
 impl ParentReconciler {
     /// Applies a response: children, then the status. Returns the time until the parent is to be
@@ -36,7 +43,7 @@ impl ParentReconciler {
             Some(_) | None => None,
         };
         let managed = match &rollout {
-            _ if !manages => Ok(true),
+            _ if !manages => Ok(NOTHING),
             None => self.apply.execute(rules, desired, context).await,
             Some(rollout) => {
                 let observed = &rollout.managed(rules.observed);
@@ -61,12 +68,13 @@ impl ParentReconciler {
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
-        let children_are_desired = managed?;
+        let Executed { as_desired: children_are_desired, confirmed } = managed?;
         let as_desired = children_are_desired & written?;
-        // No event follows a move without a write of the child.
-        let next = (has_moved && children_are_desired).then_some(Duration::ZERO);
-        let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
         let is_settled = rollout.as_ref().is_none_or(PlannedRollout::is_settled);
+        // No event follows a move without a write of the child, or a write without a change.
+        let is_next = (has_moved && children_are_desired) || (!is_settled && confirmed);
+        let next = is_next.then_some(Duration::ZERO);
+        let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !is_freed && is_settled {
             self.parents.writes.keep_record(&parent.key, record);

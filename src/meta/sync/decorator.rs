@@ -9,6 +9,7 @@ use crate::{
     controller::Context,
     informer::Object,
     meta::{
+        apply::NOTHING,
         children::{Parent, Rules},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
         resource::{Resource, Stored, is_gone},
@@ -71,13 +72,13 @@ impl ParentReconciler {
         let has_own =
             manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
         let managed =
-            if manages { self.apply.execute(rules, desired, context).await } else { Ok(true) };
+            if manages { self.apply.execute(rules, desired, context).await } else { Ok(NOTHING) };
         if let Err(SyncError::Cancelled) = managed {
             return Err(SyncError::Cancelled);
         }
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let as_desired = managed? & matches!(written?, Decorated::AsDesired);
+        let as_desired = managed?.as_desired & matches!(written?, Decorated::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own {
             self.parents.writes.keep_record(&parent.key, record);

@@ -138,6 +138,15 @@ impl ParentReconciler {
             if rollouts.is_foreign(&parent.uid, uid) || !is_free(candidate.header(), owner) {
                 continue;
             }
+            let may_be_ours = |candidate: &Object| {
+                let selected = ownership.adopts();
+                let labels = &candidate.header().labels;
+                selected.is_some_and(|selector| selector.matches(labels))
+                    || Revision::read(candidate).is_ok_and(|it| is_named_by(owner, &it))
+            };
+            if !may_be_ours(&candidate) {
+                continue;
+            }
             let doing = |verb: &str| format!("{verb} ControllerRevision {key}");
             let live = match resource.get(key).await {
                 Ok(live) => Object::from_json(live.json(), served),
@@ -146,10 +155,7 @@ impl ParentReconciler {
             };
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
-            let Ok(revision) = Revision::read(&live) else { continue };
-            let selected = ownership.adopts();
-            let selected = selected.is_some_and(|selector| selector.matches(&live.header().labels));
-            if !is_free(live.header(), owner) || !(selected || is_named_by(owner, &revision)) {
+            if !is_free(live.header(), owner) || !may_be_ours(&live) {
                 rollouts.remember_foreign(&parent.uid, uid);
                 continue;
             }
@@ -269,6 +275,11 @@ impl Revisions {
     /// Returns the writes that the plan needs, in their order.
     fn writes(&self, plan: &Plan) -> Vec<RevisionWrite<'_>> {
         let mut writes = Vec::new();
+        // A namespace that is being deleted admits no new object, and nothing is rolled any more.
+        let is_ending = self.parent.pointer("/metadata/deletionTimestamp").is_some();
+        if self.latest.observed.is_none() && is_ending && self.older.is_empty() {
+            return writes;
+        }
         if self.latest.observed.is_none() {
             writes.push(RevisionWrite::Create(&self.latest, plan.latest.clone()));
         } else if self.latest.children != plan.latest {

@@ -35,7 +35,6 @@ use crate::{
 pub(super) struct PlannedRollout {
     revisions: Revisions,
     plan: Plan,
-    condition: UpdatedCondition,
     /// Children that are left as they are.
     held: BTreeSet<(usize, ObjectKey)>,
 }
@@ -88,7 +87,7 @@ impl ParentReconciler {
         }
         let (desired, held) = rolling.assign(&response.desired, &older, &planned);
         response.desired = desired;
-        Ok(PlannedRollout { revisions, plan: planned, condition, held })
+        Ok(PlannedRollout { revisions, plan: planned, held })
     }
 
     /// Writes the revisions of a rollout, and reports its progress. To be called before any child is
@@ -99,9 +98,9 @@ impl ParentReconciler {
         rollout: &PlannedRollout,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
-        let PlannedRollout { revisions, plan, condition, .. } = rollout;
+        let PlannedRollout { revisions, plan, .. } = rollout;
         let progress = &plan.progress;
-        if revisions.needs_write(plan) || !condition.is_on(&revisions.parent) {
+        if revisions.needs_write(plan) || matches!(progress, Progress::Updating(_)) {
             // The steps of a rollout are no loop, though own writes alone lead to them.
             self.parents.writes.begin_work(&parent.key);
         }
@@ -172,6 +171,9 @@ impl<'a> Rolling<'a> {
             groups.map(|(index, group)| (group.served.group_kind(), rule_of(index))).collect();
         let unlisted = children.iter().filter(|rule| rule.rolling.is_some());
         let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
+        // A type that is proven absent has no children.
+        let types = &reconciler.types;
+        let unlisted = unlisted.filter(|rule| !types.get(&rule.type_ref).state.is_missing());
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
         let equal = reconciler.parents.writes.equal(&rules.parent.key);
         let strategy = reconciler.parents.apply.strategy;
@@ -255,11 +257,13 @@ impl<'a> Rolling<'a> {
         if child.terminating {
             return ChildState::Deleting;
         }
-        let is_as = |wanted: &DesiredById<'_>, is_recorded| match wanted.get(id) {
+        let is_as = |wanted: &DesiredById<'_>, or_contained| match wanted.get(id) {
             Some(desired) => match self.strategy {
-                ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired),
+                ApplyStrategy::DynamicApply => {
+                    self.rules.is_as_desired(child, desired, &self.equal)
+                }
                 ApplyStrategy::ServerSideApply => {
-                    self.rules.is_as_applied(child, desired, &self.equal, is_recorded)
+                    self.rules.is_as_applied(child, desired, &self.equal, or_contained)
                 }
             },
             None => Ok(false),
@@ -275,7 +279,7 @@ impl<'a> Rolling<'a> {
             Some((_, Err(_))) => Err("is unreadable".to_owned()),
             None => Ok(()),
         };
-        let is_latest = is_as(latest, place == Place::Latest);
+        let is_latest = is_as(latest, false);
         ChildState::Present { is_latest, is_own, ready }
     }
 

@@ -13,7 +13,7 @@ use kube::client::Body;
 use tower::Service;
 
 use super::*;
-use crate::testing::Verb;
+use crate::{meta::ApplyStrategy, testing::Verb};
 
 const GROUP: &str = "example.com/v1";
 const REVISIONS: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "ControllerRevision");
@@ -26,6 +26,7 @@ struct Variant {
     generates: bool,
     /// Children are parts with a status rather than ConfigMaps, and must be ready.
     has_checks: bool,
+    strategy: ApplyStrategy,
     size: usize,
 }
 
@@ -34,6 +35,7 @@ const PLAIN: Variant = Variant {
     is_cluster_scoped: false,
     generates: true,
     has_checks: false,
+    strategy: ApplyStrategy::DynamicApply,
     size: 3,
 };
 
@@ -193,7 +195,12 @@ impl Wire {
         let name = path.rsplit('/').next().unwrap_or_default();
         self.writes.lock().unwrap().push(format!("{method} {path}"));
         let is_child = path.contains(&format!("/{}/", self.variant.child_resource()));
-        if is_child && [Method::DELETE, Method::PUT].contains(method) {
+        let (api_version, kind) = self.variant.child_type();
+        let exists = || self.server.get(api_version, kind, "default", name).is_ok();
+        // An apply may create, and that of a new process may change nothing.
+        let may_change = [Method::DELETE, Method::PUT].contains(method)
+            || (*method == Method::PATCH && self.crash.is_none() && exists());
+        if is_child && may_change {
             let others = self.unavailable(name);
             if !others.is_empty() {
                 let violation = format!("{method} {path} while {others:?} are unavailable");
@@ -298,7 +305,9 @@ impl Bench {
             })))
         });
         let (hooks, resync_period) = (Some(hooks), Some(RESYNC));
-        let options = MetaOptions { resync_period, hooks, ..MetaOptions::default() };
+        let apply_strategy = variant.strategy;
+        let options =
+            MetaOptions { resync_period, hooks, apply_strategy, ..MetaOptions::default() };
         let harness = Harness::over(server.clone(), wire.client(), options).await;
         // A type that has just begun to be served refuses lists for a moment.
         sleep(Duration::from_millis(100)).await;
@@ -451,6 +460,7 @@ fn variants(size: usize) -> Vec<Variant> {
                         generates,
                         has_checks,
                         size,
+                        ..PLAIN
                     });
                 }
             }
@@ -466,10 +476,14 @@ async fn rolls(variant: Variant) {
     bench.roll_to("two");
     bench.done("two").await;
 
-    let expected = (0..variant.size).map(name_of).flat_map(|name| match variant.method {
-        "RollingInPlace" => vec![format!("PUT {name}")],
-        _ => vec![format!("DELETE {name}"), "POST".to_owned()],
-    });
+    let is_applied = variant.strategy == ApplyStrategy::ServerSideApply;
+    let expected =
+        (0..variant.size).map(name_of).flat_map(|name| match (variant.method, is_applied) {
+            ("RollingInPlace", false) => vec![format!("PUT {name}")],
+            ("RollingInPlace", true) => vec![format!("PATCH {name}")],
+            (_, false) => vec![format!("DELETE {name}"), "POST".to_owned()],
+            (_, true) => vec![format!("DELETE {name}"), format!("PATCH {name}")],
+        });
     assert_eq!(bench.wire.child_writes(), expected.collect::<Vec<_>>(), "{variant:?}");
     let revision = &bench.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap()[0];
     let name = revision["metadata"]["name"].as_str().unwrap();
@@ -485,6 +499,16 @@ async fn rolls(variant: Variant) {
 async fn every_child_is_updated_in_order_and_one_at_a_time() {
     for variant in variants(3) {
         rolls(variant).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_side_apply_updates_one_child_at_a_time() {
+    for method in ["RollingInPlace", "RollingRecreate"] {
+        for has_checks in [false, true] {
+            let strategy = ApplyStrategy::ServerSideApply;
+            rolls(Variant { method, has_checks, strategy, ..PLAIN }).await;
+        }
     }
 }
 
