@@ -411,12 +411,6 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
             "spec.childResources[1]",
         ),
         ("/childResources", json!([rule("v1", "Config Maps")]), "spec.childResources[0].resource"),
-        (
-            "/childResources",
-            json!([{ "apiVersion": "v1", "resource": "configmaps",
-                     "updateStrategy": { "method": "RollingRecreate" } }]),
-            "spec.childResources[0].updateStrategy.method",
-        ),
         ("/hooks", json!({}), "spec.hooks.sync"),
         ("/hooks/sync", json!({}), "spec.hooks.sync.webhook"),
         ("/hooks/sync/webhook/url", json!("not a url"), "spec.hooks.sync.webhook.url"),

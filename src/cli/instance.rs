@@ -99,6 +99,18 @@ pub(super) struct ManagerArgs {
 }
 
 impl ManagerArgs {
+    /// Returns the options of the cluster.
+    fn cluster(&self) -> ClusterOptions {
+        ClusterOptions {
+            namespace: self.namespace.as_deref().map(Arc::from),
+            discovery: DiscoveryOptions {
+                static_interval: flag::used_interval(self.discovery_interval),
+                ..DiscoveryOptions::default()
+            },
+            ..ClusterOptions::default()
+        }
+    }
+
     /// Logs the values that are not used as given.
     fn explain(&self) {
         if self.workers < 1 {
@@ -211,15 +223,7 @@ impl Instance {
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let own_namespace = config.default_namespace.clone();
         let transport = Transport::new(config, options)?;
-        let options = ClusterOptions {
-            namespace: manager.namespace.as_deref().map(Arc::from),
-            discovery: DiscoveryOptions {
-                static_interval: flag::used_interval(manager.discovery_interval),
-                ..DiscoveryOptions::default()
-            },
-            ..ClusterOptions::default()
-        };
-        let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
+        let (cluster, cluster_runnable) = Cluster::new(transport.client()?, manager.cluster());
 
         let lifecycle = ManagerMetrics::default();
         let hooks = HookMetrics::default();

@@ -157,8 +157,9 @@ impl Object {
         &self.inner.header.key
     }
 
-    /// Returns the object as JSON, with apiVersion and kind. [`Projection::Metadata`] keeps only
-    /// these two and the metadata; [`Projection::Keys`] and a metadata entry keep nothing.
+    /// Returns the object as JSON, with apiVersion and kind.
+    /// [`Projection::Metadata`](super::Projection::Metadata) keeps only these two and the metadata.
+    /// [`Projection::Keys`](super::Projection::Keys) and a metadata entry keep nothing.
     pub fn json(&self) -> &Bytes {
         &self.inner.json
     }

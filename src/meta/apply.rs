@@ -310,13 +310,14 @@ impl Apply {
             Step::Recreate { uid, created, observed, merged } => {
                 // An aggregated server may ignore `dryRun`, and carry the update out.
                 let has_dry_runs = served.version_order == VersionOrder::Comparable;
-                if !self.parents.recreates_at_once && has_dry_runs {
+                let is_checked = !self.parents.recreates_at_once;
+                if is_checked && has_dry_runs {
                     let answer = resource.dry_run_update(key, take(merged)).await;
                     if !differs(observed, &answer, what, context.attempt())? {
                         return Ok(digests.observed);
                     }
                 }
-                if !self.parents.recreates_at_once {
+                if is_checked {
                     let refused_for = || self.parents.writes.refused_for(&parent.key, what);
                     dry_run_create(&resource, served, created, refused_for).await?;
                 }
@@ -325,31 +326,44 @@ impl Apply {
             Step::Create(Write { body, .. }) => {
                 ("creating", resource.create(key, take(body)).await.map(Some))
             }
-            Step::Update(Write { body, replaces, .. }) => {
-                let changed = |stored: Stored| {
-                    Some(stored).filter(|stored| stored.version() != replaces.as_deref())
-                };
-                ("updating", resource.update(key, take(body)).await.map(changed))
-            }
+            Step::Update(Write { body, replaces, .. }) => (
+                "updating",
+                resource
+                    .update(key, take(body))
+                    .await
+                    .map(|stored| changed(stored, replaces.as_deref())),
+            ),
             Step::HandOver { .. } => return Ok(None),
         };
         let error = match result {
             Ok(changed) => {
                 tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                let is_versioned = matches!(&step, Step::Update(write) if write.replaces.is_some());
-                let is_equal = is_versioned && changed.is_none();
-                self.record(&parent.key, what.clone(), &step, changed);
+                let is_equal = self.record(&parent.key, what.clone(), &step, changed);
                 return Ok(digests.observed.filter(|_| is_equal));
             }
             Err(error) => error,
         };
         let doing = format!("{verb} {what}");
+        self.failed(target, &resource, &step, doing, error).await
+    }
+
+    /// Explains a write that failed. Returns nothing if the child needs no other write.
+    async fn failed(
+        &self,
+        target: &WrittenChild<'_>,
+        resource: &Resource<'_>,
+        step: &Step,
+        doing: String,
+        error: kube::Error,
+    ) -> Result<Option<ChildDigest>, SyncError> {
+        let WrittenChild { rules, what, context, digests: _ } = target;
+        let (parent, key) = (rules.parent, step.target().1);
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
         Err(match step {
             // Deleted already, or replaced by another object of that name.
             Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(None),
             _ if is_already_there(&error) => {
-                match explain_existing(parent, rules.ownership, &resource, key, &doing).await {
+                match explain_existing(parent, rules.ownership, resource, key, &doing).await {
                     Existing::Absent => {
                         let why = "the object existed and was deleted meanwhile";
                         SyncError::Behind(format!("{doing}: {why}"))
@@ -368,7 +382,7 @@ impl Apply {
             Step::Update(_) if conflict => {
                 self.parents.writes.conflicted(&parent.key, what);
                 let error = SyncError::of_write(&doing, &error);
-                with_other_writer(error, &resource, key, context.attempt()).await
+                with_other_writer(error, resource, key, context.attempt()).await
             }
             Step::Delete { .. }
             | Step::Recreate { .. }
@@ -379,9 +393,17 @@ impl Apply {
     }
 }
 
+/// Returns the stored object unless it has the version that was replaced.
+fn changed(stored: Stored, replaced: Option<&str>) -> Option<Stored> {
+    Some(stored).filter(|stored| stored.version() != replaced)
+}
+
 impl Apply {
-    /// Records a write that succeeded, with the stored object if that changed.
-    fn record(&self, parent: &Request, what: String, step: &Step, stored: Option<Stored>) {
+    /// Records a write that succeeded, with the stored object if that changed. Returns whether the
+    /// server found nothing to change.
+    fn record(&self, parent: &Request, what: String, step: &Step, stored: Option<Stored>) -> bool {
+        let is_versioned = matches!(step, Step::Update(write) if write.replaces.is_some());
+        let is_equal = is_versioned && stored.is_none();
         let writes = &self.parents.writes;
         match (step, stored) {
             (Step::Delete { uid, .. } | Step::Recreate { uid, .. }, _) => {
@@ -392,6 +414,7 @@ impl Apply {
             (Step::HandOver { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
             (Step::Create(_) | Step::Update(_) | Step::HandOver { .. }, None) => {}
         }
+        is_equal
     }
 }
 

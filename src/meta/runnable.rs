@@ -48,25 +48,8 @@ impl DeclaredRunnable {
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let mut parents = Parents::new(health_changed);
-        let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
-        parents.recreates_at_once = definition.recreates_at_once;
-        parents.apply = definition.apply_rule();
-        parents.writes.unlimited = unlimited_writes;
-        parents.related = Arc::new(Related::new(managed_fields));
-        if definition.is_rolling() {
-            let all = [HookKind::Sync, HookKind::Finalize];
-            let hook = all.into_iter().find_map(|kind| hooks.get(kind));
-            let series = hook.map(|hook| hook.series.another());
-            let health = Arc::clone(&parents.hook);
-            parents.rollouts = PendingRollouts::new(move |rollouts| {
-                health.rolled(rollouts);
-                if let Some(series) = &series {
-                    series.rollouts(rollouts);
-                }
-            });
-        }
-        let parents = Arc::new(parents);
+        let managed_fields = definition.lenience.managed_fields;
+        let parents = Arc::new(parents(&definition, &hooks, Parents::new(health_changed)));
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let backoff = backoff(definition.resync_period);
@@ -124,10 +107,8 @@ impl DeclaredRunnable {
             }
         }
         if definition.is_rolling() {
-            // Own writes change revisions, and each sync reads them: no change of one enqueues.
-            let silent = Handler::delta(|_, _| {});
-            builder =
-                builder.claims_type(TypeRef::of::<ControllerRevision>(), silent).conditional();
+            builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent());
+            builder = builder.conditional();
         }
         let controller = builder.build(cluster, current.clone())?;
         Ok(Self { controller, cluster: cluster.clone(), parents, current })
@@ -137,6 +118,38 @@ impl DeclaredRunnable {
     pub(crate) fn health(&self) -> tokio::sync::watch::Receiver<Health> {
         self.parents.hook.subscribe()
     }
+}
+
+/// Returns the parents of a controller as its definition declares them.
+fn parents(definition: &Definition, hooks: &Hooks, mut parents: Parents) -> Parents {
+    let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
+    parents.recreates_at_once = definition.recreates_at_once;
+    parents.apply = definition.apply_rule();
+    parents.writes.unlimited = unlimited_writes;
+    parents.related = Arc::new(Related::new(managed_fields));
+    if definition.is_rolling() {
+        parents.rollouts = rollouts(hooks, &parents);
+    }
+    parents
+}
+
+/// Returns the handler of revisions: own writes change them, and each sync reads them.
+fn silent() -> Handler {
+    Handler::delta(|_, _| {})
+}
+
+/// Returns the rollouts of these parents, which are reported in the health of the hook and in metrics.
+fn rollouts(hooks: &Hooks, parents: &Parents) -> PendingRollouts {
+    let all = [HookKind::Sync, HookKind::Finalize];
+    let hook = all.into_iter().find_map(|kind| hooks.get(kind));
+    let series = hook.map(|hook| hook.series.another());
+    let health = Arc::clone(&parents.hook);
+    PendingRollouts::new(move |rollouts| {
+        health.rolled(rollouts);
+        if let Some(series) = &series {
+            series.rollouts(rollouts);
+        }
+    })
 }
 
 impl Runnable for DeclaredRunnable {

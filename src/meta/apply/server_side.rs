@@ -94,7 +94,8 @@ impl Apply {
         let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
         let answer = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
         let stored = stored(&answer, &doing)?;
-        self.record(&rules.parent.key, target.what.clone(), &Step::Create(write), Some(stored));
+        let step = Step::Create(write);
+        let _is_equal = self.record(&rules.parent.key, target.what.clone(), &step, Some(stored));
         Ok(target.digest_of(&answer))
     }
 
@@ -137,7 +138,7 @@ impl Apply {
             return Ok(target.digest_of(&answer));
         }
         let step = Step::Update(write);
-        self.record(parent, target.what.clone(), &step, Some(stored));
+        let _is_equal = self.record(parent, target.what.clone(), &step, Some(stored));
         if self.take_over_dynamic(target, &resource, &key, &answer).await? {
             // The next sync removes the fields that are desired no longer.
             return Ok(None);

@@ -107,19 +107,8 @@ impl DeclarationReconciler {
             // Another schema may have a place for the status.
             (declared.pruned, declared.written) = (None, None);
         }
-        // A schema that keeps no field of this status keeps none of a later one.
-        let nothing_kept = cached == CompositeControllerStatus::default();
-        if let Some((written, at)) = &declared.written {
-            let since = at.elapsed();
-            let interval = match declared.pruned {
-                // The schema has no place for the status until the CRD is updated.
-                Some(pruned) if *written == wanted || nothing_kept => pruned.retry,
-                Some(_) | None if *written != wanted => STATUS_INTERVAL,
-                Some(_) | None => WATCH_DELAY,
-            };
-            if since < interval {
-                return Ok(Some(interval - since));
-            }
+        if let Some(wait) = wait_before_write(declared, &cached, &wanted) {
+            return Ok(Some(wait));
         }
         let patch = json!({
             "metadata": {"uid": object.header().uid},
@@ -170,6 +159,24 @@ impl DeclarationReconciler {
             );
         }
     }
+}
+
+/// Returns the time until a changed status may be written.
+fn wait_before_write(
+    declared: &Declared,
+    cached: &CompositeControllerStatus,
+    wanted: &CompositeControllerStatus,
+) -> Option<Duration> {
+    // A schema that keeps no field of this status keeps none of a later one.
+    let nothing_kept = *cached == CompositeControllerStatus::default();
+    let (written, at) = declared.written.as_ref()?;
+    let interval = match declared.pruned {
+        // The schema has no place for the status until the CRD is updated.
+        Some(pruned) if written == wanted || nothing_kept => pruned.retry,
+        Some(_) | None if written != wanted => STATUS_INTERVAL,
+        Some(_) | None => WATCH_DELAY,
+    };
+    interval.checked_sub(at.elapsed()).filter(|wait| !wait.is_zero())
 }
 
 /// Returns the Event of a controller that waits, once the state of its types is known.

@@ -115,8 +115,7 @@ impl DeclarationReconciler {
             Acceptance::Rejected(_) => another || declared.run.is_none(),
         };
         if !nothing_declared && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
-            // The earlier edit that still waits is no longer declared: the previous run continues
-            // without it.
+            // The earlier edit that still waits is no longer declared. The previous run continues.
             again = self.withdraw_edit(name, &mut declared).await;
         }
         if nothing_declared {
@@ -139,8 +138,7 @@ impl DeclarationReconciler {
             again = Some(STOP_PATIENCE);
         }
         if !context.epoch().leads() {
-            // Status, Events and finalizers are the leader's. This replica writes them when it
-            // leads.
+            // Written when this replica leads.
             drop(self.changes.take_events(name));
             self.changes.put(name, declared);
             return Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter));
@@ -153,11 +151,8 @@ impl DeclarationReconciler {
         self.changes.put(name, declared);
         let written = written?;
         freed?;
-        match (written, again) {
-            (Some(one), Some(other)) => Ok(Outcome::RequeueAfter(one.min(other))),
-            (Some(wait), None) | (None, Some(wait)) => Ok(Outcome::RequeueAfter(wait)),
-            (None, None) => Ok(Outcome::Done),
-        }
+        let next = written.into_iter().chain(again).min();
+        Ok(next.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
     /// Returns the definition of an object, with the options of the process.
