@@ -204,7 +204,7 @@ async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     .await;
 
     assert_ne!(changed.resource_version(), before.resource_version());
-    // One showed that nothing changes, the other was the change.
+    // The first update shows that nothing changes; the second is the change.
     assert!(harness.requests_since(position, "update").await <= 2, "one update is enough");
     let events: Api<Event> = Api::namespaced(harness.scope.client(), &harness.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
