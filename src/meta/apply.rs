@@ -76,7 +76,7 @@ pub(crate) struct Executed {
     pub(crate) confirmed: bool,
 }
 
-/// PlannedDigests of a child: of its desired state, and of that with the observed object.
+/// Digests of a child: of its desired state, and of that with the observed object.
 #[derive(Clone, Copy, Debug, Default)]
 struct PlannedDigests {
     desired: Option<ChildDigest>,
