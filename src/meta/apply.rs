@@ -314,7 +314,7 @@ impl Apply {
                 if is_checked && has_dry_runs {
                     let answer = resource.dry_run_update(key, take(merged)).await;
                     if !differs(observed, &answer, what, context.attempt())? {
-                        return Ok(digests.observed);
+                        return Ok(digests.observed.filter(|_| self.parents.rollouts.is_used()));
                     }
                 }
                 if is_checked {
@@ -400,10 +400,11 @@ fn changed(stored: Stored, replaced: Option<&str>) -> Option<Stored> {
 
 impl Apply {
     /// Records a write that succeeded, with the stored object if that changed. Returns whether the
-    /// server found nothing to change.
+    /// server found nothing to change, and a rollout waits for that.
     fn record(&self, parent: &Request, what: String, step: &Step, stored: Option<Stored>) -> bool {
         let is_versioned = matches!(step, Step::Update(write) if write.replaces.is_some());
-        let is_equal = is_versioned && stored.is_none();
+        // Others are tried in each sync: a webhook that reverted a field may be gone.
+        let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
         let writes = &self.parents.writes;
         match (step, stored) {
             (Step::Delete { uid, .. } | Step::Recreate { uid, .. }, _) => {

@@ -79,6 +79,11 @@ impl PendingRollouts {
         Self { state: Mutex::default(), changed: Some(Box::new(changed)) }
     }
 
+    /// Returns whether the controller has children that are updated one at a time.
+    pub(crate) fn is_used(&self) -> bool {
+        self.changed.is_some()
+    }
+
     /// Records the progress of a parent's rollout.
     pub(crate) fn record(&self, key: &Request, progress: &Progress) -> Recorded {
         let wait = match progress {
