@@ -15,7 +15,7 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams, WatchParams},
 };
 use pilotlight::testing::{
-    AuditStage, ControlPlane, ControlPlaneOptions, CrdBuilder, open_watches,
+    AuditStage, Binary, ControlPlane, ControlPlaneOptions, CrdBuilder, open_watches,
 };
 use serde_json::json;
 use tokio::time;
@@ -211,6 +211,28 @@ async fn an_api_server_that_returns_has_the_same_address_and_data() {
 
     let kept = maps.get("kept").await.unwrap();
     assert_eq!(kept.metadata.uid, created.metadata.uid);
+    plane.stop().await;
+}
+
+#[tokio::test]
+async fn a_controller_manager_restarts_and_works() {
+    let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
+    let before = plane.processes();
+
+    plane.restart_controller_manager().await.unwrap();
+
+    let after = plane.processes();
+    let collector = |processes: &[(Binary, u32)]| {
+        processes.iter().find(|(part, _)| *part == Binary::KubeControllerManager).unwrap().1
+    };
+    assert_ne!(collector(&before), collector(&after));
+    let scope = plane.scope("collector").await.unwrap();
+    let namespaces = Api::<Namespace>::all(scope.client());
+    namespaces.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
+    eventually("the namespace is deleted", async || {
+        namespaces.get_opt(&scope.namespace).await.unwrap().is_none()
+    })
+    .await;
     plane.stop().await;
 }
 

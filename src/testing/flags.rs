@@ -18,6 +18,9 @@ use super::{
 const CONTROLLERS: &str =
     "namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller";
 
+/// Name of the controller manager's kubeconfig, which outlives the process.
+pub(super) const CONTROLLER_MANAGER: &str = "controller-manager";
+
 /// Ports of the processes on loopback.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
@@ -72,7 +75,7 @@ impl ControlPlaneFiles {
         endpoint: &ServerEndpoint,
         credentials: &KubeconfigCredentials,
     ) -> Result<PathBuf, Error> {
-        self.put(&format!("{name}.kubeconfig"), &endpoint.kubeconfig(name, credentials))
+        self.put(&kubeconfig_name(name), &endpoint.kubeconfig(name, credentials))
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -142,12 +145,11 @@ pub(super) fn controller_manager(
     binary: &Path,
     files: &ControlPlaneFiles,
     ports: Ports,
-    kubeconfig: &Path,
 ) -> Command {
     let mut command = Command::new(binary);
     command
         .arg("--kubeconfig")
-        .arg(kubeconfig)
+        .arg(files.path(&kubeconfig_name(CONTROLLER_MANAGER)))
         .args(["--controllers", CONTROLLERS])
         .args(["--leader-elect=false", "--kube-api-qps", "200", "--kube-api-burst", "400"])
         .args(["--bind-address", "127.0.0.1"])
@@ -158,6 +160,10 @@ pub(super) fn controller_manager(
         command.arg(flag).arg(files.path(name));
     }
     command
+}
+
+fn kubeconfig_name(user: &str) -> String {
+    format!("{user}.kubeconfig")
 }
 
 fn etcd_url(ports: Ports) -> String {

@@ -90,6 +90,9 @@ impl ControlPlaneParts {
         let admin =
             KubeconfigCredentials::Certificate(authority.user("pilotlight-admin", MASTERS)?);
         let kubeconfig = files.kubeconfig("admin", &endpoint, &admin)?;
+        let identity = authority.user("system:kube-controller-manager", MASTERS)?;
+        let controller_manager = KubeconfigCredentials::Certificate(identity);
+        files.kubeconfig(flags::CONTROLLER_MANAGER, &endpoint, &controller_manager)?;
         let audit = options.audit.then(|| AuditLog::new(files.path("audit.log")));
         Ok(Self {
             processes: Mutex::default(),
@@ -119,11 +122,7 @@ impl ControlPlaneParts {
     /// Starts the controller manager, if it is enabled.
     async fn start_controller_manager(&self) -> Result<(), Error> {
         let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
-        let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
-        let credentials = KubeconfigCredentials::Certificate(identity);
-        let kubeconfig =
-            self.files.kubeconfig("controller-manager", &self.endpoint, &credentials)?;
-        let command = flags::controller_manager(binary, &self.files, self.ports, &kubeconfig);
+        let command = flags::controller_manager(binary, &self.files, self.ports);
         let endpoint =
             ServerEndpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
         let client = client(endpoint.config(&self.admin))?;
