@@ -22,7 +22,7 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
-    guard::Held,
+    guard::GuardedDrop,
     informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
@@ -38,7 +38,7 @@ pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
     /// Conditions besides those of the required inputs.
-    conditions: Vec<Held<Arc<dyn Condition>>>,
+    conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
@@ -112,7 +112,7 @@ impl Controller {
         Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
     }
 
-    pub(super) fn with(self, conditions: Vec<Held<Arc<dyn Condition>>>) -> Self {
+    pub(super) fn with(self, conditions: Vec<GuardedDrop<Arc<dyn Condition>>>) -> Self {
         Self { conditions, ..self }
     }
 

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
-use crate::{guard::Held, kind::GroupKind};
+use crate::{guard::GuardedDrop, kind::GroupKind};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,7 +73,7 @@ struct ObjectInner {
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
     // Result of the first typed read; lives as long as this version of the object.
-    decoded: OnceLock<Held<Arc<dyn Any + Send + Sync>>>,
+    decoded: OnceLock<GuardedDrop<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -197,7 +197,7 @@ impl Object {
         }
         let decoded = Arc::new(self.decode::<K>()?);
         // Another reader may have been first: both values are of this version.
-        self.inner.decoded.get_or_init(|| Held::new(Arc::clone(&decoded) as _));
+        self.inner.decoded.get_or_init(|| GuardedDrop::new(Arc::clone(&decoded) as _));
         Ok(decoded)
     }
 
