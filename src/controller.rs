@@ -82,5 +82,7 @@ pub use reconciler::{Outcome, ReconcileError, Reconciler};
 pub use request::Request;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
+#[cfg(feature = "runtime")]
+pub(crate) use run::{failure_streak::FailureStreak, last_error::LastError};
 pub use source::channel::ChannelSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
