@@ -44,7 +44,7 @@ async fn finalizer_of_kube_works_behind_the_fence() {
     harness.apply("a", json!({ "size": 1 }));
     harness.state(ControllerState::Running).await;
     sleep(Duration::from_secs(3)).await;
-    assert_eq!(take(&log), ["apply a"]);
+    assert_eq!(take(&log), ["apply a"], "{:?}", harness.status().report);
 
     let api = Api::<Widget>::namespaced(harness.server.client(), "default");
     drop(api.delete("a", &DeleteParams::default()).await.unwrap());
