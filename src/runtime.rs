@@ -5,7 +5,7 @@
 //! [`object_predicate`] uses a predicate of kube in a [`Controller`](crate::controller::Controller)
 //! of this crate.
 //!
-//! These parts of [`kube_runtime`] keep the promises of an epoch as they are: `finalizer`,
+//! Three parts of [`kube_runtime`] keep the promises of an epoch as they are: `finalizer`,
 //! `events::Recorder` and `wait`. Each sends its requests through the client that it is given, so
 //! the fence of the epoch applies to them. Build them in the epoch: a `Recorder` of an earlier epoch
 //! is refused every request.

@@ -37,8 +37,8 @@ pub(super) struct AdoptedRun {
     synced: bool,
     last_error: LastError,
     streak: FailureStreak,
-    /// Time of the last error of a watch, until the watches count as current.
-    watch_failed: Option<Instant>,
+    /// Time and message of the last error of a watch, until the watches count as current.
+    watch_failed: Option<(Instant, String)>,
     /// Error that ends the stream.
     fatal: Option<String>,
 }
@@ -141,8 +141,8 @@ impl AdoptedRun {
 
     /// Reports an error of a watch. kube does not say which watch failed, and retries it.
     fn on_watch_error(&mut self, error: &watcher::Error) {
-        let message = redaction::message(error);
-        if self.watch_failed.replace(Instant::now()).is_none() {
+        let message = watch_message(error);
+        if self.watch_failed.replace((Instant::now(), message.clone())).is_none() {
             warn!(error = message, "watch failed");
         }
         let forbidden = is_forbidden(error);
@@ -158,15 +158,18 @@ impl AdoptedRun {
     /// Time at which the watches count as current, if one has failed. Before the first sync the
     /// sync itself proves it.
     fn watches_current_at(&self) -> Option<Instant> {
-        self.watch_failed.filter(|_| self.synced)?.checked_add(WATCH_RECOVERY)
+        let (at, _) = self.watch_failed.as_ref().filter(|_| self.synced)?;
+        at.checked_add(WATCH_RECOVERY)
     }
 
     fn watches_are_current(&mut self) {
-        if self.watch_failed.take().is_some() {
+        if let Some((_, message)) = self.watch_failed.take() {
+            info!("watches no longer fail");
             self.epoch.report(|report| {
                 report.stale = false;
                 report.forbidden.clear();
-                report.last_error = None;
+                // A reconcile may have failed since.
+                drop(report.last_error.take_if(|error| *error == message));
             });
         }
     }
@@ -214,6 +217,22 @@ fn of_object(object: ObjectRef<DynamicObject>) -> Request {
 fn request(namespace: Option<String>, name: String) -> Request {
     let key = ObjectKey { namespace: namespace.map(Into::into), name: name.into() };
     key.into()
+}
+
+/// Returns the message of a failed watch, without credentials.
+fn watch_message(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error) => {
+            format!("list failed: {}", redaction::request_error(error))
+        }
+        watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
+            format!("watch failed: {}", redaction::request_error(error))
+        }
+        watcher::Error::WatchError(status) => {
+            format!("watch failed: {}", redaction::text(&status.message))
+        }
+        watcher::Error::NoResourceVersion => redaction::message(error),
+    }
 }
 
 fn is_forbidden(error: &watcher::Error) -> bool {

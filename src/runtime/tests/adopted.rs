@@ -6,8 +6,8 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
-    manager::Runnable,
-    testing::{Action as Fault, Rule, Verb},
+    manager::{Runnable, StopReason},
+    testing::{Action as Fault, Reply, Rule, Verb},
 };
 
 /// Logs each reconcile with its epoch, and writes through the client of the epoch.
@@ -194,7 +194,8 @@ async fn forbidden_watch_is_reported_until_it_is_allowed() {
 
     let forbidden = harness.until(|it| !it.report.forbidden.is_empty()).await;
     assert_eq!(forbidden.state, ControllerState::Starting);
-    assert!(forbidden.report.forbidden[0].contains("widgets"), "{:?}", forbidden.report);
+    let said = &forbidden.report.forbidden[0];
+    assert!(said.starts_with("list failed: widgets.example.com is forbidden"), "{said}");
     harness.forbid(&[]);
 
     let running = harness.state(ControllerState::Running).await;
@@ -281,6 +282,47 @@ async fn a_panic_in_a_mapper_ends_the_epoch_and_is_restarted() {
     let DoneReason::Panicked(said) = harness.done(1).await else { panic!("no panic") };
     assert!(said.contains("mapper"), "{said}");
     harness.until(|it| it.state == ControllerState::Running && it.epoch == 2).await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_watch_is_stale_until_it_has_not_failed_for_two_minutes() {
+    let (harness, log) = (Harness::new(), Log::default());
+    harness.install().await;
+    harness.add(logging(&harness, &log)).await;
+    harness.state(ControllerState::Running).await;
+    let fault = Rule::new(Fault::Instead(Reply::status(500, "InternalError", "no quorum")))
+        .verb(Verb::Watch);
+    let fault = harness.faults.add(fault.resource("example.com", "widgets"));
+    harness.faults.cut_open(|info| info.resource == "widgets");
+
+    let stale = harness.until(|it| it.report.stale).await;
+    assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
+    harness.until(|it| it.report.last_error.as_deref() == Some("watch failed: no quorum")).await;
+    harness.faults.remove(fault);
+
+    let mended = harness.until(|it| !it.report.stale).await;
+    assert_eq!((mended.epoch, mended.report.last_error.as_deref()), (1, None));
+    harness.apply("later", json!({ "size": 1 }));
+    sleep(Duration::from_secs(70)).await;
+    assert!(take(&log).contains(&"1 later 1".to_owned()));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_lease_drops_the_controller_at_once() {
+    let (harness, log) = (Harness::new(), Log::default());
+    harness.install().await;
+    let (adopted, epoch) = (logging(&harness, &log), Epoch::new("alone", 1, Duration::MAX));
+    let mut run = adopted.start(epoch.clone());
+    assert!(timeout(Duration::from_secs(5), &mut run).await.is_err());
+    assert_eq!(harness.watches().len(), 1);
+
+    epoch.stop(StopReason::LeaseLost);
+
+    assert!(matches!(run.now_or_never(), Some(Ok(()))));
+    settle().await;
+    assert!(harness.watches().is_empty());
     harness.shutdown().await;
 }
 
