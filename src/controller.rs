@@ -25,7 +25,7 @@
 //!         request: Request,
 //!         context: Context,
 //!     ) -> Result<Outcome, ReconcileError> {
-//!         let config: Option<ConfigMap> = context.lister()?.get(&request)?;
+//!         let config = context.lister::<ConfigMap>()?.get(&request)?;
 //!         println!("{request} has a config map: {}", config.is_some());
 //!         Ok(Outcome::Done)
 //!     }
@@ -54,6 +54,7 @@ mod fixture;
 mod handler;
 mod inputs;
 mod instance;
+mod lister;
 mod metrics;
 mod predicate;
 mod queue;
@@ -66,19 +67,21 @@ mod spec;
 #[cfg(feature = "testing")]
 mod tests;
 mod type_changes;
+pub mod write;
 
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
-pub use context::{Context, FetchError, Lister, ListerError, LookupError};
+pub use context::{Context, FetchError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
+pub use lister::{Cached, Decoded, Lister, ListerError, LookupError};
 pub use metrics::ControllerMetrics;
 pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
-pub use reconciler::{Outcome, ReconcileError, Reconciler};
+pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};

@@ -1,13 +1,17 @@
 //! Cached object: its JSON bytes and a small parsed header.
 
-use std::{fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
-use crate::kind::GroupKind;
+use crate::{guard::Held, kind::GroupKind};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,6 +72,8 @@ struct ObjectInner {
     whole: bool,
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
+    // Result of the first typed read; lives as long as this version of the object.
+    decoded: OnceLock<Held<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -114,7 +120,8 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
+        let decoded = OnceLock::new();
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -171,6 +178,27 @@ impl Object {
     /// If it does not have the shape of `K`; the error names the field.
     pub fn decode<K: DeserializeOwned>(&self) -> Result<K, serde_json::Error> {
         serde_json::from_slice(&self.inner.json)
+    }
+
+    /// Decodes the whole object at the first call, and returns the same value at further calls for
+    /// the same type. The value lives as long as this version is cached. A second type is decoded
+    /// at each call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Object::decode`].
+    pub fn decode_shared<K: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+    ) -> Result<Arc<K>, serde_json::Error> {
+        if let Some(shared) = self.inner.decoded.get()
+            && let Ok(shared) = Arc::clone(shared as &Arc<dyn Any + Send + Sync>).downcast()
+        {
+            return Ok(shared);
+        }
+        let decoded = Arc::new(self.decode::<K>()?);
+        // Another reader may have been first: both values are of this version.
+        self.inner.decoded.get_or_init(|| Held::new(Arc::clone(&decoded) as _));
+        Ok(decoded)
     }
 
     /// Returns the owner that is the managing controller.
