@@ -47,7 +47,7 @@ impl Reconciler for Types {
         let crds = context.lister::<CustomResourceDefinition>()?;
         match crds.get(&crd)? {
             Some(crd) if !is_added => {
-                let spec = crd.spec;
+                let spec = crd.spec.clone();
                 // Any served version; the controller restarts if that one is no longer served.
                 let counted = TypeRef::resource(spec.group, "", spec.names.plural).any_version();
                 let census = Controller::builder(name.as_str())
