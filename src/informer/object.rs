@@ -238,3 +238,40 @@ impl fmt::Display for ObjectKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::Value;
+
+    use super::{super::fixture::Fixture, *};
+
+    /// Value of a user whose `Drop` panics.
+    #[derive(Deserialize)]
+    struct Bomb {}
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("boom");
+        }
+    }
+
+    #[test]
+    fn object_is_decoded_once_for_a_type_and_at_each_call_for_another() {
+        let object = Fixture::new("a").object();
+
+        let (one, two) = (object.decode_shared::<Value>(), object.decode_shared::<Value>());
+        assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
+        let other = || object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
+        assert!(!Arc::ptr_eq(&other(), &other()));
+        object.decode_shared::<u32>().unwrap_err();
+    }
+
+    #[test]
+    fn decoded_value_that_panics_when_it_is_dropped_harms_nobody() {
+        let object = Fixture::new("a").object();
+
+        drop(object.decode_shared::<Bomb>().unwrap());
+        drop(object);
+    }
+}
