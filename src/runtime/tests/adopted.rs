@@ -211,11 +211,11 @@ async fn reconciles_may_finish_within_the_grace_and_are_awaited() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let (ends, drops) = (Arc::clone(&ended), Arc::clone(&dropped));
     let adopted = adopt(&harness.cluster, [widgets()], move |client, epoch: Epoch| {
-        let (ends, drops, epoch) = (Arc::clone(&ends), Arc::clone(&drops), epoch);
+        let (ends, drops) = (Arc::clone(&ends), Arc::clone(&drops));
         let reconcile = move |object: Arc<Widget>, _: Arc<()>| {
             let (ends, drops, epoch) = (Arc::clone(&ends), Arc::clone(&drops), epoch.clone());
             async move {
-                let _dropped = scopeguard(move || drops.fetch_add(1, Ordering::SeqCst));
+                let _dropped = Counted(drops);
                 epoch.stopping().await;
                 sleep(Duration::from_secs(object.spec.size.into())).await;
                 ends.fetch_add(1, Ordering::SeqCst);
@@ -241,17 +241,13 @@ async fn reconciles_may_finish_within_the_grace_and_are_awaited() {
     harness.shutdown().await;
 }
 
-/// Value that runs a function when it is dropped.
-struct OnDrop<F: FnMut() -> usize>(F);
+/// Value that counts its drop.
+struct Counted(Arc<AtomicUsize>);
 
-impl<F: FnMut() -> usize> Drop for OnDrop<F> {
+impl Drop for Counted {
     fn drop(&mut self) {
-        (self.0)();
+        self.0.fetch_add(1, Ordering::SeqCst);
     }
-}
-
-fn scopeguard<F: FnMut() -> usize>(function: F) -> OnDrop<F> {
-    OnDrop(function)
 }
 
 #[tokio::test(start_paused = true)]

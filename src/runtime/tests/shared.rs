@@ -40,7 +40,7 @@ async fn stores_of_kube_share_one_watch_and_end_with_their_type() {
     for _ in 0..2 {
         let (store, writer) = reflector::store::<Widget>();
         let reflected = kube_runtime::reflector(writer, events(subscribe(&harness)));
-        streams.spawn(reflected.for_each(|event| ready(drop(event.unwrap()))));
+        streams.spawn(reflected.for_each(|event| async { drop(event.unwrap()) }));
         stores.push(store);
     }
 
@@ -85,7 +85,6 @@ async fn applier_of_kube_reconciles_the_objects_of_a_shared_informer() {
         ready(Ok::<_, Refused>(Action::await_change()))
     };
     let policy = |_: Arc<Widget>, _: &Refused, _: Arc<Log>| Action::await_change();
-    let queue = queue.map_err(|error: watcher::Error| error);
     let context = Arc::new(Arc::clone(&log));
     let applied = applier(reconcile, policy, context, store, queue, Config::default());
     let mut reconciled = Box::pin(applied.map_ok(|(object, _): (ObjectRef<Widget>, _)| object));
