@@ -10,7 +10,7 @@
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{CustomResource, CustomResourceExt, ResourceExt, api::ObjectMeta};
@@ -19,7 +19,7 @@ use pilotlight::{
         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
         write::set_controller_reference,
     },
-    manager::{Manager, ManagerOptions, RunnableOptions},
+    manager::{Manager, ManagerOptions},
     signals,
     transport::{self, TransportOptions, proxy_from_environment},
 };
@@ -95,8 +95,8 @@ async fn main() -> anyhow::Result<()> {
         .build(&cluster, Greeter)?;
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-    manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+    runnable.add_to(&mut manager, "cluster")?;
+    widgets.add_to(&mut manager)?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.
     Ok(manager.run(signals::shutdown()?).await?)

@@ -5,15 +5,13 @@
 //! of them before its done fires.
 //!
 //! ```no_run
-//! use std::sync::Arc;
-//!
 //! use k8s_openapi::api::core::v1::ConfigMap;
 //! use pilotlight::{
 //!     controller::{
 //!         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
 //!     },
 //!     kind::TypeRef,
-//!     manager::{Manager, ManagerOptions, RunnableOptions},
+//!     manager::{Manager, ManagerOptions},
 //! };
 //! use tokio_util::sync::CancellationToken;
 //!
@@ -39,8 +37,8 @@
 //!     .owns::<ConfigMap>()
 //!     .build(&cluster, Widgets)?;
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-//! manager.add("widgets", Arc::new(controller), RunnableOptions::default())?;
+//! runnable.add_to(&mut manager, "cluster")?;
+//! controller.add_to(&mut manager)?;
 //! manager.run(CancellationToken::new()).await?;
 //! # Ok(())
 //! # }

@@ -9,7 +9,7 @@
 //! Controller of widgets, whose CRD need not be installed when it starts:
 //!
 //! ```no_run
-//! # use std::{error::Error, sync::Arc};
+//! # use std::error::Error;
 //! # use pilotlight::{controller::*, kind::TypeRef, manager::*};
 //! struct Greeter;
 //!
@@ -32,8 +32,8 @@
 //!     .build(&cluster, Greeter)?;
 //!
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-//! manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+//! runnable.add_to(&mut manager, "cluster")?;
+//! widgets.add_to(&mut manager)?;
 //! manager.run(stop).await?; // Drains when the token is cancelled.
 //! # Ok(())
 //! # }

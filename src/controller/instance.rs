@@ -26,8 +26,8 @@ use crate::{
     informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
-        Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
-        RunnableGroup, all_of,
+        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, Readiness,
+        RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
     },
 };
 
@@ -83,6 +83,16 @@ impl Controller {
     /// any time, and belong to this controller only, not to one that replaces it.
     pub fn inputs(&self) -> Inputs {
         Inputs { named: Arc::clone(&self.spec.named), epoch: None }
+    }
+
+    /// Adds the controller to a manager that does not run yet, under its own name and with default
+    /// options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(self, manager: &mut Manager) -> Result<(), AddError> {
+        manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default())
     }
 
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.
