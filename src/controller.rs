@@ -83,5 +83,7 @@ pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_objec
 pub use request::Request;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
+#[cfg(feature = "runtime")]
+pub(crate) use run::{failure_streak::FailureStreak, last_error::LastError};
 pub use source::channel::ChannelSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
