@@ -100,9 +100,11 @@
 //!       (`src/meta/protocol/request.rs::sync_request`);
 //!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
 //!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
-//!    6. it checks the answer as a whole (`src/meta/children/check.rs`);
+//!    6. it checks the response as a whole (`src/meta/children/check.rs`); while a rolling update
+//!       is under way it calls the hook for each older revision, and plans which revision each
+//!       child has (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
 //!    7. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
-//!       (`src/meta/merge.rs`);
+//!       (`src/meta/merge.rs`) or by server-side apply (`src/meta/children/server_side.rs`);
 //!    8. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
 //!       parent (`src/meta/sync/parent_status.rs::write_status`); a decorated object is written
 //!       before its attachments (`src/meta/sync/decorator.rs::decorate`).
@@ -143,6 +145,7 @@
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
+//! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
@@ -165,11 +168,14 @@
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
+//! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/hand_over.rs::hand_over`, by `src/meta/handover.rs` |
+//! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
+//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/runnable/swap.rs::swap` |
 //! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |

@@ -20,7 +20,7 @@ pub(crate) struct CurrentSync(Arc<Mutex<SyncVersions>>);
 
 struct SyncVersions {
     current: Arc<ParentReconciler>,
-    /// Replaced ones, whose hooks are not released yet.
+    /// Replaced reconcilers, whose hooks are not released yet.
     replaced: Vec<Arc<ParentReconciler>>,
 }
 
@@ -30,12 +30,12 @@ impl CurrentSync {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Returns the current one.
+    /// Returns the current reconciler.
     pub(crate) fn get(&self) -> Arc<ParentReconciler> {
         Arc::clone(&self.0.lock().current)
     }
 
-    /// Replaces the current one, and returns it. Syncs that begin from now on use the next one.
+    /// Replaces the current reconciler, and returns it. Syncs that begin from now on use `next`.
     pub(crate) fn replace(&self, next: ParentReconciler) -> Arc<ParentReconciler> {
         let mut state = self.0.lock();
         let old = std::mem::replace(&mut state.current, Arc::new(next));
@@ -43,8 +43,8 @@ impl CurrentSync {
         old
     }
 
-    /// Returns the hooks of a replaced one, for their release; none if another call has returned
-    /// them.
+    /// Returns the hooks of a replaced reconciler, for their release; none if another call has
+    /// returned them.
     pub(crate) fn retire(&self, old: &Arc<ParentReconciler>) -> Vec<Arc<dyn Hook>> {
         let mut state = self.0.lock();
         let found = state.replaced.iter().position(|it| Arc::ptr_eq(it, old));

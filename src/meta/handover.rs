@@ -1,8 +1,9 @@
 //! Handover of a child's fields when the apply strategy changes: decisions without I/O.
 //!
 //! Server-side apply removes a field that is desired no longer only if its field manager alone owns
-//! it. Dynamic apply removes it only if the last-applied annotation has it. So a change of the
-//! strategy turns one record into the other, in one write that is guarded by the resourceVersion.
+//! it. Dynamic apply removes it only if the last-applied annotation has it. Therefore
+//! a change of the strategy converts one record into the other, in one write that is guarded by the
+//! resourceVersion.
 //!
 //! Semantics: `csaupgrade` of client-go for the way to server-side apply. There is no model for the
 //! way back.

@@ -2,7 +2,7 @@
 //!
 //! A revision is the state of a parent as far as `revisionHistory.fieldPaths` names it. While a
 //! rollout is under way, several revisions are live: each lists its children, and each is sent to
-//! the hook as a parent of its own. A child keeps the form of its revision until it is its turn.
+//! the hook as a separate parent. A child keeps the form of its revision until the plan moves it.
 //!
 //! This module sends no requests: [`plan`] decides, and `super::sync` executes.
 

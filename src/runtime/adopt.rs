@@ -35,7 +35,7 @@ pub struct Adopted {
 /// stays in the task of the reconcile, so that its `Display` and `Drop` are guarded there.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(super) struct Failure {
+pub(super) struct DecidedFailure {
     pub(super) message: String,
     action: Action,
 }
@@ -140,7 +140,7 @@ where
         let attempt = guard::future(async move {
             // A panic before the first await is that of this future, too.
             let attempt = started.map_err(|panic| panicked(&panic))?;
-            attempt.await.map_err(|error| Failure {
+            attempt.await.map_err(|error| DecidedFailure {
                 message: redaction::message(&error),
                 action: policy(object, &error, context),
             })
@@ -148,7 +148,7 @@ where
         // kube spawns the future on the runtime, so that the epoch has to count it.
         tracked.tracker().track_future(report_panic(tracked.clone(), attempt))
     };
-    let decided = |_: Arc<K>, failure: &Failure, _: Arc<Ctx>| failure.action.clone();
+    let decided = |_: Arc<K>, failure: &DecidedFailure, _: Arc<Ctx>| failure.action.clone();
     let results = controller.run(reconcile, decided, context);
     AdoptedRun::new(epoch).drive(store, results).await
 }
@@ -156,8 +156,8 @@ where
 /// Turns the panic of a reconcile into a failure.
 async fn report_panic(
     epoch: Epoch,
-    attempt: impl Future<Output = Result<Result<Action, Failure>, String>>,
-) -> Result<Action, Failure> {
+    attempt: impl Future<Output = Result<Result<Action, DecidedFailure>, String>>,
+) -> Result<Action, DecidedFailure> {
     match attempt.await {
         Ok(result) => result,
         Err(panic) => {
@@ -168,9 +168,9 @@ async fn report_panic(
     }
 }
 
-fn panicked(panic: &str) -> Failure {
+fn panicked(panic: &str) -> DecidedFailure {
     let message = redaction::printable(&format!("the reconcile panicked: {panic}"));
-    Failure { message, action: Action::requeue(PANIC_RETRY) }
+    DecidedFailure { message, action: Action::requeue(PANIC_RETRY) }
 }
 
 impl Runnable for Adopted {

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::adopt::Failure;
+use super::adopt::DecidedFailure;
 use crate::{
     controller::{FailureStreak, LastError, Request},
     informer::ObjectKey,
@@ -29,7 +29,7 @@ use crate::{
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
 
 /// Item of the stream of a controller.
-type Item<K> = Result<(ObjectRef<K>, Action), Error<Failure, watcher::Error>>;
+type StreamItem<K> = Result<(ObjectRef<K>, Action), Error<DecidedFailure, watcher::Error>>;
 
 /// Run of an adopted controller, with its report.
 pub(super) struct AdoptedRun {
@@ -63,7 +63,7 @@ impl AdoptedRun {
     pub(super) async fn drive<K>(
         mut self,
         store: Store<K>,
-        results: impl Stream<Item = Item<K>>,
+        results: impl Stream<Item = StreamItem<K>>,
     ) -> RunResult
     where
         K: Resource + Clone + 'static,
@@ -102,7 +102,7 @@ impl AdoptedRun {
         self.epoch.running();
     }
 
-    fn on_item<K>(&mut self, item: Item<K>)
+    fn on_item<K>(&mut self, item: StreamItem<K>)
     where
         K: Resource,
     {

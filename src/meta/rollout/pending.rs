@@ -1,4 +1,5 @@
-//! Pending rollouts of one controller: what each waits for, and since when.
+//! Pending rollouts of one controller: the child that each waits for, and the time since which it
+//! waits.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -1,7 +1,7 @@
 //! Rollout plan: decides which revision each child has, without I/O.
 //!
 //! At most one child moves to the latest revision in one sync, and only if every child that has it is
-//! observed, as desired and ready. The order is that of the hook's answer, except that a child which
+//! observed, as desired and ready. The order is that of the hook's response, except that a child which
 //! is unavailable anyway moves first: after a change of the parent in mid-rollout, another child
 //! would be unavailable beside it.
 //!
@@ -57,7 +57,7 @@ pub(crate) enum ChildState {
     },
 }
 
-/// Standing of a type in the declaration.
+/// Status of a child type: whether the declaration updates its children by rolling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// Served, and updated by rolling.
@@ -73,7 +73,7 @@ pub(crate) enum Standing {
 pub(crate) struct OlderRevision<'a> {
     /// Children of the revision, as recorded.
     pub(crate) children: &'a [RevisionChildren],
-    /// Children in the answer for this revision.
+    /// Children in the response for this revision.
     pub(crate) wanted: BTreeSet<ChildId>,
 }
 
@@ -154,7 +154,7 @@ pub(crate) struct Plan {
 
 /// Plans one step of a rollout.
 ///
-/// `wanted` are the rolling children in the answer for the latest revision, in its order. `overdue`
+/// `wanted` are the rolling children in the response for the latest revision, in its order. `overdue`
 /// is a missing child of an older revision that was awaited for long: its revision may be unable to
 /// create it, so that it moves to the latest one.
 pub(crate) fn plan(
@@ -204,7 +204,7 @@ pub(crate) fn plan(
 }
 
 /// Returns the revision of each wanted child, as far as one is recorded. The latest revision wins
-/// over others, and a revision whose answer lacks the child has no form for it.
+/// over others, and a revision whose response lacks the child has no form for it.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],

@@ -10,7 +10,7 @@ use crate::meta::definition::RollingRule;
 ///
 /// # Errors
 ///
-/// Says what is missing, after the words `child <kind> <name>`.
+/// Text about the missing condition, to follow the words `child <kind> <name>`.
 pub(crate) fn readiness(child: &Value, rule: &RollingRule) -> Result<(), String> {
     let number = |pointer| child.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let observed = number("/status/observedGeneration");

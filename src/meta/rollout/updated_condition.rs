@@ -39,7 +39,7 @@ impl UpdatedCondition {
     ///
     /// # Errors
     ///
-    /// Names the field of the status that is not as a list of conditions needs it.
+    /// Name of a field of the status that is no valid list of conditions.
     pub(crate) fn within(&self, status: Option<&Bytes>) -> Result<Bytes, String> {
         let status = status.map_or(&b"{}"[..], |status| status);
         let mut conditions = conditions_of(status)?.unwrap_or_default();

@@ -23,8 +23,8 @@ impl DeclaredRunnable {
     /// Replaces the definition and its hooks. The types of parents and children must be the same.
     ///
     /// Epoch, informers and caches stay. A sync that runs ends with the old definition, and its
-    /// parent is synced again. Answers of the customize hook and answers with an ETag are
-    /// forgotten.
+    /// parent is synced again. Responses of the customize hook and responses with an ETag are
+    /// evicted.
     ///
     /// # Panics
     ///

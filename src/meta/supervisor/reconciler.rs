@@ -189,9 +189,8 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let withdrawn = |before: &Run| {
-            waits && edit_effect(&before.definition, &definition) == EditEffect::Keep
-        };
+        let withdrawn =
+            |run: &Run| waits && edit_effect(&run.definition, &definition) == EditEffect::Keep;
         if declared.before.as_ref().is_some_and(withdrawn) {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Time to wait for the credentials of changed hooks. After it the edit waits as one that needs a
-/// missing type does.
+/// Maximum time that a swap waits for the credentials of changed hooks. After it the edit is
+/// pending, like an edit that needs a missing type.
 const CREDENTIALS_PATIENCE: Duration = Duration::from_secs(1);
 
 impl DeclarationReconciler {
@@ -62,7 +62,7 @@ impl DeclarationReconciler {
     }
 }
 
-/// Returns whether an epoch runs, which had all that its start needs.
+/// Returns whether an epoch starts or runs in this state.
 fn is_active(state: ControllerState) -> bool {
     match state {
         ControllerState::Starting | ControllerState::Running => true,

@@ -39,7 +39,7 @@ pub(super) struct PlannedRollout {
     held: BTreeSet<(usize, ObjectKey)>,
 }
 
-/// Rolling children of an answer.
+/// Rolling children of a response.
 type DesiredById<'a> = BTreeMap<ChildId, &'a Desired>;
 
 impl ParentReconciler {
