@@ -10,6 +10,7 @@ mod panics;
 mod pruned;
 mod rollout;
 mod slots;
+mod standby;
 mod swap;
 
 use std::{
