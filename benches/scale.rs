@@ -7,7 +7,12 @@
 //! serves `CompositeController` by the same load. Compare ratios within one run; absolute figures
 //! depend on the machine.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench prints, and fails loudly")]
+#![expect(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench prints, and fails loudly"
+)]
 
 #[path = "scale/arguments.rs"]
 mod arguments;
@@ -34,14 +39,26 @@ mod types;
 #[path = "scale/writes.rs"]
 mod writes;
 
-use arguments::Arguments;
+use std::process::ExitCode;
+
+use arguments::{Arguments, USAGE};
 
 /// Names of the cases.
 const CASES: [&str; 6] = ["sharing", "no-op", "memory", "writes", "first-sync", "types"];
 
 #[tokio::main]
-async fn main() {
-    let arguments = Arguments::parse().unwrap_or_else(|error| panic!("{error}"));
+async fn main() -> ExitCode {
+    if std::env::args().any(|argument| matches!(argument.as_str(), "-h" | "--help")) {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match Arguments::parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
     if arguments.wants("sharing") {
         sharing::run(&arguments).await;
     }
@@ -60,4 +77,5 @@ async fn main() {
     if arguments.wants("types") {
         types::run(&arguments).await;
     }
+    ExitCode::SUCCESS
 }

@@ -10,18 +10,16 @@
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api, CustomResource, CustomResourceExt, Resource, ResourceExt,
-    api::{ObjectMeta, Patch, PatchParams},
-};
+use kube::{CustomResource, CustomResourceExt, ResourceExt, api::ObjectMeta};
 use pilotlight::{
     controller::{
         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+        write::set_controller_reference,
     },
-    manager::{Manager, ManagerOptions, RunnableOptions},
+    manager::{Manager, ManagerOptions},
     signals,
     transport::{self, TransportOptions, proxy_from_environment},
 };
@@ -50,23 +48,20 @@ impl Reconciler for Greeter {
         let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
             return Ok(Outcome::Done);
         };
-        let name = format!("{}-greeting", widget.name_any());
-        let greeting = ConfigMap {
+        let mut greeting = ConfigMap {
             metadata: ObjectMeta {
-                name: Some(name.clone()),
-                owner_references: widget.controller_owner_ref(&()).map(|owner| vec![owner]),
+                name: Some(format!("{}-greeting", widget.name_any())),
+                namespace: widget.namespace(),
                 ..ObjectMeta::default()
             },
             data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
             ..ConfigMap::default()
         };
+        set_controller_reference(&mut greeting, &*widget, &())?;
         // The context's client is closed when the epoch ends, so that nothing is written
         // afterwards.
-        let namespace = widget.namespace().unwrap_or_default();
-        let config_maps = Api::<ConfigMap>::namespaced(context.client().clone(), &namespace);
-        let apply = PatchParams::apply("embed-example").force();
-        config_maps.patch(&name, &apply, &Patch::Apply(&greeting)).await?;
-        info!(namespace, name, "greeted");
+        context.apply(&greeting).await?;
+        info!(%request, "greeted");
         Ok(Outcome::Done)
     }
 }
@@ -100,8 +95,8 @@ async fn main() -> anyhow::Result<()> {
         .build(&cluster, Greeter)?;
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-    manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+    runnable.add_to(&mut manager, "cluster")?;
+    widgets.add_to(&mut manager)?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.
     Ok(manager.run(signals::shutdown()?).await?)

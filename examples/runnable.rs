@@ -97,7 +97,7 @@ async fn main() -> anyhow::Result<()> {
     };
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+    runnable.add_to(&mut manager, "cluster")?;
     manager.add("census", Arc::new(census), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.

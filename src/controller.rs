@@ -5,15 +5,13 @@
 //! of them before its done fires.
 //!
 //! ```no_run
-//! use std::sync::Arc;
-//!
 //! use k8s_openapi::api::core::v1::ConfigMap;
 //! use pilotlight::{
 //!     controller::{
 //!         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
 //!     },
 //!     kind::TypeRef,
-//!     manager::{Manager, ManagerOptions, RunnableOptions},
+//!     manager::{Manager, ManagerOptions},
 //! };
 //! use tokio_util::sync::CancellationToken;
 //!
@@ -25,7 +23,7 @@
 //!         request: Request,
 //!         context: Context,
 //!     ) -> Result<Outcome, ReconcileError> {
-//!         let config: Option<ConfigMap> = context.lister()?.get(&request)?;
+//!         let config = context.lister::<ConfigMap>()?.get(&request)?;
 //!         println!("{request} has a config map: {}", config.is_some());
 //!         Ok(Outcome::Done)
 //!     }
@@ -39,8 +37,8 @@
 //!     .owns::<ConfigMap>()
 //!     .build(&cluster, Widgets)?;
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-//! manager.add("widgets", Arc::new(controller), RunnableOptions::default())?;
+//! runnable.add_to(&mut manager, "cluster")?;
+//! controller.add_to(&mut manager)?;
 //! manager.run(CancellationToken::new()).await?;
 //! # Ok(())
 //! # }
@@ -54,6 +52,7 @@ mod fixture;
 mod handler;
 mod inputs;
 mod instance;
+mod lister;
 mod metrics;
 mod predicate;
 mod queue;
@@ -66,21 +65,25 @@ mod spec;
 #[cfg(feature = "testing")]
 mod tests;
 mod type_changes;
+pub mod write;
 
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
-pub use context::{Context, FetchError, Lister, ListerError, LookupError};
+pub use context::{Context, FetchError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
+pub use lister::{Cached, Decoded, Lister, ListerError, LookupError};
 pub use metrics::ControllerMetrics;
 pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
-pub use reconciler::{Outcome, ReconcileError, Reconciler};
+pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
+#[cfg(feature = "runtime")]
+pub(crate) use run::{failure_streak::FailureStreak, last_error::LastError};
 pub use source::channel::ChannelSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

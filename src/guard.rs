@@ -79,18 +79,18 @@ impl<F> Drop for Guarded<F> {
 
 /// Value of a user, whose `Drop` is guarded.
 #[derive(Clone)]
-pub(crate) struct Held<T> {
+pub(crate) struct GuardedDrop<T> {
     // `None` only during the drop.
     value: Option<T>,
 }
 
-impl<T> Held<T> {
+impl<T> GuardedDrop<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value) }
     }
 }
 
-impl<T> Deref for Held<T> {
+impl<T> Deref for GuardedDrop<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -98,7 +98,7 @@ impl<T> Deref for Held<T> {
     }
 }
 
-impl<T> Drop for Held<T> {
+impl<T> Drop for GuardedDrop<T> {
     fn drop(&mut self) {
         if let Err(error) = discard(self.value.take()) {
             warn!(error, "a value panicked when it was dropped");
@@ -106,7 +106,7 @@ impl<T> Drop for Held<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Held<T> {
+impl<T: fmt::Debug> fmt::Debug for GuardedDrop<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.value.fmt(f)
     }
@@ -134,7 +134,7 @@ mod tests {
     fn a_payload_that_panics_when_it_is_dropped_is_given_up() {
         assert_eq!(run(|| panic_any(Endless)), Err("a panic without a message".to_owned()));
         assert_eq!(discard(Endless), Err("a panic without a message".to_owned()));
-        drop(Held::new(Endless));
+        drop(GuardedDrop::new(Endless));
     }
 
     #[tokio::test]

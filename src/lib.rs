@@ -9,7 +9,7 @@
 //! Controller of widgets, whose CRD need not be installed when it starts:
 //!
 //! ```no_run
-//! # use std::{error::Error, sync::Arc};
+//! # use std::error::Error;
 //! # use pilotlight::{controller::*, kind::TypeRef, manager::*};
 //! struct Greeter;
 //!
@@ -32,8 +32,8 @@
 //!     .build(&cluster, Greeter)?;
 //!
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-//! manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+//! runnable.add_to(&mut manager, "cluster")?;
+//! widgets.add_to(&mut manager)?;
 //! manager.run(stop).await?; // Drains when the token is cancelled.
 //! # Ok(())
 //! # }
@@ -55,16 +55,18 @@
 //! | [`informer`] | room 3: shared, stoppable caches | |
 //! | [`controller`] | room 4: sources, work queue and workers as one runnable | |
 //! | [`meta`] | room 5: controllers declared as objects, and their hooks | `meta` |
+//! | [`runtime`] | controllers and parts of kube-rs as conditional runnables | `runtime` |
 //! | [`transport`] | connection to the API server over HTTP/2 | `tls` |
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
 //! Each room starts at the file of its name. Rooms 1 to 5 import only rooms with a lower number;
-//! [`meta`] also imports [`transport`], which imports no room. Every room may import the small
-//! modules: [`kind`], `src/duration.rs` (durations in Go's notation, back-offs), `src/redaction.rs`
-//! (errors that leave the process), `src/guard.rs` (panics of user code), `src/token_bucket.rs`
-//! (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges of tasks and
-//! timers per owner). `tests/architecture.rs` checks all of it.
+//! [`meta`] also imports [`transport`], which imports no room; [`runtime`] imports rooms 1 to 4.
+//! Every room may import the small modules: [`kind`], `src/duration.rs` (durations in Go's
+//! notation, back-offs), `src/redaction.rs` (errors that leave the process), `src/guard.rs` (panics
+//! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and
+//! `src/owner_gauge.rs` (gauges of tasks and timers per owner). `tests/architecture.rs` checks all
+//! of it.
 //!
 //! # Walk of one event
 //!
@@ -150,6 +152,8 @@
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
+//! | object is decoded for typed readers, once for each version | `src/informer/object.rs::decode_shared`, by `src/controller/lister.rs::get` |
+//! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
@@ -172,6 +176,8 @@
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
+//! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`, its results in `src/runtime/adopted_run.rs` |
+//! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!
 //! # Reading order
@@ -221,6 +227,9 @@ pub mod controller;
 
 #[cfg(feature = "meta")]
 pub mod meta;
+
+#[cfg(feature = "runtime")]
+pub mod runtime;
 
 #[cfg(feature = "tls")]
 pub mod transport;

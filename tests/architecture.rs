@@ -1,6 +1,7 @@
 //! Imports follow the order of the rooms, and documents name only what exists, in plain words.
 
 mod imports;
+mod names;
 
 use std::{
     fs,

@@ -86,7 +86,7 @@ async fn remove(client: &Client, crd: &CustomResourceDefinition) {
     drop(crds.delete(&crd.name_any(), &DeleteParams::default()).await.unwrap());
 }
 
-/// Creates a widget and waits for its ConfigMap.
+/// Creates a widget and waits for its ConfigMaps, of the embedded and of the adopted controller.
 async fn greeted(client: &Client, namespace: &str, name: &str) {
     let gvk = GroupVersionKind::gvk("example.com", "v1", "Widget");
     let widgets = ApiResource::from_gvk_with_plural(&gvk, "widgets");
@@ -96,9 +96,12 @@ async fn greeted(client: &Client, namespace: &str, name: &str) {
     let config_maps = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let there = |config_map: Option<&ConfigMap>| {
         let data = config_map.and_then(|config_map| config_map.data.as_ref());
-        data.is_some_and(|data| data["greeting"] == "Hello")
+        data.is_some_and(|data| data.values().eq(["Hello"]))
     };
-    await_condition(config_maps, &format!("{name}-greeting"), there).await.unwrap();
+    for suffix in ["greeting", "answer"] {
+        let name = format!("{name}-{suffix}");
+        await_condition(config_maps.clone(), &name, there).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -108,23 +111,36 @@ async fn examples_start_stop_and_start_again_with_their_type() {
     let client = plane.client().unwrap();
     let scope = plane.scope("examples").await.unwrap();
     let printed = example("embed").arg("crd").output().unwrap();
-    let crd: CustomResourceDefinition = serde_json::from_slice(&printed.stdout).unwrap();
+    let mut crd: CustomResourceDefinition = serde_json::from_slice(&printed.stdout).unwrap();
+    // Rule of the example `dynamic`.
+    crd.labels_mut().insert("example.com/census".to_owned(), "true".to_owned());
     let mut embed = Example::start("embed", plane.kubeconfig());
+    let mut adopt = Example::start("adopt", plane.kubeconfig());
+    let mut dynamic = Example::start("dynamic", plane.kubeconfig());
     let mut runnable = Example::start("runnable", plane.kubeconfig());
     embed.says(&["running", "controller=cluster"]).await;
+    adopt.says(&["running", "controller=cluster"]).await;
+    dynamic.says(&["running", "controller=types"]).await;
     runnable.says(&["running", "controller=cluster"]).await;
 
     for (epoch, name) in [("epoch=1", "first"), ("epoch=2", "second")] {
         install(&client, &crd).await;
         embed.says(&["running", "controller=widgets", epoch]).await;
+        adopt.says(&["running", "controller=answers", epoch]).await;
+        dynamic.says(&["running", "controller=census-widgets.example.com"]).await;
         greeted(&client, &scope.namespace, name).await;
+        dynamic.says(&["counted", name, "exists=true"]).await;
         runnable.says(&["counted", epoch]).await;
 
         remove(&client, &crd).await;
         embed.says(&["done", "controller=widgets", epoch, "TypeGone"]).await;
+        dynamic.says(&["done", "controller=census-widgets.example.com"]).await;
+        adopt.says(&["done", "controller=answers", epoch, "TypeGone"]).await;
         runnable.says(&["done", "controller=census", epoch, "TypeGone"]).await;
     }
 
     embed.end_by("-TERM").await;
+    adopt.end_by("-TERM").await;
+    dynamic.end_by("-TERM").await;
     runnable.end_by("-INT").await;
 }

@@ -5,5 +5,6 @@ mod blue_green;
 mod configmap_propagation;
 mod crd_roles;
 mod indexed_job;
+mod ordered_pods;
 mod service_per_pod;
 mod tenant;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[cfg(feature = "runtime")]
+mod adopted;
 mod aggregated;
 #[cfg(feature = "meta")]
 mod answers;

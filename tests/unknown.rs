@@ -347,7 +347,8 @@ async fn types_are_polled_and_reported_without_the_right_to_watch_crds() {
     Embedded.add(&harness, "polled", &recorder).await;
 
     let mut mode = harness.cluster.types.mode();
-    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != DiscoveryMode::Watching)).await;
+    let said =
+        timeout(PATIENCE, mode.wait_for(|mode| matches!(mode, DiscoveryMode::Static(_)))).await;
     let DiscoveryMode::Static(reason) = said.expect("in time").unwrap().clone() else {
         unreachable!()
     };

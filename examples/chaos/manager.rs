@@ -53,7 +53,7 @@ impl ManagerRun {
         cluster.types.register_metrics(&mut metrics);
         let options = ManagerOptions { metrics: manager_metrics, ..ManagerOptions::default() };
         let mut manager = Manager::new(options);
-        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+        runnable.add_to(&mut manager, "cluster")?;
         let hook = Arc::clone(hook);
         let options = MetaOptions {
             hooks: Some(Arc::new(move |_, _| Arc::clone(&hook) as Arc<dyn Hook>)),

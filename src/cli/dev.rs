@@ -68,7 +68,7 @@ pub(super) struct DevArgs {
 }
 
 /// Access to the API server.
-struct Place<'a> {
+struct ServerAccess<'a> {
     config: Config,
     kubeconfig: &'a Path,
 }
@@ -98,7 +98,7 @@ impl DevArgs {
             bail!("interrupted while the control plane was starting");
         };
         let plane = plane.context("starting the control plane")?;
-        let place = Place { config: plane.config(), kubeconfig: plane.kubeconfig() };
+        let place = ServerAccess { config: plane.config(), kubeconfig: plane.kubeconfig() };
         let ended = Box::pin(self.with("A Kubernetes control plane", &place, began, stop)).await;
         plane.stop().await;
         ended
@@ -115,14 +115,14 @@ impl DevArgs {
         let kubeconfig = directory
             .put("kubeconfig", &socket.kubeconfig())
             .with_context(|| format!("writing into {}", directory.path().display()))?;
-        let place = Place { config: socket.config(), kubeconfig: &kubeconfig };
+        let place = ServerAccess { config: socket.config(), kubeconfig: &kubeconfig };
         Box::pin(self.with("A simulated API server", &place, began, stop)).await
     }
 
     async fn with(
         &self,
         what: &str,
-        place: &Place<'_>,
+        place: &ServerAccess<'_>,
         began: Instant,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
@@ -149,7 +149,7 @@ impl DevArgs {
     /// Runs a manager, and next to it the demo.
     async fn manage(
         &self,
-        place: &Place<'_>,
+        place: &ServerAccess<'_>,
         client: &Client,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {

@@ -27,7 +27,7 @@ pub(super) struct ElectionArgs {
         action = ArgAction::Set
     )]
     leader_election: bool,
-    /// Kind of the lock. Any value means leases, the only kind that client-go has left.
+    /// Kind of the lock. Only leases exist, as in client-go; any other value is logged and ignored.
     #[arg(long, value_name = "LOCK", default_value = LEASES)]
     leader_election_resource_lock: String,
     /// Namespace of the lease. Default: that of the pod, or of the context of the kubeconfig.
@@ -38,16 +38,16 @@ pub(super) struct ElectionArgs {
     #[arg(long, value_name = "NAME", default_value = "metacontroller")]
     leader_election_id: String,
     /// Time after which another replica takes over from one that has died. A duration such as 15s.
-    /// A write of the leader may take four fifths of what this is longer than the renew deadline:
-    /// raise it where admission webhooks are slow.
+    /// The API server has four fifths of the difference between this and the renew deadline for each
+    /// write of the leader: raise this if admission webhooks are slow.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
     leader_election_lease_duration: Duration,
-    /// Time without a renewal after which the leader stops to write; shorter than the lease
-    /// duration.
+    /// Time without a renewal after which the leader sends no more writes. Must be shorter than the
+    /// lease duration.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     leader_election_renew_deadline: Duration,
-    /// Time between renewals, and between attempts; 1.2 times this is shorter than the renew
-    /// deadline.
+    /// Time between renewals, and between attempts to acquire the lease. 1.2 times this must be
+    /// shorter than the renew deadline.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     leader_election_retry_period: Duration,
 }

@@ -44,6 +44,7 @@ pub(super) fn checks(
         _ if !types_known => {
             (CheckResult::Failed, "no answer about the server's types yet".to_owned())
         }
+        DiscoveryMode::NotStarted => (CheckResult::Degraded, "does not run".to_owned()),
         DiscoveryMode::Static(_) => (CheckResult::Degraded, "is polled".to_owned()),
         DiscoveryMode::Watching => (CheckResult::Passed, String::new()),
     };

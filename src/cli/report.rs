@@ -243,6 +243,7 @@ impl DiscoveryRow {
             .filter_map(|(what, source)| Some(format!("{what}: {}", source.error.as_ref()?)))
             .collect();
         let mode = match &*types.mode().borrow() {
+            DiscoveryMode::NotStarted => "NotStarted",
             DiscoveryMode::Watching => "Watching",
             DiscoveryMode::Static(why) => {
                 errors.push(why.clone());

@@ -45,10 +45,10 @@ that the source does not know is null:
     cache{whole,entries,accountedBytes}
                counts of objects and bytes of those kept whole, only from an instance
     unmet[], forbidden[], missing[], watches[]
-  held[]         objects with the finalizer of a declared controller that does not exist, or that does
-                 not declare their type: controllerKind, controller, type, namespace, name,
-                 terminating. Without --finalizers only those that are being deleted, among the
-                 first 500 of each of 50 custom types
+  held[]         objects with the finalizer of a declared controller that does not exist, or
+                 that does not declare their type: controllerKind, controller, type, namespace,
+                 name, terminating. Without --finalizers only those that are being deleted, among
+                 the first 500 of each of 50 custom types
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready. A \

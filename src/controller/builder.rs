@@ -16,7 +16,7 @@ use super::{
     run::{input::Input, input_status::InputMode},
 };
 use crate::{
-    guard::Held,
+    guard::GuardedDrop,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup},
@@ -38,7 +38,7 @@ pub struct Builder {
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) group: RunnableGroup,
-    pub(super) conditions: Vec<Held<Arc<dyn Condition>>>,
+    pub(super) conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     // First error; returned by `build`, so that calls can be chained.
     pub(super) error: Option<BuildError>,
 }
@@ -114,7 +114,7 @@ impl Builder {
     /// Adds a custom source.
     pub fn source(mut self, source: impl ConditionalSource) -> Self {
         self.inputs.push(InputOptions {
-            kind: InputKind::Source(Held::new(Arc::new(source))),
+            kind: InputKind::Source(GuardedDrop::new(Arc::new(source))),
             mode: InputMode::Plain,
         });
         self
@@ -219,7 +219,9 @@ impl Builder {
     /// Adds requests each time that this input has synced, such as for an optional type, whose
     /// objects can be read from then on.
     pub fn on_synced(self, handler: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
-        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Held::new(Box::new(handler)))))
+        self.last("on_synced", |kind| {
+            kind.synced = Some(OnSynced(GuardedDrop::new(Box::new(handler))))
+        })
     }
 
     /// Adds a predicate to all inputs that are types.
@@ -288,7 +290,7 @@ impl Builder {
     /// Adds a condition: the controller runs only while it is met, besides those of its conditional
     /// inputs.
     pub fn when(mut self, condition: impl Condition) -> Self {
-        self.conditions.push(Held::new(Arc::new(condition)));
+        self.conditions.push(GuardedDrop::new(Arc::new(condition)));
         self
     }
 

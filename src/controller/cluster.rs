@@ -11,7 +11,10 @@ use super::{metrics::ControllerMetrics, run::carried_over::CarriedOverByName, ty
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
-    manager::{Epoch, RunResult, Runnable, RunnableGroup},
+    manager::{
+        AddError, ControllerName, Epoch, Manager, RunResult, Runnable, RunnableGroup,
+        RunnableOptions,
+    },
 };
 
 /// Maximum time that other runnables wait for the first complete discovery.
@@ -139,6 +142,22 @@ impl Cluster {
         let runnable = ClusterRunnable { types: types.clone(), work, informers: informers.clone() };
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
         (Self { client, types, informers, namespace, metrics, carried_over }, runnable)
+    }
+}
+
+impl ClusterRunnable {
+    /// Adds the cluster to a manager that does not run yet: the manager ends if it fails. `name`
+    /// tells several clusters apart.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(
+        self,
+        manager: &mut Manager,
+        name: impl Into<ControllerName>,
+    ) -> Result<(), AddError> {
+        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    marker::PhantomData,
     sync::{Arc, OnceLock, Weak},
 };
 
@@ -18,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
-    Inputs, Queue, Request,
+    Cached, Inputs, Lister, ListerError, Queue, Request,
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
     run::unconfirmed,
 };
 use crate::{
-    informer::{InformerKey, KeepsEntries, MovingInterests, ObjectKey, Projection, Store},
+    informer::{InformerKey, MovingInterests, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
     manager::{Epoch, Fence, WatchState, WriteObserver},
 };
@@ -256,9 +255,7 @@ impl Context {
     /// where [`Context::store`] returns `None`. Objects may exist all the same: return the error to
     /// be retried after a back-off or, for an optional input, reconcile without it. Once the
     /// objects are listed, their events enqueue the requests again.
-    pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(
-        &self,
-    ) -> Result<Lister<K>, ListerError> {
+    pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
         match self.shared.statuses.attached(&type_ref) {
             None => Err(ListerError::NoCache(type_ref)),
@@ -354,6 +351,11 @@ impl Context {
         }
     }
 
+    /// Returns the request of the reconcile; `None` for a context from [`Context::new`].
+    pub fn request(&self) -> Option<&Request> {
+        self.request.as_ref()
+    }
+
     /// Returns the number of failures of this request in a row.
     pub fn attempt(&self) -> u32 {
         self.attempt
@@ -411,41 +413,6 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Error of a typed read from a cache.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ListerError {
-    /// Add the type as an input. For an optional input: wait until its type is served and listed,
-    /// or reconcile without it.
-    #[error(
-        "no cache of {0}: it is not an input of this controller, or it is optional and not served, \
-         not listed yet or forbidden"
-    )]
-    NoCache(TypeRef),
-    /// Build the input without `metadata_only` and `keys_only`, or read the headers of
-    /// [`Context::store`].
-    #[error(
-        "{0} is cached in part, so that its objects cannot be decoded: build the input without \
-         metadata_only and keys_only, or read the headers in its store"
-    )]
-    Projected(TypeRef),
-}
-
-/// Error of a lookup in a cache.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LookupError {
-    /// Build the input with `.whole()`, or read the object with [`Context::fetch`].
-    #[error(
-        "{0} does not concern this input, which keeps its metadata only: build the input with \
-         .whole(), or read the object with Context::fetch"
-    )]
-    Entry(ObjectKey),
-    /// The object does not have the shape of its Rust type; the error names the field.
-    #[error(transparent)]
-    Decode(#[from] serde_json::Error),
-}
-
 /// Error of [`Context::fetch`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -462,44 +429,6 @@ pub enum FetchError {
     /// The server cannot be read.
     #[error(transparent)]
     Server(#[from] kube::Error),
-}
-
-/// Typed lister of a cache; each read decodes.
-#[derive(Clone, Debug)]
-pub struct Lister<K> {
-    store: Store,
-    kind: PhantomData<fn() -> K>,
-}
-
-impl<K: DeserializeOwned> Lister<K> {
-    /// Returns a typed lister of a store; the names of the store's type and of `K` may differ.
-    pub fn of(store: Store) -> Self {
-        Self { store, kind: PhantomData }
-    }
-
-    /// Returns a cached object; `None` if the cache has no such object.
-    ///
-    /// # Errors
-    ///
-    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`]
-    /// if the object does not have the shape of `K`.
-    pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, LookupError> {
-        match self.store.get(key) {
-            None => Ok(None),
-            Some(object) if object.is_whole() => Ok(Some(object.decode()?)),
-            Some(_) => Err(LookupError::Entry(key.clone())),
-        }
-    }
-
-    /// Returns all cached objects, each decoded by itself, so that a malformed one hides no other.
-    ///
-    /// # Errors
-    ///
-    /// [`KeepsEntries`] if the input keeps some objects as metadata entries.
-    pub fn list(&self) -> Result<Vec<Result<K, serde_json::Error>>, KeepsEntries> {
-        let objects = self.store.list()?;
-        Ok(objects.iter().map(|object| object.decode()).collect())
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Request;
 use crate::{
-    guard::Held,
+    guard::GuardedDrop,
     informer::{Delta, Object, ObjectKey},
     kind::{GroupKind, Scope},
 };
@@ -33,7 +33,7 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
 /// Function that adds requests when an input has synced.
-pub(super) struct OnSynced(pub(super) Held<Box<SyncedFn>>);
+pub(super) struct OnSynced(pub(super) GuardedDrop<Box<SyncedFn>>);
 
 type SyncedFn = dyn Fn(&mut Enqueue<'_>) + Send + Sync;
 

@@ -22,12 +22,12 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
-    guard::Held,
+    guard::GuardedDrop,
     informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
-        Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
-        RunnableGroup, all_of,
+        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, Readiness,
+        RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
     },
 };
 
@@ -38,7 +38,7 @@ pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
     /// Conditions besides those of the required inputs.
-    conditions: Vec<Held<Arc<dyn Condition>>>,
+    conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
@@ -85,6 +85,16 @@ impl Controller {
         Inputs { named: Arc::clone(&self.spec.named), epoch: None }
     }
 
+    /// Adds the controller to a manager that does not run yet, under its own name and with default
+    /// options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(self, manager: &mut Manager) -> Result<(), AddError> {
+        manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default())
+    }
+
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.
     #[cfg(feature = "meta")]
     pub(crate) fn set_workers(&self, workers: usize) {
@@ -102,7 +112,7 @@ impl Controller {
         Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
     }
 
-    pub(super) fn with(self, conditions: Vec<Held<Arc<dyn Condition>>>) -> Self {
+    pub(super) fn with(self, conditions: Vec<GuardedDrop<Arc<dyn Condition>>>) -> Self {
         Self { conditions, ..self }
     }
 

@@ -143,7 +143,7 @@ impl ControllerMetrics {
             "Time that a worker processes a request",
             Box::new(families.work_duration.clone()),
         );
-        registry.register_collector(Box::new(Unfinished(Arc::clone(families))));
+        registry.register_collector(Box::new(WorkCollector(Arc::clone(families))));
     }
 
     /// Returns the number of a controller's requests that are ready and wait for a worker; `None`
@@ -200,7 +200,7 @@ impl ControllerFamilies {
 
 /// Collector of the gauges that are computed at each scrape.
 #[derive(Debug)]
-struct Unfinished(Arc<ControllerFamilies>);
+struct WorkCollector(Arc<ControllerFamilies>);
 
 /// Gauge with name, help, and value of the work.
 type WorkGauge = (&'static str, &'static str, fn(&QueueWork) -> f64);
@@ -244,7 +244,7 @@ const SHARES: [ShareGauge; 3] = [
     ),
 ];
 
-impl Collector for Unfinished {
+impl Collector for WorkCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Collected outside of the lock: dropping the last handle of a series takes it.
         let mut live: Vec<_> = self.0.live().values().filter_map(Weak::upgrade).collect();

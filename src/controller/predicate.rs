@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::core::{Selector, SelectorExt};
 
 use crate::{
-    guard::Held,
+    guard::GuardedDrop,
     informer::{Delta, Header},
 };
 
@@ -24,7 +24,7 @@ pub struct Predicate {
 impl Predicate {
     /// Returns a predicate that passes the changes for which a function returns `true`.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
-        let pass = Held::new(pass);
+        let pass = GuardedDrop::new(pass);
         Self { pass: Arc::new(move |delta| pass(delta)), reads: None }
     }
 

@@ -1,8 +1,8 @@
 //! Reconciler: the user's code, which turns a request into an outcome.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{Context, Request};
+use super::{Cached, Context, LookupError, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
@@ -13,6 +13,9 @@ pub enum Outcome {
     Done,
     /// Reconcile again after this time, even without a change; resets the back-off.
     RequeueAfter(Duration),
+    /// Reconcile again after the back-off, which grows with each call in a row that returns this.
+    /// No error is logged or counted.
+    Requeue,
 }
 
 /// Error of a reconcile, and its retry.
@@ -41,6 +44,43 @@ impl<E: Into<BoxError>> From<E> for ReconcileError {
     }
 }
 
+/// Chooses the retry of an error in a chain with `?`.
+///
+/// ```
+/// use pilotlight::controller::{ReconcileError, RetryChoice};
+///
+/// fn size(text: &str) -> Result<u32, ReconcileError> {
+///     // Only a change of the object can help.
+///     text.parse::<u32>().terminal()
+/// }
+/// # assert!(matches!(size("many"), Err(ReconcileError::Terminal(_))));
+/// ```
+pub trait RetryChoice<T> {
+    /// Makes the error [`ReconcileError::Terminal`].
+    ///
+    /// # Errors
+    ///
+    /// The error, if this is one.
+    fn terminal(self) -> Result<T, ReconcileError>;
+
+    /// Makes the error [`ReconcileError::RetryAfter`].
+    ///
+    /// # Errors
+    ///
+    /// The error, if this is one.
+    fn retry_after(self, after: Duration) -> Result<T, ReconcileError>;
+}
+
+impl<T, E: Into<BoxError>> RetryChoice<T> for Result<T, E> {
+    fn terminal(self) -> Result<T, ReconcileError> {
+        self.map_err(|error| ReconcileError::Terminal(error.into()))
+    }
+
+    fn retry_after(self, after: Duration) -> Result<T, ReconcileError> {
+        self.map_err(|error| ReconcileError::RetryAfter(error.into(), after))
+    }
+}
+
 impl fmt::Display for ReconcileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Retry(error) | Self::RetryAfter(error, _) | Self::Terminal(error)) = self;
@@ -49,6 +89,8 @@ impl fmt::Display for ReconcileError {
 }
 
 /// Reconciler: brings the state of one object in line with its specification.
+///
+/// A closure is a reconciler too: see [`for_object`] for one that takes the object.
 ///
 /// Called for deleted objects too. Two calls for the same request never overlap. Each call finds
 /// what the last one wrote through [`Context::client`] in the caches of the controller's inputs: it
@@ -65,4 +107,71 @@ pub trait Reconciler: Send + Sync + 'static {
         request: Request,
         context: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send;
+}
+
+impl<F, R> Reconciler for F
+where
+    F: Fn(Request, Context) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
+{
+    fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
+        self(request, context)
+    }
+}
+
+/// Returns a reconciler that takes the object of a request from the cache, decoded once for each
+/// version; `None` for a deleted object, which [`Context::request`] names.
+///
+/// `K` is the type of an input that is kept whole, such as the primary type. An object that does
+/// not have the shape of `K` is an error, retried at its next change.
+///
+/// ```no_run
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::controller::{self, *};
+/// # fn build(cluster: &Cluster) -> Result<Controller, BuildError> {
+/// Controller::builder("settings").for_::<ConfigMap>().conditional().build(
+///     cluster,
+///     controller::for_object(|settings: Option<std::sync::Arc<ConfigMap>>, _| async move {
+///         println!("{:?}", settings.and_then(|settings| settings.data.clone()));
+///         Ok(Outcome::Done)
+///     }),
+/// )
+/// # }
+/// ```
+pub fn for_object<K, F, R>(reconcile: F) -> impl Reconciler
+where
+    K: Cached,
+    F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
+{
+    ObjectReconciler { reconcile, kind: PhantomData::<fn() -> K> }
+}
+
+/// Reconciler whose closure takes the object.
+struct ObjectReconciler<K, F> {
+    reconcile: F,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K, F, R> Reconciler for ObjectReconciler<K, F>
+where
+    K: Cached,
+    F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
+{
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let object = match context.lister::<K>()?.get(&request) {
+            Err(LookupError::Decode(error)) => return Err(error).terminal(),
+            found => found?,
+        };
+        (self.reconcile)(object, context).await
+    }
 }

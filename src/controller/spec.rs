@@ -14,7 +14,7 @@ use super::{
     metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
     run::slots::WorkerBound,
 };
-use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
+use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
 
 /// Type-erased reconciler.
 pub(super) type Reconcile = Arc<
@@ -52,7 +52,7 @@ pub(super) fn resource_of(primaries: &[TypeRef], primary: usize) -> Option<Strin
 
 /// Erases the type of a reconciler.
 pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
-    let reconciler = Arc::new(Held::new(reconciler));
+    let reconciler = Arc::new(GuardedDrop::new(reconciler));
     Arc::new(move |request, context| {
         let reconciler = Arc::clone(&reconciler);
         async move { reconciler.reconcile(request, context).await }.boxed()

@@ -30,6 +30,7 @@ const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
 mod answered_writes;
+mod closures;
 mod cluster;
 mod durations;
 mod flapping;
@@ -46,6 +47,7 @@ mod throttling;
 mod typed;
 mod types;
 mod unknown_outcome;
+mod write;
 
 /// Running cluster and manager, with the log of a controller's requests.
 struct Harness {
@@ -210,7 +212,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
             self.0.lock().unwrap().push(format!(
                 "{} {} of {}, {}",
                 served.kind,
-                object.metadata.name.unwrap_or_default(),
+                object.metadata.name.as_deref().unwrap_or_default(),
                 lister.list()?.len(),
                 match unknown {
                     ListerError::NoCache(type_ref) => type_ref,

@@ -33,6 +33,9 @@ impl Default for DiscoveryOptions {
 /// Mode in which the registry learns of changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryMode {
+    /// Discovery does not run: the runnable of its cluster was not added to a manager, or has not
+    /// been started yet.
+    NotStarted,
     /// CRDs and APIServices are watched.
     Watching,
     /// CRDs may not be watched, so discovery is polled. Holds the reason.

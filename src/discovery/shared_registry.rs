@@ -46,7 +46,7 @@ impl SharedRegistry {
                 subscriptions: Subscriptions::default(),
                 created: now,
             }),
-            mode: watch::Sender::new(DiscoveryMode::Watching),
+            mode: watch::Sender::new(DiscoveryMode::NotStarted),
             changes: watch::Sender::default(),
             synced: watch::Sender::default(),
             hints: Notify::new(),

@@ -103,6 +103,7 @@ impl Discovery {
             options,
             shared,
         };
+        running.set_mode(DiscoveryMode::Watching);
         loop {
             let mut next = Some(running.next_event(&stop).await);
             let mut touched = Touched::default();
@@ -242,7 +243,7 @@ impl RunningDiscovery {
     fn on_answered(&mut self, answer: Result<DiscoveryAnswer, Error>, touched: &mut Touched) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
-            DiscoveryMode::Watching => Reading::Watching,
+            DiscoveryMode::NotStarted | DiscoveryMode::Watching => Reading::Watching,
             DiscoveryMode::Static(_) => {
                 let period = agreement_period(self.options.static_interval);
                 Reading::Static(Polled { now: Instant::now(), period })

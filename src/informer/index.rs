@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Object, ObjectKey};
-use crate::guard::{self, Held};
+use crate::guard::{self, GuardedDrop};
 
 type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 
@@ -42,7 +42,7 @@ impl Index {
         name: impl Into<Arc<str>>,
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
-        let values = Held::new(values);
+        let values = GuardedDrop::new(values);
         Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
     }
 

@@ -1,13 +1,17 @@
 //! Cached object: its JSON bytes and a small parsed header.
 
-use std::{fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
-use crate::kind::GroupKind;
+use crate::{guard::GuardedDrop, kind::GroupKind};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,6 +72,8 @@ struct ObjectInner {
     whole: bool,
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
+    // Result of the first typed read; lives as long as this version of the object.
+    decoded: OnceLock<GuardedDrop<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -114,7 +120,8 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
+        let decoded = OnceLock::new();
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -173,6 +180,27 @@ impl Object {
         serde_json::from_slice(&self.inner.json)
     }
 
+    /// Decodes the whole object at the first call, and returns the same value at further calls for
+    /// the same type. The value lives as long as this version is cached. A second type is decoded
+    /// at each call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Object::decode`].
+    pub fn decode_shared<K: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+    ) -> Result<Arc<K>, serde_json::Error> {
+        if let Some(shared) = self.inner.decoded.get()
+            && let Ok(shared) = Arc::clone(shared as &Arc<dyn Any + Send + Sync>).downcast()
+        {
+            return Ok(shared);
+        }
+        let decoded = Arc::new(self.decode::<K>()?);
+        // Another reader may have been first: both values are of this version.
+        self.inner.decoded.get_or_init(|| GuardedDrop::new(Arc::clone(&decoded) as _));
+        Ok(decoded)
+    }
+
     /// Returns the owner that is the managing controller.
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.inner.header.owners.iter().find(|owner| owner.controller)
@@ -208,5 +236,42 @@ impl fmt::Display for ObjectKey {
             Some(namespace) => write!(f, "{namespace}/{}", self.name),
             None => f.write_str(&self.name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::Value;
+
+    use super::{super::fixture::Fixture, *};
+
+    /// Value of a user whose `Drop` panics.
+    #[derive(Deserialize)]
+    struct Bomb {}
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("boom");
+        }
+    }
+
+    #[test]
+    fn object_is_decoded_once_for_a_type_and_at_each_call_for_another() {
+        let object = Fixture::new("a").object();
+
+        let (one, two) = (object.decode_shared::<Value>(), object.decode_shared::<Value>());
+        assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
+        let other = || object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
+        assert!(!Arc::ptr_eq(&other(), &other()));
+        object.decode_shared::<u32>().unwrap_err();
+    }
+
+    #[test]
+    fn decoded_value_that_panics_when_it_is_dropped_harms_nobody() {
+        let object = Fixture::new("a").object();
+
+        drop(object.decode_shared::<Bomb>().unwrap());
+        drop(object);
     }
 }

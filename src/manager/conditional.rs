@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use super::{
     Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
 };
-use crate::guard::Held;
+use crate::guard::GuardedDrop;
 
 /// Runnable that runs only while a condition is met.
 ///
@@ -23,8 +23,8 @@ use crate::guard::Held;
 /// # }
 /// ```
 pub struct Conditional {
-    runnable: Held<Arc<dyn Runnable>>,
-    conditions: Vec<Held<Arc<dyn Condition>>>,
+    runnable: GuardedDrop<Arc<dyn Runnable>>,
+    conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
 }
 
 /// Condition of a conditional runnable.
@@ -33,15 +33,15 @@ struct Own(Arc<dyn ConditionalRunnable>);
 impl Conditional {
     /// Makes `runnable` run only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
-        let conditions = vec![Held::new(Arc::new(condition) as Arc<dyn Condition>)];
-        Self { runnable: Held::new(runnable), conditions }
+        let conditions = vec![GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>)];
+        Self { runnable: GuardedDrop::new(runnable), conditions }
     }
 
     /// Makes `runnable` run only while both its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
         let own: Arc<dyn Condition> = Arc::new(Own(Arc::clone(&runnable)));
-        let conditions = vec![Held::new(own), Held::new(Arc::new(condition))];
-        Self { runnable: Held::new(runnable), conditions }
+        let conditions = vec![GuardedDrop::new(own), GuardedDrop::new(Arc::new(condition))];
+        Self { runnable: GuardedDrop::new(runnable), conditions }
     }
 }
 

@@ -13,11 +13,11 @@ use super::{
     end::RunEnd,
     lifecycle::{Lifecycle, StopCause},
 };
-use crate::guard::{self, Held};
+use crate::guard::{self, GuardedDrop};
 
 /// Specification of a runnable and how it is supervised. Answers that never change are read once.
 pub(super) struct RunnableSpec {
-    pub(super) runnable: Held<Arc<dyn ConditionalRunnable>>,
+    pub(super) runnable: GuardedDrop<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
@@ -38,7 +38,7 @@ impl RunnableSpec {
             Err(panic) => ((RunnableGroup::LeaderElection, false, false, false), Some(panic)),
         };
         let (group, reports_running, keeps_grace, warms_up) = answers;
-        let runnable = Held::new(runnable);
+        let runnable = GuardedDrop::new(runnable);
         Self { runnable, options, group, reports_running, keeps_grace, warms_up, broken }
     }
 

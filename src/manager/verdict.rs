@@ -154,13 +154,19 @@ pub(super) fn of_type(
     }
 }
 
-/// Adds to each reason that discovery is polled, so that the wait may be long.
+/// Adds to each reason that discovery is polled, so that the wait may be long, or does not run, so
+/// that it has no end.
 pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
-    if let (Verdict::Unmet(why) | Verdict::Unknown(why), DiscoveryMode::Static(reason)) =
-        (&mut verdict, mode)
-    {
+    let addition = match mode {
+        DiscoveryMode::Watching => return verdict,
+        DiscoveryMode::Static(reason) => format!(" (discovery is polled: {reason})"),
+        DiscoveryMode::NotStarted => {
+            " (discovery does not run: add the runnable of its cluster to a manager)".to_owned()
+        }
+    };
+    if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict {
         for unmet in why {
-            unmet.message += &format!(" (discovery is polled: {reason})");
+            unmet.message += &addition;
         }
     }
     verdict
@@ -323,7 +329,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn reasons_mention_that_discovery_is_polled() {
+    fn reasons_mention_that_discovery_is_polled_or_does_not_run() {
         let polled = DiscoveryMode::Static("may not watch CRDs".into());
         let waits = |mode| match with_mode(Verdict::Unmet(said("A")), mode) {
             Verdict::Unmet(why) => why[0].message.clone(),
@@ -332,6 +338,8 @@ pub(super) mod tests {
 
         assert_eq!(waits(&DiscoveryMode::Watching), "A");
         assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
+        let endless = "A (discovery does not run: add the runnable of its cluster to a manager)";
+        assert_eq!(waits(&DiscoveryMode::NotStarted), endless);
         assert_eq!(with_mode(met_by("1"), &polled), met_by("1"));
     }
 }

@@ -31,7 +31,7 @@ use self::{
 use super::{
     ApplyStrategy, ControllerBudget, Parents,
     budget::Reservation,
-    children::{Desired, Planned, Rules, Step, Write},
+    children::{Desired, Planned, Rules, Write, WriteStep},
     equal_children::ChildDigest,
     resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
@@ -164,7 +164,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Begins a write when the order admits it.
-    async fn write(&mut self, stage: Stage, step: Step, digests: PlannedDigests) {
+    async fn write(&mut self, stage: Stage, step: WriteStep, digests: PlannedDigests) {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
@@ -173,9 +173,9 @@ impl<'a> Execution<'a> {
         }
         let what = self.rules.name(&step);
         // Deletions are not limited.
-        let is_limited = !matches!(step, Step::Delete { .. });
+        let is_limited = !matches!(step, WriteStep::Delete { .. });
         let (parents, parent) = (&self.apply.parents, &self.rules.parent.key);
-        let is_create = matches!(step, Step::Create(_));
+        let is_create = matches!(step, WriteStep::Create(_));
         if is_limited && !parents.writes.may_write(parent, &what, is_create) {
             return;
         }
@@ -280,7 +280,7 @@ impl Apply {
     async fn write(
         &self,
         target: WrittenChild<'_>,
-        step: Step,
+        step: WriteStep,
         _room: Option<Reservation>,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let Some(step) = self.hand_over(&target, step).await? else { return Ok(None) };
@@ -295,7 +295,7 @@ impl Apply {
     async fn update(
         &self,
         target: &WrittenChild<'_>,
-        mut step: Step,
+        mut step: WriteStep,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let WrittenChild { rules, what, context, digests } = target;
         let parent = rules.parent;
@@ -304,10 +304,10 @@ impl Apply {
         let resource = Resource::new(context.client(), served);
         // A body that is sent is not copied.
         let (verb, result) = match &mut step {
-            Step::Delete { uid, .. } => {
+            WriteStep::Delete { uid, .. } => {
                 ("deleting", resource.delete(key, uid).await.map(|()| None))
             }
-            Step::Recreate { uid, created, observed, merged } => {
+            WriteStep::Recreate { uid, created, observed, merged } => {
                 // An aggregated server may ignore `dryRun`, and carry the update out.
                 let has_dry_runs = served.version_order == VersionOrder::Comparable;
                 let is_checked = !self.parents.recreates_at_once;
@@ -323,17 +323,17 @@ impl Apply {
                 }
                 ("replacing", resource.delete(key, uid).await.map(|()| None))
             }
-            Step::Create(Write { body, .. }) => {
+            WriteStep::Create(Write { body, .. }) => {
                 ("creating", resource.create(key, take(body)).await.map(Some))
             }
-            Step::Update(Write { body, replaces, .. }) => (
+            WriteStep::Update(Write { body, replaces, .. }) => (
                 "updating",
                 resource
                     .update(key, take(body))
                     .await
                     .map(|stored| changed(stored, replaces.as_deref())),
             ),
-            Step::HandOver { .. } => return Ok(None),
+            WriteStep::HandOver { .. } => return Ok(None),
         };
         let error = match result {
             Ok(changed) => {
@@ -352,7 +352,7 @@ impl Apply {
         &self,
         target: &WrittenChild<'_>,
         resource: &Resource<'_>,
-        step: &Step,
+        step: &WriteStep,
         doing: String,
         error: kube::Error,
     ) -> Result<Option<ChildDigest>, SyncError> {
@@ -361,7 +361,9 @@ impl Apply {
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
         Err(match step {
             // Deleted already, or replaced by another object of that name.
-            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(None),
+            WriteStep::Delete { .. } | WriteStep::Recreate { .. } if gone || conflict => {
+                return Ok(None);
+            }
             _ if is_already_there(&error) => {
                 match explain_existing(parent, rules.ownership, resource, key, &doing).await {
                     Existing::Absent => {
@@ -376,19 +378,19 @@ impl Apply {
                     }
                 }
             }
-            Step::Update(_) if gone => {
+            WriteStep::Update(_) if gone => {
                 SyncError::Behind(format!("{doing}: the object no longer exists"))
             }
-            Step::Update(_) if conflict => {
+            WriteStep::Update(_) if conflict => {
                 self.parents.writes.conflicted(&parent.key, what);
                 let error = SyncError::of_write(&doing, &error);
                 with_other_writer(error, resource, key, context.attempt()).await
             }
-            Step::Delete { .. }
-            | Step::Recreate { .. }
-            | Step::Create(_)
-            | Step::Update(_)
-            | Step::HandOver { .. } => SyncError::of_write(&doing, &error),
+            WriteStep::Delete { .. }
+            | WriteStep::Recreate { .. }
+            | WriteStep::Create(_)
+            | WriteStep::Update(_)
+            | WriteStep::HandOver { .. } => SyncError::of_write(&doing, &error),
         })
     }
 }
@@ -401,19 +403,25 @@ fn changed(stored: Stored, replaced: Option<&str>) -> Option<Stored> {
 impl Apply {
     /// Records a write that succeeded, with the stored object if that changed. Returns whether the
     /// server found nothing to change, and a rollout waits for that.
-    fn record(&self, parent: &Request, what: String, step: &Step, stored: Option<Stored>) -> bool {
-        let is_versioned = matches!(step, Step::Update(write) if write.replaces.is_some());
+    fn record(
+        &self,
+        parent: &Request,
+        what: String,
+        step: &WriteStep,
+        stored: Option<Stored>,
+    ) -> bool {
+        let is_versioned = matches!(step, WriteStep::Update(write) if write.replaces.is_some());
         // Others are tried in each sync: a webhook that reverted a field may be gone.
         let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
         let writes = &self.parents.writes;
         match (step, stored) {
-            (Step::Delete { uid, .. } | Step::Recreate { uid, .. }, _) => {
+            (WriteStep::Delete { uid, .. } | WriteStep::Recreate { uid, .. }, _) => {
                 writes.deleted(parent, uid);
             }
-            (Step::Create(_), Some(stored)) => writes.created(parent, what, &stored),
-            (Step::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
-            (Step::HandOver { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
-            (Step::Create(_) | Step::Update(_) | Step::HandOver { .. }, None) => {}
+            (WriteStep::Create(_), Some(stored)) => writes.created(parent, what, &stored),
+            (WriteStep::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
+            (WriteStep::HandOver { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
+            (WriteStep::Create(_) | WriteStep::Update(_) | WriteStep::HandOver { .. }, None) => {}
         }
         is_equal
     }

@@ -125,7 +125,7 @@ pub(crate) enum Planned<'a> {
 
 /// Write of one child.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum WriteStep {
     /// Delete the object with this uid.
     Delete {
         /// Index of the group.
@@ -163,7 +163,7 @@ pub(crate) enum Step {
     },
 }
 
-impl Step {
+impl WriteStep {
     /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
@@ -280,7 +280,7 @@ impl Rules<'_> {
     }
 
     /// Returns the kind and key of a step, for messages and the write limit.
-    pub(crate) fn name(&self, step: &Step) -> String {
+    pub(crate) fn name(&self, step: &WriteStep) -> String {
         let (group, key) = step.target();
         format!("{} {key}", self.groups[group].served.kind)
     }
@@ -291,13 +291,15 @@ impl Rules<'_> {
     ///
     /// Names an observed child that cannot be decoded, or a desired one that the API server would
     /// refuse.
-    pub(crate) fn step(&self, planned: Planned<'_>) -> Result<Option<Step>, String> {
+    pub(crate) fn step(&self, planned: Planned<'_>) -> Result<Option<WriteStep>, String> {
         let (child, desired) = match planned {
             Planned::Delete(child) => {
                 let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
-                return Ok(Some(Step::Delete { group, key, uid }));
+                return Ok(Some(WriteStep::Delete { group, key, uid }));
             }
-            Planned::Create(desired) => return Ok(Some(Step::Create(self.new_child(desired)?))),
+            Planned::Create(desired) => {
+                return Ok(Some(WriteStep::Create(self.new_child(desired)?)));
+            }
             Planned::Compare(child, desired) => (child, desired),
         };
         let kind = &self.groups[child.group].served.kind;
@@ -321,7 +323,7 @@ impl Rules<'_> {
         drop(merged);
         let step = match self.groups[child.group].strategy {
             UpdateMethod::OnDelete => return Ok(None),
-            UpdateMethod::Recreate => Step::Recreate {
+            UpdateMethod::Recreate => WriteStep::Recreate {
                 uid: child.uid.clone(),
                 created: self.new_child(desired.clone())?,
                 observed: child.json.clone(),
@@ -329,7 +331,7 @@ impl Rules<'_> {
             },
             UpdateMethod::InPlace => {
                 let (group, key) = (desired.group, desired.key.clone());
-                Step::Update(Write { group, key, body, replaces })
+                WriteStep::Update(Write { group, key, body, replaces })
             }
         };
         // Server-side apply may have written the child, which has no annotation then.

@@ -16,9 +16,9 @@ use crate::{
 
 /// Reconciler whose definition can be replaced. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct CurrentSync(Arc<Mutex<State>>);
+pub(crate) struct CurrentSync(Arc<Mutex<SyncVersions>>);
 
-struct State {
+struct SyncVersions {
     current: Arc<ParentReconciler>,
     /// Replaced ones, whose hooks are not released yet.
     replaced: Vec<Arc<ParentReconciler>>,
@@ -26,7 +26,7 @@ struct State {
 
 impl CurrentSync {
     pub(crate) fn new(current: ParentReconciler) -> Self {
-        let state = State { current: Arc::new(current), replaced: Vec::new() };
+        let state = SyncVersions { current: Arc::new(current), replaced: Vec::new() };
         Self(Arc::new(Mutex::new(state)))
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn writes(
     decoration: Decoration<'_>,
     has_status_subresource: bool,
 ) -> Result<DecorationWrites, serde_json::Error> {
-    let seen: Seen = serde_json::from_slice(parent)?;
+    let seen: SeenObject = serde_json::from_slice(parent)?;
     let changes = seen.metadata.changes(decoration);
     let status = match decoration.status {
         Some(wanted) => status_write(parent, seen.status, wanted)?,
@@ -148,7 +148,7 @@ fn with_metadata(object: &[u8], changes: Map<String, Value>) -> Result<Bytes, se
 
 /// Parent as it was seen.
 #[derive(Deserialize)]
-struct Seen {
+struct SeenObject {
     #[serde(default)]
     metadata: SeenMetadata,
     #[serde(default)]

@@ -13,7 +13,7 @@ mod rejected;
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub(super) use self::fields::type_ref;
@@ -23,8 +23,8 @@ pub use self::{
     rejected::{Problem, Rejected},
 };
 use super::{
-    ApplyStrategy, CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, FieldManager,
-    HookKind, HookRule, Lenience, MAX_CHILDREN, StatusChecks,
+    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, MAX_CHILDREN,
+    StatusChecks,
     apply_strategy::{self, ApplyRule},
     finalizer, sent_controller,
     workers::workers,
@@ -281,27 +281,6 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
             message: redaction::decoding(error.inner()),
         }
     })
-}
-
-/// Returns whether two accepted objects of a kind declare the same controller. Defaults that the
-/// server fills in count as written.
-pub(super) fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
-    fn same<S: DeserializeOwned + PartialEq>(one: &Bytes, other: &Bytes) -> bool {
-        #[derive(Deserialize)]
-        struct SpecOnly<S> {
-            spec: S,
-        }
-        let spec =
-            |object: &Bytes| serde_json::from_slice(object).map(|SpecOnly::<S> { spec }| spec);
-        match (spec(one), spec(other)) {
-            (Ok(one), Ok(other)) => one == other,
-            _ => one == other,
-        }
-    }
-    match kind {
-        ControllerKind::Composite => same::<CompositeControllerSpec>(one, other),
-        ControllerKind::Decorator => same::<DecoratorControllerSpec>(one, other),
-    }
 }
 
 /// Reads the annotation [`MAX_OWNER_DEPTH`].

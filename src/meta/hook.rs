@@ -10,7 +10,7 @@ use super::{
     children::Parent,
     hook_metrics::{CallOutcome, CountedCall},
 };
-use crate::{controller::Request, guard::Held, manager::Epoch};
+use crate::{controller::Request, guard::GuardedDrop, manager::Epoch};
 
 /// Answers a JSON request with a JSON response.
 ///
@@ -52,7 +52,7 @@ pub trait Hook: Send + Sync + 'static {
 }
 
 /// Hook of a user, whose `Drop` is guarded.
-impl Hook for Held<Arc<dyn Hook>> {
+impl Hook for GuardedDrop<Arc<dyn Hook>> {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
         (**self).call(request)
     }

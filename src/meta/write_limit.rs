@@ -25,11 +25,11 @@ const CALM: f64 = 10.0;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteLimit {
     // Objects written within the last minute.
-    written: BTreeMap<String, Written>,
+    written: BTreeMap<String, ObjectWrites>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct ObjectWrites {
     // Writes that only own writes have led to.
     loops: TokenBucket,
     conflicts: TokenBucket,
@@ -49,7 +49,7 @@ pub(crate) struct Flapping {
     pub(crate) by_conflicts: bool,
 }
 
-impl Written {
+impl ObjectWrites {
     fn new(now: Instant) -> Self {
         let bucket = TokenBucket::new(BURST, REFILL, now);
         Self { loops: bucket, conflicts: bucket, flapping: false, by_conflicts: true }
@@ -88,9 +88,9 @@ impl WriteLimit {
         }
     }
 
-    fn entry(&mut self, what: String, now: Instant) -> &mut Written {
+    fn entry(&mut self, what: String, now: Instant) -> &mut ObjectWrites {
         self.written.retain(|_, written| written.level(now) < f64::from(BURST));
-        let written = self.written.entry(what).or_insert_with(|| Written::new(now));
+        let written = self.written.entry(what).or_insert_with(|| ObjectWrites::new(now));
         if written.level(now) >= CALM {
             (written.flapping, written.by_conflicts) = (false, true);
         }

@@ -206,7 +206,7 @@ mod wire {
         request_uri: String,
         #[serde(default)]
         object_ref: ObjectRef,
-        response_status: Option<Status>,
+        response_status: Option<ResponseStatus>,
         request_received_timestamp: MicroTime,
         stage_timestamp: MicroTime,
     }
@@ -229,7 +229,7 @@ mod wire {
     }
 
     #[derive(Deserialize)]
-    struct Status {
+    struct ResponseStatus {
         code: Option<u16>,
     }
 

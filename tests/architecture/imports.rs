@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Each room, with the rooms that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 17] = [
+const ROOMS: [(&str, &[&str]); 18] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
@@ -21,6 +21,7 @@ const ROOMS: [(&str, &[&str]); 17] = [
     ("informer", &[]),
     ("controller", &["discovery", "manager", "informer"]),
     ("meta", &["discovery", "manager", "informer", "controller", "transport"]),
+    ("runtime", &["discovery", "manager", "informer", "controller"]),
     ("transport", &[]),
     ("testing", &[]),
     ("fuzzing", &["discovery", "informer", "meta"]),
@@ -44,11 +45,12 @@ const SMALL: [&str; 7] =
     ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 4] = [
+const OF_TESTS: [(&str, &[&str]); 5] = [
     // The API server of an election.
     ("manager", &["testing"]),
     ("controller", &["testing"]),
     ("meta", &["testing"]),
+    ("runtime", &["testing"]),
     // A fence and its epoch; a request of discovery.
     ("transport", &["discovery", "manager"]),
 ];

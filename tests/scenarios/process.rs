@@ -278,7 +278,8 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     let recorder = testbed.controller("polled", &crd).await;
 
     let mut mode = testbed.cluster.types.mode();
-    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != DiscoveryMode::Watching)).await;
+    let said =
+        timeout(PATIENCE, mode.wait_for(|mode| matches!(mode, DiscoveryMode::Static(_)))).await;
     let DiscoveryMode::Static(reason) = said.expect("in time").unwrap().clone() else {
         unreachable!()
     };

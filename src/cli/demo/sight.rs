@@ -11,11 +11,11 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
+type WatchEvents<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
 
 /// Watcher with the current objects.
 pub(super) struct Sight<K> {
-    events: Events<K>,
+    events: WatchEvents<K>,
     objects: BTreeMap<String, K>,
 }
 

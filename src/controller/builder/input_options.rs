@@ -13,7 +13,7 @@ use crate::{
         run::input_status::InputMode,
         source::kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
     },
-    guard::{self, Held},
+    guard::{self, GuardedDrop},
     informer::{Index, Interest, Projection},
     kind::TypeRef,
     manager::ControllerName,
@@ -28,7 +28,7 @@ pub(in crate::controller) struct InputOptions {
 /// Source of an input.
 pub(super) enum InputKind {
     Kind(Box<KindOptions>),
-    Source(Held<Arc<dyn ConditionalSource>>),
+    Source(GuardedDrop<Arc<dyn ConditionalSource>>),
 }
 
 /// Options of an input of a type.
@@ -119,7 +119,7 @@ impl KindOptions {
     ) -> Result<KindSource, BuildError> {
         let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
         filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
-        let of = |handler| Mapping::Handler(Held::new(handler));
+        let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
         let (mapping, delivery) = match role {
             Role::Primary => {
                 let position = primaries.iter().position(|it| *it == filter.type_ref);

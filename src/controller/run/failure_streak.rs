@@ -11,7 +11,7 @@ pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Failures since the last success.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct FailureStreak {
+pub(crate) struct FailureStreak {
     since: Option<Instant>,
     requests: HashSet<Request>,
     reported: bool,
@@ -19,7 +19,7 @@ pub(in crate::controller) struct FailureStreak {
 
 impl FailureStreak {
     /// Records that a reconcile failed.
-    pub(in crate::controller) fn failed(&mut self, key: &Request, now: Instant) {
+    pub(crate) fn failed(&mut self, key: &Request, now: Instant) {
         self.since.get_or_insert(now);
         if !self.requests.contains(key) {
             self.requests.insert(key.clone());
@@ -28,26 +28,26 @@ impl FailureStreak {
 
     /// Records that the object of a request is gone, which ends the streak only if no other request
     /// failed. Returns whether an ended streak had been reported.
-    pub(in crate::controller) fn gone(&mut self, key: &Request) -> bool {
+    pub(crate) fn gone(&mut self, key: &Request) -> bool {
         self.requests.remove(key);
         self.requests.is_empty() && self.succeeded()
     }
 
     /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
     /// been reported.
-    pub(in crate::controller) fn succeeded(&mut self) -> bool {
+    pub(crate) fn succeeded(&mut self) -> bool {
         // Most reconciles succeed without a streak before.
         self.since.is_some() && std::mem::take(self).reported
     }
 
     /// Returns the time at which the streak is to be reported; `None` without a streak, or once it
     /// is reported.
-    pub(in crate::controller) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.since.filter(|_| !self.reported)?.checked_add(LIMIT)
     }
 
     /// Records that the streak is reported.
-    pub(in crate::controller) fn report(&mut self) {
+    pub(crate) fn report(&mut self) {
         self.reported = self.since.is_some();
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     discovery::TypeChange,
     duration::{after, doubled},
-    guard::{self, Held},
+    guard::{self, GuardedDrop},
     kind::TypeRef,
     manager::{Basis, Epoch, Readiness, Unmet, Verdict, WatchState},
     redaction,
@@ -46,7 +46,7 @@ pub(in crate::controller) enum InputSource {
     /// Built-in source, whose type and cache the run knows.
     Kind(Arc<KindSource>),
     /// Custom source.
-    Other(Held<Arc<dyn ConditionalSource>>),
+    Other(GuardedDrop<Arc<dyn ConditionalSource>>),
 }
 
 /// End of an input in an epoch.

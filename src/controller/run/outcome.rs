@@ -36,6 +36,8 @@ pub(in crate::controller) enum NextReconcile {
     After(Duration),
     /// Requeue after this time; neither success nor failure, since nothing has been done yet.
     Postponed(Duration),
+    /// Requeue after the back-off; neither success nor failure.
+    Again,
     /// Requeue after the back-off: a conflict if there is no error.
     Retry(Option<BoxError>),
     /// Requeue after this time, as a failure.
@@ -85,6 +87,7 @@ impl Attempt {
         Self::Returned(match result {
             Ok(Outcome::Done) => NextReconcile::Done,
             Ok(Outcome::RequeueAfter(after)) => NextReconcile::After(after),
+            Ok(Outcome::Requeue) => NextReconcile::Again,
             Err(ReconcileError::Retry(error)) => {
                 let asks_to_wait = statuses(&*error).find_map(retry_after);
                 match asks_to_wait {
@@ -121,6 +124,7 @@ impl NextReconcile {
         match self {
             Self::Done | Self::Gone | Self::GiveUp(_) => true,
             Self::After(_)
+            | Self::Again
             | Self::Postponed(_)
             | Self::Retry(_)
             | Self::RetryAfter(..)
@@ -135,7 +139,7 @@ impl NextReconcile {
         match self {
             Self::Done | Self::Gone => Some(ReconcileResult::Success),
             Self::After(_) | Self::Postponed(_) => Some(ReconcileResult::RequeueAfter),
-            Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
+            Self::Again | Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
             Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {
                 Some(ReconcileResult::Error)
             }

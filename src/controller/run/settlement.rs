@@ -48,6 +48,10 @@ impl EpochRun {
                 self.queue.forget(&key);
                 self.queue.add_with(key.clone(), Add { after, ..again });
             }
+            NextReconcile::Again => {
+                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
+                self.clear_error(&key);
+            }
             NextReconcile::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
@@ -124,6 +128,7 @@ impl EpochRun {
                 }
             }
             NextReconcile::Gone
+            | NextReconcile::Again
             | NextReconcile::Retry(_)
             | NextReconcile::RetryAfter(..)
             | NextReconcile::GiveUp(_)

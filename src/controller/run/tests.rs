@@ -31,7 +31,7 @@ use crate::{
         run::input::{Input, InputSource},
         run::slots::WorkerBound,
     },
-    guard::Held,
+    guard::GuardedDrop,
     manager::{
         ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
         Runnable, RunnableGroup, RunnableOptions, StopReason, Unmet, Verdict,
@@ -191,7 +191,8 @@ fn make() -> Make {
 
 impl Make {
     fn input(mut self, mode: InputMode, source: impl ConditionalSource) -> Self {
-        self.inputs.push(Input { source: InputSource::Other(Held::new(Arc::new(source))), mode });
+        self.inputs
+            .push(Input { source: InputSource::Other(GuardedDrop::new(Arc::new(source))), mode });
         self
     }
 

@@ -18,7 +18,7 @@ use crate::{
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
-    guard::Held,
+    guard::GuardedDrop,
     informer::{
         Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
         Projection, Subscription,
@@ -58,7 +58,7 @@ pub(in crate::controller) struct SourceFilter {
 /// Mapping of a change to requests.
 pub(in crate::controller) enum Mapping {
     /// Handler of the user.
-    Handler(Held<Handler>),
+    Handler(GuardedDrop<Handler>),
     /// Request for the object itself, whose type is the primary type at this position.
     Primary(usize),
     /// Requests for the owners, which are of a primary type. The kind of a type is known only while

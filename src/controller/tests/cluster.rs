@@ -96,3 +96,34 @@ async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
     assert_eq!((running.epoch, running.report.late.len()), (1, 0));
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn controller_of_a_cluster_that_nobody_runs_says_what_to_do() {
+    let server = Server::new();
+    let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let mut manager = Manager::new(ManagerOptions::default());
+    let described = || builder().for_type(widgets()).conditional();
+    let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
+    described().build(&cluster, reconcile).unwrap().add_to(&mut manager).unwrap();
+    let again = described().build(&cluster, reconcile).unwrap().add_to(&mut manager);
+    assert!(again.unwrap_err().to_string().contains(NAME), "a name is taken once");
+    let (handle, stop) = (manager.handle(), CancellationToken::new());
+    let mut tasks = JoinSet::new();
+    let stopped = stop.clone();
+    tasks.spawn(async move { manager.run(stopped).await.unwrap() });
+    settle().await;
+
+    let status = handle.status_of(NAME).unwrap();
+    assert_eq!(status.state, ControllerState::Waiting);
+    let message = &status.message;
+    assert!(message.contains("add the runnable of its cluster to a manager"), "{message}");
+
+    let cluster = Arc::new(runnable);
+    handle.add_runnable("cluster", cluster, RunnableOptions::fail_fast()).await.unwrap();
+    settle().await;
+    let status = handle.status_of(NAME).unwrap();
+    assert_eq!(status.reason, "TypeAbsent", "{}", status.message);
+    assert!(!status.message.contains("add the runnable"), "{}", status.message);
+    stop.cancel();
+    tasks.join_next().await.unwrap().unwrap();
+}

@@ -12,12 +12,12 @@ use super::*;
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Widget {
     metadata: ObjectMeta,
-    spec: Spec,
+    pub(super) spec: Spec,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Spec {
-    size: u32,
+    pub(super) size: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -28,7 +28,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// Longest sleep: a suspended machine stops the timer, not the clock.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-pub(super) type Events = BoxStream<'static, Result<LeaseEvent, BoxError>>;
+pub(super) type LeaseEvents = BoxStream<'static, Result<LeaseEvent, BoxError>>;
 
 pub(super) struct Campaign {
     pub(super) lease: LeaseClient,
@@ -45,7 +45,7 @@ struct Running {
     setup: Campaign,
     candidate: Candidate,
     terms: u64,
-    events: Option<Events>,
+    events: Option<LeaseEvents>,
     /// Time before which no watch is tried, after one has failed.
     watch_after: Duration,
 }
@@ -279,7 +279,7 @@ impl Running {
 }
 
 /// Waits for the next event; for ever without a watch. Cancel safe.
-async fn next_event(events: &mut Option<Events>) -> Option<Result<LeaseEvent, BoxError>> {
+async fn next_event(events: &mut Option<LeaseEvents>) -> Option<Result<LeaseEvent, BoxError>> {
     match events {
         Some(events) => events.next().await,
         None => std::future::pending().boxed().await,

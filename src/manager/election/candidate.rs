@@ -18,7 +18,7 @@ pub(super) struct Candidate {
     identity: Arc<str>,
     times: ElectionTimes,
     seen: Option<Seen>,
-    held: Option<Held>,
+    held: Option<HeldTerm>,
     lost: Option<Loss>,
     /// Number of the last term that this replica acquired, or may have.
     own: Option<i64>,
@@ -41,7 +41,7 @@ struct Seen {
 
 /// Leadership of this replica.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldTerm {
     /// Time at which the last successful renewal was sent.
     since: Duration,
     term: i64,
@@ -215,7 +215,7 @@ impl Candidate {
         match result {
             WriteResult::Stored(lease) => {
                 let term = write.record.transitions;
-                self.held = Some(Held { since: sent, term });
+                self.held = Some(HeldTerm { since: sent, term });
                 self.own = Some(term);
                 self.conflicts = 0;
                 self.write_after = sent.saturating_add(self.times.retry_period);

@@ -44,12 +44,12 @@ enum ExchangePhase {
 
 /// Remaining content of an exchange.
 struct HeldExchange {
-    content: Content,
+    content: ExchangeContent,
     // Present for a write until its outcome is known, for a read until its head has arrived.
     passage: Option<Passage>,
 }
 
-enum Content {
+enum ExchangeContent {
     Request(ResponseFuture),
     Body(Body),
     Nothing,
@@ -78,7 +78,7 @@ impl ExchangeSlot {
     /// end stays ended.
     pub(super) fn cut(&self) -> bool {
         let mut phase = self.lock();
-        if matches!(&*phase, ExchangePhase::Held(held, _) if matches!(held.content, Content::Nothing))
+        if matches!(&*phase, ExchangePhase::Held(held, _) if matches!(held.content, ExchangeContent::Nothing))
         {
             return true;
         }
@@ -173,11 +173,11 @@ impl HeldExchange {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<http::response::Parts, BoxError>> {
-        let Content::Request(request) = &mut self.content else {
+        let ExchangeContent::Request(request) = &mut self.content else {
             return Poll::Ready(Err(FenceClosed.into()));
         };
         let response = ready!(request.as_mut().poll(context));
-        self.content = Content::Nothing;
+        self.content = ExchangeContent::Nothing;
         let response = match response {
             Ok(response) => response,
             Err(error) => {
@@ -191,7 +191,7 @@ impl HeldExchange {
             self.passage = of_head(passage, head.status, ended);
         }
         if !ended {
-            self.content = Content::Body(body);
+            self.content = ExchangeContent::Body(body);
         }
         Poll::Ready(Ok(head))
     }
@@ -200,7 +200,7 @@ impl HeldExchange {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
-        let Content::Body(body) = &mut self.content else { return Poll::Ready(None) };
+        let ExchangeContent::Body(body) = &mut self.content else { return Poll::Ready(None) };
         let frame = ready!(Pin::new(&mut *body).poll_frame(context));
         let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
         if let (Some(passage), Some(data)) = (&mut self.passage, data) {
@@ -216,7 +216,7 @@ impl HeldExchange {
             // The body was cut off: dropped without an answer.
             Some(Err(_)) => drop(self.passage.take()),
         }
-        self.content = Content::Nothing;
+        self.content = ExchangeContent::Nothing;
         Poll::Ready(frame)
     }
 }
@@ -248,7 +248,8 @@ impl Exchange {
             return Self(None);
         };
         let owned = OwnedSlot { fence, id, slot };
-        let held = HeldExchange { content: Content::Request(request), passage: Some(passage) };
+        let held =
+            HeldExchange { content: ExchangeContent::Request(request), passage: Some(passage) };
         owned.put(held, Waker::noop().clone());
         Self(Some(owned))
     }
@@ -296,17 +297,17 @@ impl HttpBody for FencedAnswer {
 
     fn is_end_stream(&self) -> bool {
         match &*self.owned.slot.lock() {
-            ExchangePhase::Held(held, _) => matches!(held.content, Content::Nothing),
+            ExchangePhase::Held(held, _) => matches!(held.content, ExchangeContent::Nothing),
             ExchangePhase::Polled | ExchangePhase::Late | ExchangePhase::Cut => self.cut,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &*self.owned.slot.lock() {
-            ExchangePhase::Held(HeldExchange { content: Content::Body(body), .. }, _) => {
+            ExchangePhase::Held(HeldExchange { content: ExchangeContent::Body(body), .. }, _) => {
                 HttpBody::size_hint(body)
             }
-            ExchangePhase::Held(HeldExchange { content: Content::Nothing, .. }, _) => {
+            ExchangePhase::Held(HeldExchange { content: ExchangeContent::Nothing, .. }, _) => {
                 SizeHint::with_exact(0)
             }
             ExchangePhase::Held(..)

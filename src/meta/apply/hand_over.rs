@@ -10,7 +10,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        children::{Step, WayBack},
+        children::{WayBack, WriteStep},
         handover, last_applied,
         resource::{Live, Resource, Stored, is_gone},
         sync_error::SyncError,
@@ -24,9 +24,9 @@ impl Apply {
     pub(super) async fn hand_over(
         &self,
         target: &WrittenChild<'_>,
-        step: Step,
-    ) -> Result<Option<Step>, SyncError> {
-        let Step::HandOver { group, key, uid, back } = step else { return Ok(Some(step)) };
+        step: WriteStep,
+    ) -> Result<Option<WriteStep>, SyncError> {
+        let WriteStep::HandOver { group, key, uid, back } = step else { return Ok(Some(step)) };
         let resource = target.resource(group);
         let doing = format!("reading {}", target.what);
         let live = match resource.get(&key).await {

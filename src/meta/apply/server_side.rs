@@ -20,7 +20,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        children::{Step, Write},
+        children::{Write, WriteStep},
         equal_children::ChildDigest,
         handover,
         resource::{Resource, Stored, is_conflict, is_gone, is_other_uid},
@@ -37,14 +37,14 @@ impl Apply {
     pub(super) async fn apply(
         &self,
         target: &WrittenChild<'_>,
-        step: Step,
+        step: WriteStep,
     ) -> Result<Option<ChildDigest>, SyncError> {
         match step {
-            Step::Delete { .. } => self.update(target, step).await,
-            Step::HandOver { .. } => Ok(None),
-            Step::Create(write) => self.apply_new(target, write).await,
-            Step::Update(write) => self.apply_to(target, write).await,
-            Step::Recreate { uid, created, observed, merged } => {
+            WriteStep::Delete { .. } => self.update(target, step).await,
+            WriteStep::HandOver { .. } => Ok(None),
+            WriteStep::Create(write) => self.apply_new(target, write).await,
+            WriteStep::Update(write) => self.apply_to(target, write).await,
+            WriteStep::Recreate { uid, created, observed, merged } => {
                 let (group, key) = (created.group, created.key.clone());
                 let served = &target.rules.groups[group].served;
                 let resource = Resource::new(target.context.client(), served);
@@ -66,7 +66,7 @@ impl Apply {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
                     dry_run_create(&resource, served, &created, refused_for).await?;
                 }
-                self.update(target, Step::Delete { group, key, uid }).await
+                self.update(target, WriteStep::Delete { group, key, uid }).await
             }
         }
     }
@@ -94,7 +94,7 @@ impl Apply {
         let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
         let answer = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
         let stored = stored(&answer, &doing)?;
-        let step = Step::Create(write);
+        let step = WriteStep::Create(write);
         let _is_equal = self.record(&rules.parent.key, target.what.clone(), &step, Some(stored));
         Ok(target.digest_of(&answer))
     }
@@ -137,7 +137,7 @@ impl Apply {
         if stored.version() == write.replaces.as_deref() {
             return Ok(target.digest_of(&answer));
         }
-        let step = Step::Update(write);
+        let step = WriteStep::Update(write);
         let _is_equal = self.record(parent, target.what.clone(), &step, Some(stored));
         if self.take_over_dynamic(target, &resource, &key, &answer).await? {
             // The next sync removes the fields that are desired no longer.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Child, Desired, Planned, Rules, Step, Write, owners_with};
+use super::{Child, Desired, Planned, Rules, Write, WriteStep, owners_with};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -35,13 +35,13 @@ impl Rules<'_> {
     /// # Errors
     ///
     /// Names an observed child that cannot be decoded, or a desired one that cannot be applied.
-    pub(crate) fn apply_step(&self, planned: Planned<'_>) -> Result<Option<Step>, String> {
+    pub(crate) fn apply_step(&self, planned: Planned<'_>) -> Result<Option<WriteStep>, String> {
         let (child, desired) = match planned {
             Planned::Delete(_) => return self.step(planned),
             Planned::Create(desired) => {
                 let body = encoded(&self.applied(&desired)?);
                 let Desired { group, key, .. } = desired;
-                return Ok(Some(Step::Create(Write { group, key, body, replaces: None })));
+                return Ok(Some(WriteStep::Create(Write { group, key, body, replaces: None })));
             }
             Planned::Compare(child, desired) => (child, desired),
         };
@@ -52,7 +52,7 @@ impl Rules<'_> {
         })?;
         if last_applied::is_on(&observed) {
             let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
-            return Ok(Some(Step::HandOver { group, key, uid, back: None }));
+            return Ok(Some(WriteStep::HandOver { group, key, uid, back: None }));
         }
         let mut wanted = self.applied(&desired)?;
         let Desired { group: index, key, .. } = desired;
@@ -70,7 +70,7 @@ impl Rules<'_> {
                 if let Some(version) = replaces {
                     wanted["metadata"]["resourceVersion"] = version.into();
                 }
-                Ok(Some(Step::Recreate {
+                Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
                     created: Write { group: index, key, body, replaces: None },
                     observed: child.json.clone(),
@@ -80,7 +80,7 @@ impl Rules<'_> {
             UpdateMethod::InPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
-                Ok(Some(Step::Update(Write { group: index, key, body, replaces })))
+                Ok(Some(WriteStep::Update(Write { group: index, key, body, replaces })))
             }
         }
     }
@@ -136,15 +136,15 @@ impl Rules<'_> {
         &self,
         desired: &Desired,
         uid: &str,
-        otherwise: Step,
-    ) -> Result<Step, String> {
+        otherwise: WriteStep,
+    ) -> Result<WriteStep, String> {
         let mut applied = self.applied(desired)?;
         applied["metadata"]["uid"] = uid.into();
         let remembered = last_applied::encode(&self.complete_object(desired)?);
         let (group, key) = (desired.group, desired.key.clone());
         let applied = encoded(&applied);
         let back = WayBack { applied, remembered, otherwise };
-        Ok(Step::HandOver { group, key, uid: uid.into(), back: Some(Box::new(back)) })
+        Ok(WriteStep::HandOver { group, key, uid: uid.into(), back: Some(Box::new(back)) })
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct WayBack {
     /// Annotation of a child that is as desired.
     pub(crate) remembered: String,
     /// Write of a child that server-side apply has not written.
-    pub(crate) otherwise: Step,
+    pub(crate) otherwise: WriteStep,
 }
 
 /// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// Returns the step for an observed object, or none, that is wanted with this content.
-    fn step(method: UpdateMethod, observed: Option<Value>, wanted: Value) -> Option<Step> {
+    fn step(method: UpdateMethod, observed: Option<Value>, wanted: Value) -> Option<WriteStep> {
         let (parent, groups) = (parent(Some("ns")), groups(method));
         let ownership =
             Ownership::Selected { selector: Selector::label("app", "x"), generated: false };
@@ -247,7 +247,7 @@ mod tests {
         wanted["metadata"]["annotations"] = json!({last_applied::LAST_APPLIED: "{}"});
         wanted["status"] = json!({"a": 1});
 
-        let Some(Step::Create(write)) = step(UpdateMethod::OnDelete, None, wanted) else {
+        let Some(WriteStep::Create(write)) = step(UpdateMethod::OnDelete, None, wanted) else {
             panic!("it is new")
         };
 
@@ -262,12 +262,15 @@ mod tests {
         let step = |method| step(method, Some(applied("1")), config_map("2"));
         assert_eq!(step(UpdateMethod::OnDelete), None);
 
-        let Some(Step::Update(write)) = step(UpdateMethod::InPlace) else { panic!("no apply") };
+        let Some(WriteStep::Update(write)) = step(UpdateMethod::InPlace) else {
+            panic!("no apply")
+        };
         assert_eq!(body(&write)["metadata"]["uid"], "u");
         assert_eq!(body(&write)["metadata"].get("resourceVersion"), None);
         assert_eq!(write.replaces.as_deref(), Some("7"));
 
-        let Some(Step::Recreate { uid, created, merged, .. }) = step(UpdateMethod::Recreate) else {
+        let Some(WriteStep::Recreate { uid, created, merged, .. }) = step(UpdateMethod::Recreate)
+        else {
             panic!("no recreation")
         };
         let dry_run: Value = serde_json::from_slice(&merged).unwrap();
@@ -285,7 +288,7 @@ mod tests {
         observed["metadata"]["annotations"] = json!({last_applied::LAST_APPLIED: "{}"});
         for method in [UpdateMethod::InPlace, UpdateMethod::Recreate] {
             let step = step(method, Some(observed.clone()), config_map("1"));
-            assert!(matches!(step, Some(Step::HandOver { back: None, .. })), "{step:?}");
+            assert!(matches!(step, Some(WriteStep::HandOver { back: None, .. })), "{step:?}");
         }
         assert_eq!(step(UpdateMethod::OnDelete, Some(observed), config_map("1")), None);
     }
@@ -306,7 +309,7 @@ mod tests {
         let mut wanted = config_map("1");
         wanted["data"]["large"] = json!("x".repeat(600_000));
 
-        assert!(matches!(step(UpdateMethod::InPlace, None, wanted), Some(Step::Create(_))));
+        assert!(matches!(step(UpdateMethod::InPlace, None, wanted), Some(WriteStep::Create(_))));
     }
 
     #[test]

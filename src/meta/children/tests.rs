@@ -106,7 +106,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
 fn a_child_without_namespace_gets_its_parents() {
     let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
 
-    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
     assert_eq!(created.key.to_string(), "ns/a");
     assert_eq!(object(created)["metadata"]["namespace"], "ns");
 }
@@ -175,7 +175,9 @@ fn a_generated_selector_labels_children() {
     let children = rules.check(texts(vec![config_map("a")])).unwrap();
 
     let [planned] = &rules.plan(children)[..] else { panic!("one child") };
-    let Ok(Some(Step::Create(created))) = rules.step(planned.clone()) else { panic!("it is new") };
+    let Ok(Some(WriteStep::Create(created))) = rules.step(planned.clone()) else {
+        panic!("it is new")
+    };
     let labels = &object(&created)["metadata"]["labels"];
     assert_eq!(labels, &json!({"app": "x", "controller-uid": "parent-uid"}));
 }
@@ -203,7 +205,7 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
     assert!(rules.check(child("seen")).is_ok());
 }
 
-fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<Step> {
+fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<WriteStep> {
     let (parent, groups, ownership) = (parent(Some("ns")), groups(strategy), ownership());
     let rules = Rules {
         parent: &parent,
@@ -219,8 +221,8 @@ fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec
 }
 
 /// Returns the child as the server stores it after the step.
-fn stored(step: &Step) -> Child {
-    let (Step::Create(write) | Step::Update(write)) = step else { panic!("{step:?}") };
+fn stored(step: &WriteStep) -> Child {
+    let (WriteStep::Create(write) | WriteStep::Update(write)) = step else { panic!("{step:?}") };
     let mut object = object(write);
     object["metadata"]["uid"] = json!("stored");
     object["metadata"]["resourceVersion"] = json!("1");
@@ -231,7 +233,7 @@ fn stored(step: &Step) -> Child {
 fn new_child_has_an_owner_and_the_last_applied_annotation() {
     let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
 
-    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
     let created = object(created);
     assert_eq!(
         created["metadata"]["ownerReferences"],
@@ -267,7 +269,7 @@ fn fields_of_the_server_are_not_sent_and_stay_in_the_annotation() {
 
     let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
 
-    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
     let metadata = &object(created)["metadata"];
     for field in server_owned.as_object().unwrap().keys() {
         assert_eq!(metadata.get(field), None, "{field}");
@@ -276,7 +278,7 @@ fn fields_of_the_server_are_not_sent_and_stay_in_the_annotation() {
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent.clone()]), []);
     sent["data"] = json!({"k": "v"});
     let updates = plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]);
-    let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
+    let [WriteStep::Update(update)] = &updates[..] else { panic!("{updates:?}") };
     let expected = remembered.replace(r#","kind""#, r#","data":{"k":"v"},"kind""#);
     assert_eq!(object(update)["metadata"]["annotations"][last_applied::LAST_APPLIED], expected);
     assert_eq!(object(update)["metadata"]["uid"], "stored");
@@ -290,14 +292,14 @@ fn owners_that_a_hook_adds_are_kept() {
 
     let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
 
-    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
     let created = object(created);
     let owners = created["metadata"]["ownerReferences"].as_array().unwrap();
     assert_eq!((owners.len(), &owners[0], &owners[1]["uid"]), (2, &other, &json!("parent-uid")));
     assert_eq!(owners[1]["controller"], true);
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]), []);
     let without = plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![config_map("a")]);
-    let [Step::Update(update)] = &without[..] else { panic!("{without:?}") };
+    let [WriteStep::Update(update)] = &without[..] else { panic!("{without:?}") };
     assert_eq!(object(update)["metadata"]["ownerReferences"], json!([owners[1]]));
 }
 
@@ -321,17 +323,17 @@ fn child_that_differs_is_updated_by_its_strategy() {
 
     assert_eq!(steps(UpdateMethod::OnDelete), []);
     let recreates = steps(UpdateMethod::Recreate);
-    let [Step::Recreate { uid, created, observed: old, merged }] = &recreates[..] else {
+    let [WriteStep::Recreate { uid, created, observed: old, merged }] = &recreates[..] else {
         panic!("{recreates:?}")
     };
     assert_eq!((&**uid, &created.key), ("stored", &observed.key));
     assert_eq!(
-        [Step::Create(created.clone())],
+        [WriteStep::Create(created.clone())],
         plan(UpdateMethod::Recreate, &[], vec![changed.clone()])[..],
         "the dry run creates the same object"
     );
     let updates = steps(UpdateMethod::InPlace);
-    let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
+    let [WriteStep::Update(update)] = &updates[..] else { panic!("{updates:?}") };
     assert_eq!(object(update)["data"], json!({"k": "v"}));
     assert_eq!(object(update)["metadata"]["resourceVersion"], "1");
     assert_eq!(update.replaces.as_deref(), Some("1"));
@@ -357,14 +359,14 @@ fn children_that_are_not_desired_are_deleted_first() {
         vec![deployment, config_map("b"), config_map("a")],
     );
 
-    let name = |step: &Step| match step {
-        Step::Delete { key, .. } | Step::HandOver { key, .. } => key.name.to_string(),
-        Step::Create(write) | Step::Update(write) => write.key.name.to_string(),
-        Step::Recreate { created, .. } => created.key.name.to_string(),
+    let name = |step: &WriteStep| match step {
+        WriteStep::Delete { key, .. } | WriteStep::HandOver { key, .. } => key.name.to_string(),
+        WriteStep::Create(write) | WriteStep::Update(write) => write.key.name.to_string(),
+        WriteStep::Recreate { created, .. } => created.key.name.to_string(),
     };
     let names: Vec<_> = steps.iter().map(name).collect();
     assert_eq!(names, ["y", "z", "b", "a", "d"]);
-    assert!(matches!(steps[..], [Step::Delete { .. }, Step::Delete { .. }, ..]));
+    assert!(matches!(steps[..], [WriteStep::Delete { .. }, WriteStep::Delete { .. }, ..]));
 }
 
 #[test]
@@ -424,7 +426,9 @@ fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
         rules.step(rules.plan(desired).remove(0))
     };
 
-    let Ok(Some(Step::Create(created))) = step(MAX_REMEMBERED_BYTES) else { panic!("it fits") };
+    let Ok(Some(WriteStep::Create(created))) = step(MAX_REMEMBERED_BYTES) else {
+        panic!("it fits")
+    };
     assert_eq!(object(&created)["status"]["text"].as_str().map(str::len), Some(256 * 1024));
     let error = step(MAX_REMEMBERED_BYTES + 1).unwrap_err();
     assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, too many for its"), "{error}");
@@ -460,7 +464,7 @@ fn attachment_is_created_with_the_annotation_of_its_decorator() {
     let desired = rules.check(texts(vec![annotated])).unwrap();
 
     let planned = rules.plan(desired).remove(0);
-    let Some(Step::Create(write)) = rules.step(planned).unwrap() else { panic!("no create") };
+    let Some(WriteStep::Create(write)) = rules.step(planned).unwrap() else { panic!("no create") };
     let mut created = object(&write);
     let metadata = created["metadata"].as_object_mut().unwrap();
     let annotations = metadata["annotations"].as_object_mut().unwrap();

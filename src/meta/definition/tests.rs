@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{
     super::{
         EtagRule, HookVersion,
-        change::{Change, change},
+        edit_effect::{EditEffect, edit_effect},
     },
     *,
 };
@@ -92,7 +92,7 @@ fn annotation_sets_the_longest_chain_of_owners() {
         assert_eq!(depth, expected, "{said:?}");
     }
     let (usual, deep) = (with(None).unwrap(), with(Some(json!("40"))).unwrap());
-    assert_ne!(change(&usual, &deep), Change::Keep, "the edit takes effect");
+    assert_ne!(edit_effect(&usual, &deep), EditEffect::Keep, "the edit takes effect");
     let Err(Rejected::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
     assert_eq!(problems[0].field, "metadata.annotations[pilotlight.dev/max-owner-depth]");
 }
@@ -338,21 +338,4 @@ fn invalid_specification_is_rejected_without_a_panic() {
     for garbage in ["", "null", "[]", "{}", r#"{"metadata":{"name":"a"}}"#, "\u{0}"] {
         assert!(parse(&Bytes::from(garbage)).is_err(), "{garbage}");
     }
-}
-
-#[test]
-fn defaults_of_the_server_are_no_edit() {
-    let one = json!({
-        "parentResource": {"apiVersion": "v1", "resource": "things"},
-        "hooks": {"sync": {"webhook": {"url": "http://x"}}}
-    });
-    let mut other = one.clone();
-    other["hooks"]["sync"]["version"] = json!("v1");
-
-    let accepted = |spec: &Value| Bytes::from(json!({ "spec": spec }).to_string());
-
-    assert!(same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
-
-    other["resyncPeriodSeconds"] = json!(5);
-    assert!(!same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
 }

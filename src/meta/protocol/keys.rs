@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// Objects of a type, with their JSON.
-pub(super) type Members<'a> = (&'a ServedType, Vec<(&'a ObjectKey, &'a [u8])>);
+pub(super) type TypeObjects<'a> = (&'a ServedType, Vec<(&'a ObjectKey, &'a [u8])>);
 
-pub(super) fn members_of(group: &RelatedGroup) -> Members<'_> {
+pub(super) fn members_of(group: &RelatedGroup) -> TypeObjects<'_> {
     let members = group.objects.iter().map(|object| (object.key(), &object.json()[..]));
     (&group.served, members.collect())
 }
@@ -26,7 +26,7 @@ pub(super) fn push_groups(
     body: &mut Vec<u8>,
     version: HookVersion,
     parent: &Parent,
-    groups: Vec<Members<'_>>,
+    groups: Vec<TypeObjects<'_>>,
 ) {
     let mut order: Vec<_> =
         groups.into_iter().map(|(served, members)| (group_key(served), served, members)).collect();

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::plan::{ChildId, Progress, Wait};
+use super::plan::{ChildId, RolloutProgress, RolloutWait};
 use crate::controller::Request;
 
 /// Time after which a wait is reported as an Event, since short waits are part of each rollout.
@@ -42,7 +42,7 @@ struct RolloutStates {
 #[derive(Debug)]
 struct PendingRollout {
     // Child that is awaited, and the reason; `None` while children move.
-    wait: Option<Wait>,
+    wait: Option<RolloutWait>,
     // Time of the last move, or of the first sync that waited for this.
     since: Instant,
     at: Timestamp,
@@ -85,14 +85,14 @@ impl PendingRollouts {
     }
 
     /// Records the progress of a parent's rollout.
-    pub(crate) fn record(&self, key: &Request, progress: &Progress) -> Recorded {
+    pub(crate) fn record(&self, key: &Request, progress: &RolloutProgress) -> Recorded {
         let wait = match progress {
-            Progress::Complete => {
+            RolloutProgress::Complete => {
                 let is_completed = self.remove(key);
                 return Recorded { is_completed, ..Recorded::default() };
             }
-            Progress::Updating(_) => None,
-            Progress::Waiting(wait) => Some(wait.clone()),
+            RolloutProgress::Updating(_) => None,
+            RolloutProgress::Waiting(wait) => Some(wait.clone()),
         };
         let (mut state, now) = (self.state.lock(), Instant::now());
         let began =
@@ -174,7 +174,7 @@ impl PendingRollouts {
     }
 }
 
-fn is_same(known: Option<&Wait>, now: Option<&Wait>) -> bool {
+fn is_same(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
     known.map(|wait| &wait.child) == now.map(|wait| &wait.child)
 }
 
@@ -208,8 +208,8 @@ mod tests {
 
     use super::*;
 
-    fn waiting(name: &str) -> Progress {
-        Progress::Waiting(Wait::missing(ChildId::new("", "ConfigMap", name)))
+    fn waiting(name: &str) -> RolloutProgress {
+        RolloutProgress::Waiting(RolloutWait::missing(ChildId::new("", "ConfigMap", name)))
     }
 
     #[tokio::test(start_paused = true)]
@@ -239,7 +239,7 @@ mod tests {
         let rollouts = PendingRollouts::new(move |health| *latest.lock() = health.clone());
         let [one, two] = ["a", "b"].map(|name| Request::namespaced("ns", name));
 
-        let moving = Progress::Updating(ChildId::new("", "ConfigMap", "a"));
+        let moving = RolloutProgress::Updating(ChildId::new("", "ConfigMap", "a"));
         rollouts.record(&one, &moving);
         rollouts.record(&two, &waiting("x"));
 
@@ -250,8 +250,8 @@ mod tests {
         let health = seen.lock().clone();
         assert_eq!((health.pending, health.waiting), (2, 1));
         assert_eq!(health.example, Some((two.clone(), "missing child ConfigMap x".to_owned())));
-        assert!(rollouts.record(&one, &Progress::Complete).is_completed);
-        assert!(!rollouts.record(&one, &Progress::Complete).is_completed, "reported once");
+        assert!(rollouts.record(&one, &RolloutProgress::Complete).is_completed);
+        assert!(!rollouts.record(&one, &RolloutProgress::Complete).is_completed, "reported once");
         rollouts.clear();
         assert_eq!(*seen.lock(), RolloutHealth::default());
     }

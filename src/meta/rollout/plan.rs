@@ -90,18 +90,18 @@ pub(crate) enum Place {
 
 /// State of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum RolloutProgress {
     /// Every child has the latest revision.
     Complete,
     /// This child moves to the latest revision.
     Updating(ChildId),
     /// No child moves, for this reason.
-    Waiting(Wait),
+    Waiting(RolloutWait),
 }
 
 /// Child that a rollout waits for, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wait {
+pub(crate) struct RolloutWait {
     /// The child.
     pub(crate) child: ChildId,
     reason: WaitReason,
@@ -115,7 +115,7 @@ enum WaitReason {
     State(String),
 }
 
-impl Wait {
+impl RolloutWait {
     /// Returns the wait for a child that does not exist.
     pub(crate) fn missing(child: ChildId) -> Self {
         Self { child, reason: WaitReason::Missing }
@@ -126,7 +126,7 @@ impl Wait {
     }
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for RolloutWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let child = &self.child;
         match &self.reason {
@@ -149,7 +149,7 @@ pub(crate) struct Plan {
     /// Rolling children that do not have the latest revision.
     pub(crate) places: BTreeMap<ChildId, Place>,
     /// State of the rollout.
-    pub(crate) progress: Progress,
+    pub(crate) progress: RolloutProgress,
 }
 
 /// Plans one step of a rollout.
@@ -239,13 +239,13 @@ impl Unfinished {
         wanted: &[ChildId],
         overdue: Option<&ChildId>,
         observe: &mut impl FnMut(&ChildId, Place) -> ChildState,
-    ) -> Progress {
+    ) -> RolloutProgress {
         let old: Vec<_> = wanted.iter().filter(|child| self.places.contains_key(child)).collect();
-        let Some(first) = old.first() else { return Progress::Complete };
+        let Some(first) = old.first() else { return RolloutProgress::Complete };
         let updated = wanted.iter().filter(|child| !self.places.contains_key(child));
         for child in updated {
             if let Some(wait) = wait_for(child, observe(child, Place::Latest)) {
-                return Progress::Waiting(wait);
+                return RolloutProgress::Waiting(wait);
             }
         }
         let is_missing = |child: &&&ChildId| self.states[**child] == ChildState::Missing;
@@ -253,7 +253,7 @@ impl Unfinished {
         let missing = |child: &&&ChildId| is_missing(child) && !is_overdue(child);
         if let Some(child) = old.iter().skip(1).find(missing).filter(|_| !missing(&first)) {
             // This sync creates the child at its own revision.
-            return Progress::Waiting(Wait::missing((**child).clone()));
+            return RolloutProgress::Waiting(RolloutWait::missing((**child).clone()));
         }
         // A child that is behind its own revision is written in this sync anyway.
         let is_behind = |child: &&&ChildId| match &self.states[**child] {
@@ -269,22 +269,24 @@ impl Unfinished {
         let next: &ChildId = next.unwrap_or(first);
         let next = next.clone();
         self.places.remove(&next);
-        Progress::Updating(next)
+        RolloutProgress::Updating(next)
     }
 }
 
 /// Returns the reason why a rollout waits for an updated child, if it does.
-fn wait_for(child: &ChildId, state: ChildState) -> Option<Wait> {
+fn wait_for(child: &ChildId, state: ChildState) -> Option<RolloutWait> {
     match state {
-        ChildState::Missing => Some(Wait::missing(child.clone())),
-        ChildState::Deleting => Some(Wait::state(child, "is being deleted")),
+        ChildState::Missing => Some(RolloutWait::missing(child.clone())),
+        ChildState::Deleting => Some(RolloutWait::state(child, "is being deleted")),
         ChildState::Present { is_latest: Err(error), .. } => {
-            Some(Wait { child: child.clone(), reason: WaitReason::Unchecked(error) })
+            Some(RolloutWait { child: child.clone(), reason: WaitReason::Unchecked(error) })
         }
         ChildState::Present { is_latest: Ok(false), .. } => {
-            Some(Wait::state(child, "is not updated yet"))
+            Some(RolloutWait::state(child, "is not updated yet"))
         }
-        ChildState::Present { ready, .. } => ready.err().map(|text| Wait::state(child, &text)),
+        ChildState::Present { ready, .. } => {
+            ready.err().map(|text| RolloutWait::state(child, &text))
+        }
     }
 }
 

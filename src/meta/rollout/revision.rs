@@ -29,8 +29,8 @@ const MAX_NAME: usize = 253;
 /// Maximum length of a label value.
 const MAX_LABEL: usize = 63;
 
-/// Labels of an object.
-pub(crate) type Labels = BTreeMap<String, String>;
+/// Labels by their keys.
+pub(crate) type LabelMap = BTreeMap<String, String>;
 
 /// Revision of a parent, observed or new.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,13 +79,13 @@ impl Revision {
     pub(crate) fn read(object: &Object) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Content {
+        struct StoredRevision {
             parent_patch: Value,
             #[serde(default)]
             children: Option<Vec<RevisionChildren>>,
         }
         let header = object.header();
-        let content: Content = serde_json::from_slice(object.json()).map_err(|error| {
+        let content: StoredRevision = serde_json::from_slice(object.json()).map_err(|error| {
             format!(
                 "ControllerRevision {} is unreadable: {}",
                 object.key(),
@@ -108,7 +108,7 @@ impl Revision {
     /// Returns the object to create, with these labels and this owner reference.
     pub(crate) fn object(
         &self,
-        labels: Labels,
+        labels: LabelMap,
         owner: Value,
         children: Vec<RevisionChildren>,
     ) -> Bytes {
@@ -139,12 +139,12 @@ pub(crate) fn is_of_type(labels: &StringMap, identity: &TypeIdentity) -> bool {
 }
 
 /// Returns the labels that every revision of this type of parents has.
-fn type_labels(identity: &TypeIdentity) -> Labels {
+fn type_labels(identity: &TypeIdentity) -> LabelMap {
     let value = |text: &str| -> String {
         let cut: String = text.chars().take(MAX_LABEL).collect();
         cut.trim_end_matches(['-', '.', '_']).to_owned()
     };
-    Labels::from([
+    LabelMap::from([
         (GROUP_LABEL.to_owned(), value(&identity.group)),
         (RESOURCE_LABEL.to_owned(), value(&identity.plural)),
     ])
@@ -160,18 +160,18 @@ pub(crate) fn labels_of(
     parent: &Value,
     owner: RevisionOwner<'_>,
     generates_selector: bool,
-) -> Result<Labels, String> {
-    let texts = |pointer: &str| -> Result<Option<Labels>, String> {
+) -> Result<LabelMap, String> {
+    let texts = |pointer: &str| -> Result<Option<LabelMap>, String> {
         let Some(labels) = parent.pointer(pointer).filter(|labels| !labels.is_null()) else {
             return Ok(None);
         };
         let field = || pointer.trim_start_matches('/').replace('/', ".");
-        Labels::deserialize(labels)
+        LabelMap::deserialize(labels)
             .map(Some)
             .map_err(|_error| format!("{}: must be a map of strings", field()))
     };
     let mut labels = if generates_selector {
-        Labels::from([(UID_LABEL.to_owned(), owner.uid.to_owned())])
+        LabelMap::from([(UID_LABEL.to_owned(), owner.uid.to_owned())])
     } else {
         match texts("/spec/template/metadata/labels")?.filter(|labels| !labels.is_empty()) {
             Some(labels) => labels,
@@ -251,7 +251,7 @@ mod tests {
             let found = labels_of(&parent, owner, generates).unwrap();
 
             let (key, value) = expected;
-            let expected = Labels::from([
+            let expected = LabelMap::from([
                 (GROUP_LABEL.to_owned(), "example.com".to_owned()),
                 (RESOURCE_LABEL.to_owned(), "things".to_owned()),
                 (key.to_owned(), value.to_owned()),
@@ -274,7 +274,7 @@ mod tests {
             names: vec!["a".to_owned()],
         }];
 
-        let object = new.object(Labels::new(), json!({"uid": "u1"}), children.clone());
+        let object = new.object(LabelMap::new(), json!({"uid": "u1"}), children.clone());
 
         let mut object: Value = serde_json::from_slice(&object).unwrap();
         object["metadata"]["uid"] = json!("r");

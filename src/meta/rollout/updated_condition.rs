@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::plan::Progress;
+use super::plan::RolloutProgress;
 use crate::{meta::rewrite, redaction};
 
 /// Type of the condition.
@@ -22,15 +22,15 @@ pub(crate) struct UpdatedCondition {
 
 impl UpdatedCondition {
     /// Returns the condition for this progress. `latest` is the name of the latest revision.
-    pub(crate) fn new(progress: &Progress, latest: &str) -> Self {
+    pub(crate) fn new(progress: &RolloutProgress, latest: &str) -> Self {
         let (status, reason, message) = match progress {
-            Progress::Complete => {
+            RolloutProgress::Complete => {
                 ("True", "OnLatestRevision", format!("latest ControllerRevision: {latest}"))
             }
-            Progress::Updating(child) => {
+            RolloutProgress::Updating(child) => {
                 ("False", "RolloutProgressing", format!("updating {child}"))
             }
-            Progress::Waiting(wait) => ("False", "RolloutWaiting", wait.to_string()),
+            RolloutProgress::Waiting(wait) => ("False", "RolloutWaiting", wait.to_string()),
         };
         Self { status, reason, message }
     }
@@ -77,11 +77,11 @@ fn is_updated(condition: &Value) -> bool {
 /// Decodes the conditions alone.
 fn conditions_of(status: &[u8]) -> Result<Option<Vec<Value>>, String> {
     #[derive(serde::Deserialize)]
-    struct Status {
+    struct StatusConditions {
         #[serde(default)]
         conditions: Option<Vec<Value>>,
     }
-    let status: Status = serde_json::from_slice(status).map_err(unreadable)?;
+    let status: StatusConditions = serde_json::from_slice(status).map_err(unreadable)?;
     Ok(status.conditions)
 }
 
@@ -92,10 +92,10 @@ fn unreadable(error: serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::rollout::plan::{ChildId, Wait};
+    use crate::meta::rollout::plan::{ChildId, RolloutWait};
 
     fn complete() -> UpdatedCondition {
-        UpdatedCondition::new(&Progress::Complete, "r")
+        UpdatedCondition::new(&RolloutProgress::Complete, "r")
     }
 
     #[track_caller]
@@ -127,9 +127,9 @@ mod tests {
     fn condition_reads_as_that_of_metacontroller() {
         let child = || ChildId::new("apps", "Deployment", "ns/a");
         for (progress, reason, message) in [
-            (Progress::Updating(child()), "RolloutProgressing", "updating Deployment ns/a"),
+            (RolloutProgress::Updating(child()), "RolloutProgressing", "updating Deployment ns/a"),
             (
-                Progress::Waiting(Wait::missing(child())),
+                RolloutProgress::Waiting(RolloutWait::missing(child())),
                 "RolloutWaiting",
                 "missing child Deployment ns/a",
             ),

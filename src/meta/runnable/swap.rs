@@ -11,7 +11,9 @@ use super::{
 use crate::{
     controller::{Context, Request},
     manager::Epoch,
-    meta::{Definition, change::NextSyncs, counted_hook::Hooks, resync, sync::ParentReconciler},
+    meta::{
+        Definition, counted_hook::Hooks, edit_effect::NextSyncs, resync, sync::ParentReconciler,
+    },
 };
 
 /// Time over which the syncs of [`NextSyncs::Spread`] are spread.

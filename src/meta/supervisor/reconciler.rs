@@ -15,16 +15,16 @@ use super::{MetaOptions, PAUSED};
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
-    guard::{self, Held},
+    guard::{self, GuardedDrop},
     informer::Object,
     manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
         Rejected, Webhook,
-        change::{Change, change},
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, Declared, Judged, Run},
+        edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
@@ -188,12 +188,13 @@ impl DeclarationReconciler {
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
         let effect = self.effect(name, declared, &definition);
-        if effect == Change::Keep {
+        if effect == EditEffect::Keep {
             return (Acceptance::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let withdrawn =
-            |before: &Run| waits && change(&before.definition, &definition) == Change::Keep;
+        let withdrawn = |before: &Run| {
+            waits && edit_effect(&before.definition, &definition) == EditEffect::Keep
+        };
         if declared.before.as_ref().is_some_and(withdrawn) {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
@@ -206,7 +207,7 @@ impl DeclarationReconciler {
         if hooks.all().any(|hook| hook.endpoint.is_some()) {
             self.read_credentials().await;
         }
-        if let Change::Swap(syncs) = effect {
+        if let EditEffect::Swap(syncs) = effect {
             match self.swap(name, &definition, hooks, syncs, declared).await {
                 Ok(()) => return (Acceptance::Accepted, None),
                 Err(unready) => hooks = unready,
@@ -304,7 +305,7 @@ impl DeclarationReconciler {
             Some(make) => {
                 let made = guard::run(|| make(definition, kind));
                 let refused = |panic| Rejected::Unbuildable(format!("its hook panicked: {panic}"));
-                Arc::new(Held::new(made.map_err(refused)?))
+                Arc::new(GuardedDrop::new(made.map_err(refused)?))
             }
             None => {
                 let hook = Webhook::new(rule.url.clone(), rule.timeout).budget(budget.clone());

@@ -10,9 +10,9 @@ use crate::{
     manager::ControllerState,
     meta::{
         Definition,
-        change::{Change, NextSyncs, change},
         counted_hook::Hooks,
         declared::{Declared, Run},
+        edit_effect::{EditEffect, NextSyncs, edit_effect},
     },
 };
 
@@ -23,14 +23,14 @@ const CREDENTIALS_PATIENCE: Duration = Duration::from_secs(1);
 impl DeclarationReconciler {
     /// Returns the effect of a definition on the runnable that has the last one. Only a controller
     /// that runs, and for which no earlier edit waits, is changed in place.
-    pub(super) fn effect(&self, name: &str, declared: &Declared, new: &Definition) -> Change {
+    pub(super) fn effect(&self, name: &str, declared: &Declared, new: &Definition) -> EditEffect {
         let status = self.manager.status_of(self.kind.runnable_name(name));
-        let (Some(status), Some(run)) = (status, &declared.run) else { return Change::Restart };
-        match change(&run.definition, new) {
-            Change::Swap(_) if !is_active(status.state) || status.pending.is_some() => {
-                Change::Restart
+        let (Some(status), Some(run)) = (status, &declared.run) else { return EditEffect::Restart };
+        match edit_effect(&run.definition, new) {
+            EditEffect::Swap(_) if !is_active(status.state) || status.pending.is_some() => {
+                EditEffect::Restart
             }
-            found @ (Change::Keep | Change::Swap(_) | Change::Restart) => found,
+            found @ (EditEffect::Keep | EditEffect::Swap(_) | EditEffect::Restart) => found,
         }
     }
 

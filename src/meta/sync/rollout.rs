@@ -25,7 +25,7 @@ use crate::{
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
-            ChildId, ChildState, OlderRevision, Place, Plan, Progress, Recorded, Standing,
+            ChildId, ChildState, OlderRevision, Place, Plan, Recorded, RolloutProgress, Standing,
             UpdatedCondition, plan, readiness,
         },
     },
@@ -100,7 +100,7 @@ impl ParentReconciler {
     ) -> Result<Option<Duration>, SyncError> {
         let PlannedRollout { revisions, plan, .. } = rollout;
         let progress = &plan.progress;
-        if revisions.needs_write(plan) || matches!(progress, Progress::Updating(_)) {
+        if revisions.needs_write(plan) || matches!(progress, RolloutProgress::Updating(_)) {
             // The steps of a rollout are no loop, though own writes alone lead to them.
             self.parents.writes.begin_work(&parent.key);
         }
@@ -125,14 +125,14 @@ impl ParentReconciler {
 impl PlannedRollout {
     /// Returns whether every child has the latest revision, and no revision needs a write.
     pub(super) fn is_settled(&self) -> bool {
-        self.plan.progress == Progress::Complete
+        self.plan.progress == RolloutProgress::Complete
             && self.revisions.older.is_empty()
             && !self.revisions.needs_write(&self.plan)
     }
 
     /// Returns whether a child has moved to the latest revision.
     pub(super) fn has_moved(&self) -> bool {
-        matches!(self.plan.progress, Progress::Updating(_))
+        matches!(self.plan.progress, RolloutProgress::Updating(_))
     }
 
     /// Returns the observed children without those that are left as they are.

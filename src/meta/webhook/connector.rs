@@ -45,16 +45,16 @@ pub(super) struct HookConnector {
 #[derive(Clone)]
 struct HookDialer {
     proxies: Proxies,
-    clock: Clock,
+    clock: ConnectionTiming,
 }
 
 /// Resolver that measures each look-up of a name.
 #[derive(Clone)]
-struct MeasuredResolver(Clock);
+struct MeasuredResolver(ConnectionTiming);
 
 /// Measurement of one connection.
 #[derive(Clone)]
-struct Clock {
+struct ConnectionTiming {
     series: Option<Arc<HookSeries>>,
     begun: Instant,
 }
@@ -72,7 +72,7 @@ impl HookConnector {
         proxies: Proxies,
         series: Option<Arc<HookSeries>>,
     ) -> Self {
-        let clock = Clock { series, begun: Instant::now() };
+        let clock = ConnectionTiming { series, begun: Instant::now() };
         Self { tls: Arc::new(tls), dialer: HookDialer { proxies, clock } }
     }
 }
@@ -155,7 +155,7 @@ impl Service<Name> for MeasuredResolver {
     }
 }
 
-impl Clock {
+impl ConnectionTiming {
     fn observe(&self, event: ConnectEvent) {
         if let Some(series) = &self.series {
             series.connecting(event, self.begun.elapsed());

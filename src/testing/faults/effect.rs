@@ -44,7 +44,7 @@ pub(super) enum Effect {
 /// Change of one line.
 #[derive(Debug)]
 pub(super) struct EditedLines {
-    change: Change,
+    change: LineChange,
     /// Number of complete lines so far.
     count: usize,
     /// Begin of an incomplete line.
@@ -53,7 +53,7 @@ pub(super) struct EditedLines {
 }
 
 #[derive(Debug)]
-enum Change {
+enum LineChange {
     Repeat { event: usize, after: usize },
     Replace { line: usize, bytes: Bytes },
 }
@@ -76,10 +76,10 @@ impl Effect {
                 Self::Drip { bytes: (*bytes).max(1), every: *every, begun: false }
             }
             Action::Repeat { event, after } => {
-                lines(Change::Repeat { event: *event, after: *after })
+                lines(LineChange::Repeat { event: *event, after: *after })
             }
             Action::Garbage { line: Some(line), bytes } => {
-                lines(Change::Replace { line: *line, bytes: bytes.clone() })
+                lines(LineChange::Replace { line: *line, bytes: bytes.clone() })
             }
             Action::Garbage { line: None, bytes } => Self::Instead(bytes.clone()),
             Action::Delay(_)
@@ -179,13 +179,13 @@ impl EditedLines {
 
     fn line(&mut self, line: Bytes, pieces: &mut Vec<Piece>) {
         match &self.change {
-            Change::Replace { line: wanted, bytes } if *wanted == self.count => {
+            LineChange::Replace { line: wanted, bytes } if *wanted == self.count => {
                 let mut garbage = BytesMut::from(bytes.as_ref());
                 garbage.extend_from_slice(b"\n");
                 pieces.extend([Piece::Happened, Piece::Data(garbage.freeze())]);
             }
-            Change::Replace { .. } => pieces.push(Piece::Data(line)),
-            Change::Repeat { event, after } => {
+            LineChange::Replace { .. } => pieces.push(Piece::Data(line)),
+            LineChange::Repeat { event, after } => {
                 if *event == self.count {
                     self.kept = Some(line.clone());
                 }

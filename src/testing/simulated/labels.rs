@@ -13,7 +13,7 @@ const KEY: &str = "name part must consist of alphanumeric characters, '-', '_' o
 
 /// Requirements on the labels of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Labels(Vec<Requirement>);
+pub(super) struct LabelRequirements(Vec<Requirement>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Requirement {
@@ -25,7 +25,7 @@ enum Requirement {
     Compare(String, bool, i64),
 }
 
-impl Labels {
+impl LabelRequirements {
     pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
         Reader { tokens: tokens(text), at: 0 }
             .requirements()
@@ -221,7 +221,11 @@ mod tests {
     #[track_caller]
     fn check(selector: &str, expected: bool) {
         let object = json!({ "metadata": { "labels": { "app": "a", "tier": "2" } } });
-        assert_eq!(Labels::parse(selector).unwrap().match_object(&object), expected, "{selector}");
+        assert_eq!(
+            LabelRequirements::parse(selector).unwrap().match_object(&object),
+            expected,
+            "{selector}"
+        );
     }
 
     #[test]
@@ -241,7 +245,7 @@ mod tests {
     #[test]
     fn invalid_selector_is_a_bad_request() {
         for selector in ["app in", "a b", "app in (a", "=x"] {
-            assert_eq!(Labels::parse(selector).unwrap_err().code, 400, "{selector}");
+            assert_eq!(LabelRequirements::parse(selector).unwrap_err().code, 400, "{selector}");
         }
     }
 }

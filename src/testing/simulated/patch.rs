@@ -249,7 +249,18 @@ fn json_patch(object: &mut Value, patch: Value) -> Result<(), Refusal> {
         )));
     }
     let patch: json_patch::Patch = serde_json::from_value(patch).map_err(|_| rejected())?;
-    json_patch::patch(object, &patch).map_err(|_| rejected())
+    for operation in patch.0 {
+        // For kube-apiserver an absent field equals null.
+        if let json_patch::PatchOperation::Test(test) = &operation
+            && test.value.is_null()
+            && test.path.parent().is_some_and(|parent| parent.resolve(object).is_ok())
+            && test.path.resolve(object).is_err()
+        {
+            continue;
+        }
+        json_patch::patch(object, &[operation]).map_err(|_| rejected())?;
+    }
+    Ok(())
 }
 
 fn kind_of(value: &Value) -> &'static str {

@@ -10,7 +10,7 @@ use super::{
     cluster::SimulatedCluster,
     delete::list_of,
     history::NamespacedName,
-    labels::Labels,
+    labels::LabelRequirements,
     refusal::{FieldFault, Refusal},
     render::{item, render},
     resource::SimulatedResource,
@@ -143,7 +143,7 @@ impl SimulatedCluster {
         Ok(Filter {
             resource: Arc::clone(resource),
             namespace: call.info.namespace.clone(),
-            labels: Labels::parse(call.param("labelSelector"))?,
+            labels: LabelRequirements::parse(call.param("labelSelector"))?,
             fields,
             shape: call.shape(resource)?,
         })

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     history::ObjectChange,
-    labels::Labels,
+    labels::LabelRequirements,
     object,
     refusal::Refusal,
     render::{Shape, render},
@@ -33,7 +33,7 @@ pub(super) struct Filter {
     pub(super) resource: Arc<SimulatedResource>,
     /// Namespace; empty for all.
     pub(super) namespace: String,
-    pub(super) labels: Labels,
+    pub(super) labels: LabelRequirements,
     pub(super) fields: Fields,
     pub(super) shape: Shape,
 }

@@ -39,6 +39,11 @@ async fn built_in_objects_are_treated_alike() {
             patch(STRATEGIC, &path("a"), json!({ "metadata": { "labels": { "app": "x" } } })),
             patch(JSON, &path("a"), json!([{ "op": "add", "path": "/data/j", "value": "1" }])),
             patch(JSON, &path("a"), json!([{ "op": "test", "path": "/data/j", "value": "2" }])),
+            patch(JSON, &path("a"), json!([
+                { "op": "test", "path": "/metadata/finalizers", "value": null },
+                { "op": "add", "path": "/data/n", "value": "1" }])),
+            patch(JSON, &path("a"), json!([{ "op": "test", "path": "/data/n", "value": null }])),
+            patch(JSON, &path("a"), json!([{ "op": "test", "path": "/none/n", "value": null }])),
             patch(MERGE, &path("missing"), json!({})),
             get(&format!("{MAPS}?labelSelector=app%3Dx")),
             get(&format!("{MAPS}?labelSelector=app%20in%20%28")).brief(),

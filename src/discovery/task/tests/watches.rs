@@ -172,7 +172,8 @@ async fn without_the_right_to_watch_crds_discovery_is_polled_until_it_is_granted
     let mut status = harness.registry.subscribe(&widgets());
     let mut mode = harness.registry.mode();
 
-    let reason = timeout(Duration::from_secs(60), mode.wait_for(|m| *m != DiscoveryMode::Watching));
+    let reason =
+        timeout(Duration::from_secs(60), mode.wait_for(|m| matches!(m, DiscoveryMode::Static(_))));
     assert!(matches!(&*reason.await.unwrap().unwrap(), DiscoveryMode::Static(reason)
             if reason.contains("customresourcedefinitions.apiextensions.k8s.io")));
     let served = until(&mut status, SERVED).await;
@@ -223,7 +224,7 @@ async fn a_type_created_without_the_right_to_watch_crds_outlives_its_grant() {
     harness.server.fail(&format!("watch {CRDS}"), 403, Duration::ZERO);
     harness.server.cut(CRDS);
     let mut mode = harness.registry.mode();
-    timeout(Duration::from_secs(600), mode.wait_for(|it| *it != DiscoveryMode::Watching))
+    timeout(Duration::from_secs(600), mode.wait_for(|it| matches!(it, DiscoveryMode::Static(_))))
         .await
         .unwrap()
         .unwrap();

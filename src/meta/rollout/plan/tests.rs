@@ -63,9 +63,9 @@ impl Case<'_> {
 #[track_caller]
 fn check(plan: &Plan, latest: &[&str], older: &[&str], progress: &str) {
     let found = match &plan.progress {
-        Progress::Complete => "complete".to_owned(),
-        Progress::Updating(child) => format!("updating {child}"),
-        Progress::Waiting(wait) => wait.to_string(),
+        RolloutProgress::Complete => "complete".to_owned(),
+        RolloutProgress::Updating(child) => format!("updating {child}"),
+        RolloutProgress::Waiting(wait) => wait.to_string(),
     };
     assert_eq!(found, progress);
     assert_eq!(plan.latest, listed(latest));
@@ -220,7 +220,7 @@ fn children_of_a_type_that_is_not_listed_keep_their_revision() {
         let plan = plan(&[], &[older], &[], None, standing, |_, _| ChildState::Missing);
 
         assert_eq!(plan.older, [expected]);
-        assert_eq!(plan.progress, Progress::Complete);
+        assert_eq!(plan.progress, RolloutProgress::Complete);
     }
 }
 
@@ -238,5 +238,5 @@ fn nothing_is_observed_after_the_end_of_a_rollout() {
         |_, _| unreachable!("no child is compared"),
     );
 
-    assert_eq!((plan.latest, plan.progress), (children, Progress::Complete));
+    assert_eq!((plan.latest, plan.progress), (children, RolloutProgress::Complete));
 }

@@ -211,7 +211,7 @@ fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
             break;
         }
     }
-    prop_assert_eq!(world.plan().1.progress, Progress::Complete);
+    prop_assert_eq!(world.plan().1.progress, RolloutProgress::Complete);
     prop_assert!(world.children.values().all(|child| child.spec == world.spec), "{:?}", world);
     let revisions: Vec<_> = world.revisions.keys().copied().collect();
     prop_assert_eq!(revisions, [world.spec]);
@@ -239,7 +239,7 @@ fn rollout_of_fifty_children_writes_each_of_them_once() {
     world.spec = 1;
 
     let mut order = Vec::new();
-    while let (_, Plan { progress: Progress::Updating(child), .. }) = world.plan() {
+    while let (_, Plan { progress: RolloutProgress::Updating(child), .. }) = world.plan() {
         world.sync(usize::MAX);
         world.children.values_mut().for_each(|child| child.is_ready = true);
         order.push(child);

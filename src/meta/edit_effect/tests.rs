@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::meta::{ControllerKind, Lenience};
 
-const DUE: Change = Change::Swap(NextSyncs::WhenDue);
-const SPREAD: Change = Change::Swap(NextSyncs::Spread);
-const AT_ONCE: Change = Change::Swap(NextSyncs::AtOnce);
+const DUE: EditEffect = EditEffect::Swap(NextSyncs::WhenDue);
+const SPREAD: EditEffect = EditEffect::Swap(NextSyncs::Spread);
+const AT_ONCE: EditEffect = EditEffect::Swap(NextSyncs::AtOnce);
 
 fn composite() -> Value {
     json!({
@@ -50,7 +50,7 @@ fn parse(kind: ControllerKind, object: &Value) -> Definition {
 }
 
 #[track_caller]
-fn check(kind: ControllerKind, pointer: &str, value: Value, expected: Change) {
+fn check(kind: ControllerKind, pointer: &str, value: Value, expected: EditEffect) {
     let object = match kind {
         ControllerKind::Composite => composite(),
         ControllerKind::Decorator => decorator(),
@@ -68,8 +68,8 @@ fn check(kind: ControllerKind, pointer: &str, value: Value, expected: Change) {
     }
     let (old, new) = (parse(kind, &object), parse(kind, &edited));
 
-    assert_eq!(change(&old, &new), expected, "{pointer}");
-    assert_eq!(change(&new, &old), expected, "{pointer} undone");
+    assert_eq!(edit_effect(&old, &new), expected, "{pointer}");
+    assert_eq!(edit_effect(&new, &old), expected, "{pointer} undone");
 }
 
 #[test]
@@ -78,24 +78,24 @@ fn each_field_of_a_composite_controller_has_its_effect() {
         check(ControllerKind::Composite, pointer, value, expected);
     };
     let hook = || json!({"webhook": {"url": "http://hook.default/more"}});
-    check("/metadata/labels", json!({"a": "b"}), Change::Keep);
-    check("/spec/hooks/sync/version", json!("v1"), Change::Keep);
-    check("/spec/parentResource/apiVersion", json!("example.com/v2"), Change::Restart);
-    check("/spec/parentResource/resource", json!("others"), Change::Restart);
+    check("/metadata/labels", json!({"a": "b"}), EditEffect::Keep);
+    check("/spec/hooks/sync/version", json!("v1"), EditEffect::Keep);
+    check("/spec/parentResource/apiVersion", json!("example.com/v2"), EditEffect::Restart);
+    check("/spec/parentResource/resource", json!("others"), EditEffect::Restart);
     check("/spec/parentResource/labelSelector", json!({}), AT_ONCE);
     check("/spec/parentResource/ignoreStatusChanges", json!(true), AT_ONCE);
     check("/spec/parentResource/revisionHistory", json!({"fieldPaths": ["spec.a"]}), SPREAD);
-    check("/spec/childResources/0/apiVersion", json!("v2"), Change::Restart);
-    check("/spec/childResources/0/resource", json!("pods"), Change::Restart);
-    check("/spec/childResources/0/optional", json!(true), Change::Restart);
+    check("/spec/childResources/0/apiVersion", json!("v2"), EditEffect::Restart);
+    check("/spec/childResources/0/resource", json!("pods"), EditEffect::Restart);
+    check("/spec/childResources/0/optional", json!(true), EditEffect::Restart);
     check(
         "/spec/childResources/-",
         json!({"apiVersion": "v1", "resource": "pods"}),
-        Change::Restart,
+        EditEffect::Restart,
     );
     check("/spec/childResources/1/updateStrategy", json!({"method": "InPlace"}), AT_ONCE);
     let rolling = json!({"method": "RollingInPlace"});
-    check("/spec/childResources/1/updateStrategy", rolling, Change::Restart);
+    check("/spec/childResources/1/updateStrategy", rolling, EditEffect::Restart);
     check("/spec/generateSelector", json!(false), AT_ONCE);
     check("/spec/resyncPeriodSeconds", json!(61), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);
@@ -125,9 +125,9 @@ fn edit_of_a_rolling_update_is_executed_in_place() {
     };
     let old = rolling("RollingRecreate", "spec.a");
 
-    assert_eq!(change(&old, &rolling("RollingInPlace", "spec.a")), AT_ONCE);
-    assert_eq!(change(&old, &rolling("RollingRecreate", "spec.b")), AT_ONCE);
-    assert_eq!(change(&old, &old), Change::Keep);
+    assert_eq!(edit_effect(&old, &rolling("RollingInPlace", "spec.a")), AT_ONCE);
+    assert_eq!(edit_effect(&old, &rolling("RollingRecreate", "spec.b")), AT_ONCE);
+    assert_eq!(edit_effect(&old, &old), EditEffect::Keep);
 }
 
 #[test]
@@ -136,13 +136,17 @@ fn each_field_of_a_decorator_controller_has_its_effect() {
         check(ControllerKind::Decorator, pointer, value, expected);
     };
     let pods = json!({"apiVersion": "v1", "resource": "pods"});
-    check("/spec/resources/-", json!({"apiVersion": "v1", "resource": "nodes"}), Change::Restart);
-    check("/spec/resources/0", pods, Change::Restart);
+    check(
+        "/spec/resources/-",
+        json!({"apiVersion": "v1", "resource": "nodes"}),
+        EditEffect::Restart,
+    );
+    check("/spec/resources/0", pods, EditEffect::Restart);
     let selector = json!({"matchAnnotations": {"a": "b"}});
     check("/spec/resources/1/annotationSelector", selector, AT_ONCE);
     check("/spec/resources/1/labelSelector", json!({"matchLabels": {"a": "b"}}), AT_ONCE);
     check("/spec/resources/0/ignoreStatusChanges", json!(true), AT_ONCE);
-    check("/spec/attachments/0/resource", json!("secrets"), Change::Restart);
+    check("/spec/attachments/0/resource", json!("secrets"), EditEffect::Restart);
     check("/spec/attachments/0/updateStrategy", json!({"method": "Recreate"}), AT_ONCE);
     check("/spec/resyncPeriodSeconds", json!(9), DUE);
 }
@@ -158,7 +162,7 @@ fn options_of_the_process_need_a_restart() {
         Definition { lenience, ..parsed() },
         Definition { kind: ControllerKind::Decorator, ..parsed() },
     ] {
-        assert_eq!(change(&parsed(), &edited), Change::Restart);
+        assert_eq!(edit_effect(&parsed(), &edited), EditEffect::Restart);
     }
 }
 
@@ -168,8 +172,25 @@ fn largest_effect_of_an_edit_counts() {
     edited["spec"]["resyncPeriodSeconds"] = json!(61);
     edited["spec"]["generateSelector"] = json!(false);
     let old = parse(ControllerKind::Composite, &composite());
-    assert_eq!(change(&old, &parse(ControllerKind::Composite, &edited)), AT_ONCE);
+    assert_eq!(edit_effect(&old, &parse(ControllerKind::Composite, &edited)), AT_ONCE);
 
     edited["spec"]["childResources"] = json!([]);
-    assert_eq!(change(&old, &parse(ControllerKind::Composite, &edited)), Change::Restart);
+    assert_eq!(edit_effect(&old, &parse(ControllerKind::Composite, &edited)), EditEffect::Restart);
+}
+
+#[test]
+fn defaults_of_the_server_are_no_edit() {
+    let one = json!({
+        "parentResource": {"apiVersion": "v1", "resource": "things"},
+        "hooks": {"sync": {"webhook": {"url": "http://x"}}}
+    });
+    let mut other = one.clone();
+    other["hooks"]["sync"]["version"] = json!("v1");
+
+    let accepted = |spec: &Value| Bytes::from(json!({ "spec": spec }).to_string());
+
+    assert!(same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
+
+    other["resyncPeriodSeconds"] = json!(5);
+    assert!(!same_spec(ControllerKind::Composite, &accepted(&one), &accepted(&other)));
 }

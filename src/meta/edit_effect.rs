@@ -1,13 +1,19 @@
-//! Change of a declared controller: the effect of an edit on its runnable. A decision without I/O.
+//! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
 //! Types of parents and children are inputs of the runnable, so that a change of theirs needs a new
 //! epoch. Everything else is read by each sync, and is replaced while the epoch runs.
 
-use super::{ChildRule, Definition, HookRule, ParentType, definition::same_spec};
+use bytes::Bytes;
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{
+    ChildRule, CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, Definition,
+    HookRule, ParentType,
+};
 
 /// Effect of an edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Change {
+pub(crate) enum EditEffect {
     /// The same controller; nothing is replaced.
     Keep,
     /// The definition is replaced while the epoch runs.
@@ -29,7 +35,7 @@ pub(crate) enum NextSyncs {
 }
 
 /// Returns the effect of an edit from `old` to `new`.
-pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
+pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
     // Without `..`, so that a new field cannot be forgotten.
     let Definition {
         kind,
@@ -63,12 +69,13 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
     // The first rolling type brings the input of revisions, the last one ends it.
     let is_same_input = old.is_rolling() == new.is_rolling();
     if *kind != new.kind || *name != new.name || !is_same_process || !is_same_input {
-        return Change::Restart;
+        return EditEffect::Restart;
     }
-    let swap = |is_same: bool, syncs| if is_same { Change::Keep } else { Change::Swap(syncs) };
+    let swap =
+        |is_same: bool, syncs| if is_same { EditEffect::Keep } else { EditEffect::Swap(syncs) };
     // Without rolling types only the hooks read them.
     let revised = if new.is_rolling() { NextSyncs::AtOnce } else { NextSyncs::Spread };
-    let changes = [
+    let effects = [
         of_parents(parents, &new.parents),
         of_children(children, &new.children),
         swap(*generate_selector == new.generate_selector, NextSyncs::AtOnce),
@@ -80,62 +87,83 @@ pub(crate) fn change(old: &Definition, new: &Definition) -> Change {
         of_hook(finalize.as_ref(), new.finalize.as_ref()),
         of_hook(customize.as_ref(), new.customize.as_ref()),
     ];
-    let change = changes.into_iter().max().unwrap_or(Change::Keep);
-    if change == Change::Keep && !same_spec(*kind, controller, &new.controller) {
+    let effect = effects.into_iter().max().unwrap_or(EditEffect::Keep);
+    if effect == EditEffect::Keep && !same_spec(*kind, controller, &new.controller) {
         // Only the hooks read the field: they receive the specification as `controller`.
-        return Change::Swap(NextSyncs::Spread);
+        return EditEffect::Swap(NextSyncs::Spread);
     }
-    change
+    effect
 }
 
 /// Returns the effect of an edit of the parent types. Their order is that of the requests.
-fn of_parents(old: &[ParentType], new: &[ParentType]) -> Change {
+fn of_parents(old: &[ParentType], new: &[ParentType]) -> EditEffect {
     let pairs = || old.iter().zip(new);
     let is_same_type = |(old, new): (&ParentType, &ParentType)| {
         let ParentType { type_ref, rules: _ } = old;
         *type_ref == new.type_ref
     };
     if old.len() != new.len() || !pairs().all(is_same_type) {
-        return Change::Restart;
+        return EditEffect::Restart;
     }
     if pairs().any(|(old, new)| old.rules != new.rules) {
-        return Change::Swap(NextSyncs::AtOnce);
+        return EditEffect::Swap(NextSyncs::AtOnce);
     }
-    Change::Keep
+    EditEffect::Keep
 }
 
 /// Returns the effect of an edit of the child types.
-fn of_children(old: &[ChildRule], new: &[ChildRule]) -> Change {
+fn of_children(old: &[ChildRule], new: &[ChildRule]) -> EditEffect {
     if old.len() != new.len() {
-        return Change::Restart;
+        return EditEffect::Restart;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
         let ChildRule { type_ref, strategy, rolling, optional } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
-            return Change::Restart;
+            return EditEffect::Restart;
         }
         if *strategy != new.strategy || *rolling != new.rolling {
-            return Change::Swap(NextSyncs::AtOnce);
+            return EditEffect::Swap(NextSyncs::AtOnce);
         }
-        Change::Keep
+        EditEffect::Keep
     };
-    old.iter().zip(new).map(of_rule).max().unwrap_or(Change::Keep)
+    old.iter().zip(new).map(of_rule).max().unwrap_or(EditEffect::Keep)
 }
 
 /// Returns the effect of an edit of one hook.
-fn of_hook(old: Option<&HookRule>, new: Option<&HookRule>) -> Change {
+fn of_hook(old: Option<&HookRule>, new: Option<&HookRule>) -> EditEffect {
     let (Some(old), Some(new)) = (old, new) else {
         let is_same = old.is_none() && new.is_none();
-        return if is_same { Change::Keep } else { Change::Swap(NextSyncs::AtOnce) };
+        return if is_same { EditEffect::Keep } else { EditEffect::Swap(NextSyncs::AtOnce) };
     };
     let HookRule { version, strict, url, timeout, etag, endpoint } = old;
     if (*version, *strict) != (new.version, new.strict) || *url != new.url {
-        return Change::Swap(NextSyncs::AtOnce);
+        return EditEffect::Swap(NextSyncs::AtOnce);
     }
     if (*timeout, *etag) != (new.timeout, new.etag) || *endpoint != new.endpoint {
-        return Change::Swap(NextSyncs::WhenDue);
+        return EditEffect::Swap(NextSyncs::WhenDue);
     }
-    Change::Keep
+    EditEffect::Keep
+}
+
+/// Returns whether two accepted objects of a kind have the same specification. Defaults that the
+/// server fills in count as written.
+fn same_spec(kind: ControllerKind, one: &Bytes, other: &Bytes) -> bool {
+    fn same<S: DeserializeOwned + PartialEq>(one: &Bytes, other: &Bytes) -> bool {
+        #[derive(Deserialize)]
+        struct SpecOnly<S> {
+            spec: S,
+        }
+        let spec =
+            |object: &Bytes| serde_json::from_slice(object).map(|SpecOnly::<S> { spec }| spec);
+        match (spec(one), spec(other)) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => one == other,
+        }
+    }
+    match kind {
+        ControllerKind::Composite => same::<CompositeControllerSpec>(one, other),
+        ControllerKind::Decorator => same::<DecoratorControllerSpec>(one, other),
+    }
 }
 
 #[cfg(test)]

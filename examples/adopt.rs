@@ -1,0 +1,109 @@
+//! Controller written with kube-rs, which runs only while its type is served.
+//!
+//! ```console
+//! $ pilotlight dev --no-manager          # or any cluster; it prints how to reach it
+//! $ cargo run --example adopt            # beside it: says what it waits for
+//! $ cargo run --example embed -- crd | kubectl apply --filename -
+//! $ kubectl create --filename - <<< '{"apiVersion": "example.com/v1", "kind": "Widget",
+//!     "metadata": {"name": "a"}, "spec": {"greeting": "Hello"}}'
+//! $ kubectl get configmap a-answer
+//! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
+//! ```
+//!
+//! Reconciler, error policy and context are those of any program with kube-rs. `main` differs from
+//! `Controller::run` in ten lines; see `docs/library.md`.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client, CustomResource, Resource, ResourceExt,
+    api::{ObjectMeta, Patch, PatchParams},
+};
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    kind::TypeRef,
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    runtime::{
+        adopt,
+        kube_runtime::{Controller, controller::Action, watcher},
+    },
+    signals,
+    transport::{self, TransportOptions, proxy_from_environment},
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+/// Specification of a widget.
+#[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
+struct WidgetSpec {
+    /// Greeting that the widget's ConfigMap answers.
+    greeting: String,
+}
+
+/// State of the reconciler.
+struct Answers {
+    client: Client,
+}
+
+/// Creates a ConfigMap for a widget.
+async fn reconcile(widget: Arc<Widget>, answers: Arc<Answers>) -> Result<Action, kube::Error> {
+    let name = format!("{}-answer", widget.name_any());
+    let answer = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            owner_references: widget.controller_owner_ref(&()).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(BTreeMap::from([("answer".to_owned(), widget.spec.greeting.clone())])),
+        ..ConfigMap::default()
+    };
+    let namespace = widget.namespace().unwrap_or_default();
+    let config_maps = Api::<ConfigMap>::namespaced(answers.client.clone(), &namespace);
+    let apply = PatchParams::apply("adopt-example").force();
+    config_maps.patch(&name, &apply, &Patch::Apply(&answer)).await?;
+    info!(namespace, name, "answered");
+    Ok(Action::await_change())
+}
+
+/// Retries a widget 5 s after its reconcile failed.
+fn error_policy(_: Arc<Widget>, _: &kube::Error, _: Arc<Answers>) -> Action {
+    Action::requeue(Duration::from_secs(5))
+}
+
+/// Returns options with a product for `User-Agent`.
+fn options() -> TransportOptions {
+    TransportOptions {
+        product: Some("adopt-example/1.0".to_owned()),
+        ..TransportOptions::default()
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_env_filter("warn,pilotlight=info,adopt=info").init();
+
+    let mut config = kube::Config::infer().await?;
+    proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
+    let client = transport::client(config, options())?;
+    let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+
+    // All types that the controller watches are required.
+    let required = [TypeRef::of::<Widget>(), TypeRef::of::<ConfigMap>()];
+    let answers = adopt(&cluster, required, |client, _epoch| {
+        let widgets = Api::<Widget>::all(client.clone());
+        let config_maps = Api::<ConfigMap>::all(client.clone());
+        let controller = Controller::new(widgets, watcher::Config::default())
+            .owns(config_maps, watcher::Config::default());
+        (controller, reconcile, error_policy, Arc::new(Answers { client }))
+    });
+
+    let mut manager = Manager::new(ManagerOptions::default());
+    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+    manager.add("answers", Arc::new(answers), RunnableOptions::default())?;
+
+    // SIGTERM or Ctrl-C drains; a second one ends the process at once.
+    Ok(manager.run(signals::shutdown()?).await?)
+}

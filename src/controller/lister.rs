@@ -1,0 +1,130 @@
+//! Typed lister of a cache.
+
+use std::{marker::PhantomData, sync::Arc};
+
+use serde::de::DeserializeOwned;
+
+use crate::{
+    informer::{KeepsEntries, Object, ObjectKey, Selector, Store},
+    kind::TypeRef,
+};
+
+/// Rust type of a kind, whose objects can be decoded once and shared.
+pub trait Cached:
+    kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static
+{
+}
+
+impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static> Cached for K {}
+
+/// Error of a typed read from a cache.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListerError {
+    /// Add the type as an input. For an optional input: wait until its type is served and listed,
+    /// or reconcile without it.
+    #[error(
+        "no cache of {0}: it is not an input of this controller, or it is optional and not served, \
+         not listed yet or forbidden"
+    )]
+    NoCache(TypeRef),
+    /// Build the input without `metadata_only` and `keys_only`, or read the headers of
+    /// [`Context::store`].
+    #[error(
+        "{0} is cached in part, so that its objects cannot be decoded: build the input without \
+         metadata_only and keys_only, or read the headers in its store"
+    )]
+    Projected(TypeRef),
+}
+
+/// Error of a lookup in a cache.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookupError {
+    /// Build the input with `.whole()`, or read the object with [`Context::fetch`].
+    #[error(
+        "{0} does not concern this input, which keeps its metadata only: build the input with \
+         .whole(), or read the object with Context::fetch"
+    )]
+    Entry(ObjectKey),
+    /// The object does not have the shape of its Rust type; the error names the field.
+    #[error(transparent)]
+    Decode(#[from] serde_json::Error),
+}
+
+/// Typed lister of a cache. An object is decoded at its first read, and shared by all readers of
+/// that version.
+#[derive(Clone, Debug)]
+pub struct Lister<K> {
+    store: Store,
+    kind: PhantomData<fn() -> K>,
+}
+
+/// Objects, each decoded by itself, so that a malformed one hides no other.
+pub type Decoded<K> = Vec<Result<Arc<K>, serde_json::Error>>;
+
+impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
+    /// Returns a typed lister of a store; the names of the store's type and of `K` may differ.
+    pub fn of(store: Store) -> Self {
+        Self { store, kind: PhantomData }
+    }
+
+    /// Returns a cached object; `None` if the cache has no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`]
+    /// if the object does not have the shape of `K`.
+    pub fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, LookupError> {
+        match self.store.get(key) {
+            None => Ok(None),
+            Some(object) if object.is_whole() => Ok(Some(object.decode_shared()?)),
+            Some(_) => Err(LookupError::Entry(key.clone())),
+        }
+    }
+
+    /// Returns all cached objects, in the order of their keys.
+    ///
+    /// # Errors
+    ///
+    /// [`KeepsEntries`] if the input keeps some objects as metadata entries.
+    pub fn list(&self) -> Result<Decoded<K>, KeepsEntries> {
+        Ok(decoded(&self.store.list()?))
+    }
+
+    /// Returns the cached objects of a namespace, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lister::list`].
+    pub fn in_namespace(&self, namespace: &str) -> Result<Decoded<K>, KeepsEntries> {
+        Ok(decoded(&self.store.in_namespace(namespace)?))
+    }
+
+    /// Returns the cached objects that a selector selects, by a scan of all labels. Only those are
+    /// decoded.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lister::list`].
+    pub fn matching(&self, selector: &Selector) -> Result<Decoded<K>, KeepsEntries> {
+        let mut objects = self.store.list()?;
+        objects.retain(|object| selector.matches(&object.header().labels));
+        Ok(decoded(&objects))
+    }
+
+    /// Returns the cached objects whose controller has this uid, by index.
+    pub fn controlled_by(&self, uid: &str) -> Decoded<K> {
+        decoded(&self.store.controlled_by(uid))
+    }
+
+    /// Returns the cached objects under a value of an index that
+    /// [`Builder::index`](super::Builder::index) added.
+    pub fn by_index(&self, name: &str, value: &str) -> Decoded<K> {
+        decoded(&self.store.by_index(name, value))
+    }
+}
+
+fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> Decoded<K> {
+    objects.iter().map(Object::decode_shared).collect()
+}

@@ -1,0 +1,86 @@
+//! Closures as reconcilers, and their outcomes.
+
+use super::{typed::Widget, *};
+
+fn sized(name: &str, size: Value) -> Value {
+    let mut widget = widget(name, name);
+    widget["spec"] = json!({ "size": size });
+    widget
+}
+
+#[tokio::test(start_paused = true)]
+async fn closure_takes_the_object_of_a_request_decoded_once() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let log = Arc::clone(&harness.log);
+    let reconcile = for_object(move |widget: Option<Arc<Widget>>, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let request = context.request().ok_or("no request")?.clone();
+            let again = context.lister::<Widget>()?.get(&request)?;
+            let note = match (widget, again) {
+                (Some(one), Some(other)) => {
+                    format!("{request} {} {}", one.spec.size, Arc::ptr_eq(&one, &other))
+                }
+                (None, None) => format!("{request} gone"),
+                (Some(_), None) | (None, Some(_)) => "changed meanwhile".to_owned(),
+            };
+            log.lock().unwrap().push(note);
+            Ok(Outcome::Done)
+        }
+    });
+    let controller = builder().for_::<Widget>().build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    harness.server.apply(sized("a", json!(1)));
+    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    harness.server.apply(sized("a", json!(2)));
+    assert_eq!(harness.log().await, ["ns/a 2 true"]);
+    harness.server.apply(sized("a", json!("many")));
+    assert_eq!(harness.log().await, [""; 0], "an object of another shape is not reconciled");
+    sleep(Duration::from_secs(3600)).await;
+    let error = harness.status().report.last_error.clone().unwrap();
+    assert!(error.contains("expected u32"), "{error}");
+    harness.server.delete("Widget", "a");
+    assert_eq!(harness.log().await, ["ns/a gone"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requeue_is_retried_after_a_growing_back_off_without_an_error() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let (log, start) = (Arc::clone(&harness.log), Instant::now());
+    let reconcile = move |_: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            log.lock().unwrap().push(format!("{} {:?}", context.attempt(), start.elapsed()));
+            Ok(if context.attempt() < 4 { Outcome::Requeue } else { Outcome::Done })
+        }
+    };
+    let backoff = Backoff { base: Duration::from_secs(1), max: Duration::from_secs(100) };
+    let described = builder().for_type(widgets()).backoff(backoff);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    sleep(Duration::from_secs(3600)).await;
+
+    let log = harness.log().await;
+    let attempts: Vec<_> = log.iter().map(|note| note.split_once(' ').unwrap().0).collect();
+    assert_eq!(attempts, ["0", "1", "2", "3", "4"], "{log:?}");
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
+}
+
+#[test]
+fn error_is_made_terminal_or_retried_after_a_time() {
+    let bad = || "many".parse::<u32>();
+
+    let terminal = bad().terminal();
+    assert!(matches!(terminal, Err(ReconcileError::Terminal(_))), "{terminal:?}");
+    let later = bad().retry_after(Duration::from_secs(7));
+    let Err(ReconcileError::RetryAfter(_, after)) = later else { panic!("{later:?}") };
+    assert_eq!(after, Duration::from_secs(7));
+    assert_eq!("7".parse::<u32>().terminal().unwrap(), 7);
+}

@@ -1,0 +1,109 @@
+//! Helpers of writes, as a reconciler uses them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+
+use super::{
+    super::write::{CreateOrPatchError, Written, create_or_patch},
+    *,
+};
+
+fn map(name: &str, text: &str) -> ConfigMap {
+    let mut map = ConfigMap::default();
+    map.metadata.name = Some(name.to_owned());
+    map.metadata.namespace = Some("ns".to_owned());
+    map.data = Some(BTreeMap::from([("text".to_owned(), text.to_owned())]));
+    map
+}
+
+fn context(server: &Server) -> Context {
+    Context::new(Epoch::new("writer", 1, Duration::ZERO), &server.client())
+}
+
+#[tokio::test(start_paused = true)]
+async fn applied_object_is_the_controllers_and_keeps_its_version_while_nothing_changes() {
+    let server = Server::new();
+    let context = context(&server);
+
+    let first = context.apply(&map("a", "one")).await.unwrap();
+    let second = context.apply(&first).await.unwrap();
+    let third = context.apply(&map("a", "two")).await.unwrap();
+
+    assert_eq!(second.metadata.resource_version, first.metadata.resource_version);
+    assert_eq!(third.metadata.uid, first.metadata.uid);
+    assert_eq!(third.data.unwrap()["text"], "two");
+    let managers = third.metadata.managed_fields.unwrap();
+    assert_eq!(managers[0].manager.as_deref(), Some("writer"));
+    let error = context.apply(&ConfigMap::default()).await.unwrap_err();
+    assert_eq!(error.to_string(), "metadata.name must be set");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_created_patched_by_its_difference_or_left_alone() {
+    let server = Server::new();
+    let context = context(&server);
+    let api = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+    let text = |text: &'static str| {
+        move |map: &mut ConfigMap| {
+            map.data.get_or_insert_default().insert("text".to_owned(), text.to_owned());
+            Ok(())
+        }
+    };
+
+    let (_, written) = create_or_patch(&api, map("a", ""), text("one")).await.unwrap();
+    assert_eq!(written, Written::Created);
+    // Someone else adds a field between the calls.
+    let other = Patch::Merge(json!({ "data": { "other": "kept" } }));
+    api.patch("a", &PatchParams::default(), &other).await.unwrap();
+    let (patched, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
+    assert_eq!(written, Written::Patched);
+    let data = patched.data.unwrap();
+    assert_eq!((data["text"].as_str(), data["other"].as_str()), ("two", "kept"));
+    let (same, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
+    assert_eq!(written, Written::Unchanged);
+    assert_eq!(same.metadata.resource_version, patched.metadata.resource_version);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closure_that_fails_or_renames_writes_nothing() {
+    let server = Server::new();
+    let context = context(&server);
+    let api = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+
+    let fails = create_or_patch(&api, map("a", ""), |_| Err("no".into())).await;
+    assert_eq!(fails.unwrap_err().to_string(), "no");
+    let renames = create_or_patch(&api, map("a", ""), |map| {
+        map.metadata.name = Some("b".to_owned());
+        Ok(())
+    });
+    let error = renames.await.unwrap_err().to_string();
+    assert_eq!(error, "metadata.name must be set, and must not be changed by the closure");
+    assert_eq!(api.list(&kube::api::ListParams::default()).await.unwrap().items.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_since_the_read_is_a_conflict() {
+    let server = Server::new();
+    let context = context(&server);
+    let api = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+    create_or_patch(&api, map("a", ""), |_| Ok(())).await.unwrap();
+
+    let result = create_or_patch(&api, map("a", ""), |map| {
+        server.apply(json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" },
+            "data": { "text": "of another" },
+        }));
+        map.data = None;
+        Ok(())
+    });
+    let error = result.await.unwrap_err();
+
+    let CreateOrPatchError::Server(kube::Error::Api(status)) = error else { panic!("{error}") };
+    assert_eq!(status.reason, "Conflict");
+    assert_eq!(api.get("a").await.unwrap().data.unwrap()["text"], "of another");
+}

@@ -1,0 +1,147 @@
+//! Server-side apply with the controller as the field manager.
+
+use std::fmt;
+
+use kube::{
+    Resource, ResourceExt,
+    api::{Patch, PatchParams},
+    core::{Request, request},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::controller::Context;
+
+/// Error of [`Context::apply`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApplyError {
+    /// The object has no `metadata.name`.
+    #[error("metadata.name must be set")]
+    NoName,
+    /// The Rust type cannot be written as JSON.
+    #[error(transparent)]
+    Encode(#[from] serde_json::Error),
+    /// The name or namespace is not valid in a path.
+    #[error(transparent)]
+    Path(#[from] request::Error),
+    /// The API server cannot be reached, or has refused the request.
+    #[error(transparent)]
+    Server(#[from] kube::Error),
+}
+
+impl Context {
+    /// Applies an object on the server, and returns it as it is then.
+    ///
+    /// The field manager is the name of the controller. Conflicts are forced: a field that another
+    /// manager has set becomes this controller's. A field that the last call had set and this one
+    /// does not is removed. An object that is as desired keeps its resourceVersion.
+    ///
+    /// The namespace is that of the object; without one, the type is cluster-scoped. A status is
+    /// ignored where it is a subresource: see [`Context::apply_status`].
+    ///
+    /// # Errors
+    ///
+    /// [`ApplyError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the request may have been carried out; the next reconcile of the request waits until
+    /// the caches show it, and applies again.
+    pub async fn apply<K>(&self, object: &K) -> Result<K, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
+    {
+        self.apply_at(object, None).await
+    }
+
+    /// Applies the status of an object: like [`Context::apply`], at the subresource `status`. Only
+    /// the identity and the status are sent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::apply`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Context::apply`].
+    pub async fn apply_status<K>(&self, object: &K) -> Result<K, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
+    {
+        self.apply_at(object, Some("status")).await
+    }
+
+    async fn apply_at<K>(&self, object: &K, subresource: Option<&str>) -> Result<K, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
+    {
+        let name = object.meta().name.as_deref().ok_or(ApplyError::NoName)?;
+        let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, subresource));
+        let by = PatchParams::apply(self.epoch().controller().as_str()).force();
+        let request = Request::new(K::url_path(&(), object.namespace().as_deref()));
+        let request = match subresource {
+            None => request.patch(name, &by, &patch)?,
+            Some(subresource) => request.patch_subresource(subresource, name, &by, &patch)?,
+        };
+        Ok(self.client().request(request).await?)
+    }
+}
+
+/// Returns the fields to be sent: an intent has a type, and no metadata of the server.
+fn intent<K: Resource<DynamicType = ()>>(mut object: Value, subresource: Option<&str>) -> Value {
+    object["apiVersion"] = K::api_version(&()).as_ref().into();
+    object["kind"] = K::kind(&()).as_ref().into();
+    let Some(fields) = object.as_object_mut() else { return object };
+    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|field, _| match subresource {
+            None => !matches!(
+                field.as_str(),
+                "creationTimestamp" | "generation" | "managedFields" | "resourceVersion"
+            ),
+            Some(_) => matches!(field.as_str(), "name" | "namespace" | "uid"),
+        });
+    }
+    if let Some(subresource) = subresource {
+        fields.retain(|field, _| {
+            matches!(field.as_str(), "apiVersion" | "kind" | "metadata") || field == subresource
+        });
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::Deployment;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn intent_has_the_type_and_no_metadata_of_the_server() {
+        let read = json!({
+            "metadata": {
+                "name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5",
+                "generation": 2, "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [],
+                "labels": { "app": "a" },
+            },
+            "spec": { "replicas": 1 }, "status": { "replicas": 1 },
+        });
+        let typed = json!({ "apiVersion": "apps/v1", "kind": "Deployment" });
+
+        let whole = intent::<Deployment>(read.clone(), None);
+        let mut expected = typed.clone();
+        expected["metadata"] = json!({
+            "name": "a", "namespace": "ns", "uid": "1", "labels": { "app": "a" },
+        });
+        expected["spec"] = json!({ "replicas": 1 });
+        expected["status"] = json!({ "replicas": 1 });
+        assert_eq!(whole, expected);
+
+        let status = intent::<Deployment>(read, Some("status"));
+        let mut expected = typed;
+        expected["metadata"] = json!({ "name": "a", "namespace": "ns", "uid": "1" });
+        expected["status"] = json!({ "replicas": 1 });
+        assert_eq!(status, expected);
+    }
+}

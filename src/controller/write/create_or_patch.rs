@@ -1,0 +1,167 @@
+//! Creation or change of an object, with no request if nothing has changed.
+
+use std::fmt;
+
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+use crate::manager::BoxError;
+
+/// Write that [`create_or_patch`] has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The object did not exist.
+    Created,
+    /// The object was different.
+    Patched,
+    /// The object was as desired: no write.
+    Unchanged,
+}
+
+/// Error of [`create_or_patch`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateOrPatchError {
+    /// The closure has failed; nothing was written.
+    #[error(transparent)]
+    Change(BoxError),
+    /// The object has no `metadata.name`, or the closure has changed its name or namespace.
+    #[error("metadata.{0} must be set, and must not be changed by the closure")]
+    Identity(&'static str),
+    /// The Rust type cannot be written as JSON.
+    #[error(transparent)]
+    Encode(#[from] serde_json::Error),
+    /// The API server cannot be reached, or has refused a request: a conflict if the object has
+    /// changed since it was read.
+    #[error(transparent)]
+    Server(#[from] kube::Error),
+}
+
+/// Reads an object, lets `change` set the desired fields, and writes the difference.
+///
+/// If the object does not exist, `change` is applied to `object`, which is created. Otherwise it is
+/// applied to the object of the server, and the fields that differ then are sent as a merge patch:
+/// fields that the Rust type does not know stay. The patch carries the resourceVersion that was
+/// read, so that a concurrent change is a conflict, which a controller retries. A changed `status`
+/// is a patch of its subresource. At most three requests; one if nothing differs.
+///
+/// The read is live. For objects that the reconciler knows whole, server-side apply
+/// ([`Context::apply`](crate::controller::Context::apply)) needs no read.
+///
+/// Semantics: controller-runtime (`pkg/controller/controllerutil/controllerutil.go`,
+/// `CreateOrPatch`), except for the resourceVersion.
+///
+/// # Errors
+///
+/// [`CreateOrPatchError`].
+///
+/// # Cancel safety
+///
+/// Dropped between two requests, the object may be written without its status; the next call
+/// completes it.
+pub async fn create_or_patch<K>(
+    api: &Api<K>,
+    object: K,
+    change: impl FnOnce(&mut K) -> Result<(), BoxError>,
+) -> Result<(K, Written), CreateOrPatchError>
+where
+    K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
+{
+    let name = object.meta().name.clone().ok_or(CreateOrPatchError::Identity("name"))?;
+    let found = api.get_opt(&name).await?;
+    let exists = found.is_some();
+    let mut desired = found.unwrap_or(object);
+    let mut before = serde_json::to_value(&desired)?;
+    let namespace = desired.namespace();
+    change(&mut desired).map_err(CreateOrPatchError::Change)?;
+    if desired.meta().name.as_ref() != Some(&name) {
+        return Err(CreateOrPatchError::Identity("name"));
+    }
+    if desired.namespace() != namespace {
+        return Err(CreateOrPatchError::Identity("namespace"));
+    }
+
+    let mut after = serde_json::to_value(&desired)?;
+    let status = take_status(&mut after);
+    let status_before = take_status(&mut before);
+    let (mut current, mut written) = if exists {
+        match difference(&before, &after) {
+            None => (desired, Written::Unchanged),
+            Some(patch) => (send(api, &before, patch, None).await?, Written::Patched),
+        }
+    } else {
+        (api.create(&PostParams::default(), &desired).await?, Written::Created)
+    };
+    // A creation ignores the status where it is a subresource.
+    let mut read = serde_json::to_value(&current)?;
+    let status_read = take_status(&mut read);
+    let status_before = if exists { status_before } else { status_read };
+    let status = (!status.is_null()).then(|| difference(&status_before, &status)).flatten();
+    if let Some(patch) = status {
+        let patch = Value::Object(Map::from_iter([("status".to_owned(), patch)]));
+        current = send(api, &read, patch, Some("status")).await?;
+        if written == Written::Unchanged {
+            written = Written::Patched;
+        }
+    }
+    Ok((current, written))
+}
+
+async fn send<K: Clone + fmt::Debug + DeserializeOwned>(
+    api: &Api<K>,
+    read: &Value,
+    mut patch: Value,
+    subresource: Option<&str>,
+) -> Result<K, kube::Error> {
+    let metadata = &read["metadata"];
+    patch["metadata"]["resourceVersion"] = metadata["resourceVersion"].clone();
+    let name = metadata["name"].as_str().unwrap_or_default();
+    let (by, patch) = (PatchParams::default(), Patch::Merge(patch));
+    match subresource {
+        None => api.patch(name, &by, &patch).await,
+        Some(subresource) => api.patch_subresource(subresource, name, &by, &patch).await,
+    }
+}
+
+fn take_status(object: &mut Value) -> Value {
+    object.as_object_mut().and_then(|it| it.remove("status")).unwrap_or_default()
+}
+
+/// Returns the merge patch (RFC 7396) from one value to another; `None` if they are equal.
+fn difference(before: &Value, after: &Value) -> Option<Value> {
+    match (before, after) {
+        (before, after) if before == after => None,
+        (Value::Object(before), Value::Object(after)) => {
+            let removed = before.keys().filter(|field| !after.contains_key(*field));
+            let removed = removed.map(|field| (field.clone(), Value::Null));
+            let changed = after.iter().filter_map(|(field, value)| {
+                let patch = difference(before.get(field).unwrap_or(&Value::Null), value)?;
+                Some((field.clone(), patch))
+            });
+            Some(Value::Object(removed.chain(changed).collect()))
+        }
+        (_, after) => Some(after.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn merge_patch_has_what_differs_and_nothing_else() {
+        let before = json!({ "a": 1, "b": { "c": [1, 2], "d": "x" }, "e": true });
+
+        assert_eq!(difference(&before, &before), None);
+        let after = json!({ "a": 1, "b": { "c": [1], "d": "x", "f": {} } });
+        let patch = json!({ "b": { "c": [1], "f": {} }, "e": null });
+        assert_eq!(difference(&before, &after), Some(patch));
+        assert_eq!(difference(&Value::Null, &json!({ "a": 1 })), Some(json!({ "a": 1 })));
+    }
+}

@@ -1,0 +1,24 @@
+//! Controllers and parts of kube-rs, kept to the promises of an epoch.
+//!
+//! [`adopt`] runs a controller of `kube_runtime` as a conditional runnable. [`events`] turns the
+//! subscription of a shared informer into a stream that kube's reflector and applier read.
+//! [`object_predicate`] uses a predicate of kube in a [`Controller`](crate::controller::Controller)
+//! of this crate.
+//!
+//! Three parts of [`kube_runtime`] keep the promises of an epoch as they are: `finalizer`,
+//! `events::Recorder` and `wait`. Each sends its requests through the client that it is given, so
+//! the fence of the epoch applies to them. Build them in the epoch: a `Recorder` of an earlier epoch
+//! is refused every request.
+
+mod adopt;
+mod adopted_run;
+mod events;
+mod predicate;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
+
+pub use adopt::{Adopted, adopt};
+pub use events::events;
+pub use predicate::object_predicate;
+
+pub use kube_runtime;

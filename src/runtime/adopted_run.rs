@@ -1,0 +1,249 @@
+//! Run of an adopted controller: drives its stream, and reports what comes out of it.
+
+use std::{hash::Hash, pin::pin, time::Duration};
+
+use futures::{Stream, StreamExt};
+use kube::{Resource, core::DynamicObject};
+use kube_runtime::{
+    controller::{Action, Error},
+    reflector::{ObjectRef, Store},
+    watcher,
+};
+use tokio::{
+    select,
+    task::coop::consume_budget,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use super::adopt::Failure;
+use crate::{
+    controller::{FailureStreak, LastError, Request},
+    informer::ObjectKey,
+    manager::{Epoch, RunResult},
+    redaction,
+};
+
+/// Time without an error of a watch after which all watches count as current. kube retries a
+/// failing watch at the latest after 60 s, and waits 30 s for an answer.
+const WATCH_RECOVERY: Duration = Duration::from_secs(120);
+
+/// Item of the stream of a controller.
+type Item<K> = Result<(ObjectRef<K>, Action), Error<Failure, watcher::Error>>;
+
+/// Run of an adopted controller, with its report.
+pub(super) struct AdoptedRun {
+    epoch: Epoch,
+    synced: bool,
+    last_error: LastError,
+    streak: FailureStreak,
+    /// Time and message of the last error of a watch, until the watches count as current.
+    watch_failed: Option<(Instant, String)>,
+    /// Error that ends the stream.
+    fatal: Option<String>,
+}
+
+impl AdoptedRun {
+    pub(super) fn new(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            synced: false,
+            last_error: LastError::default(),
+            streak: FailureStreak::default(),
+            watch_failed: None,
+            fatal: None,
+        }
+    }
+
+    /// Drives the stream until it ends or the grace of the epoch is over; then drops it.
+    ///
+    /// A graceful shutdown ends the stream when its reconciles have ended, but not before its
+    /// first sync: kube starts none then, and waits for the sync. So the stream is dropped at the
+    /// stop.
+    pub(super) async fn drive<K>(
+        mut self,
+        store: Store<K>,
+        results: impl Stream<Item = Item<K>>,
+    ) -> RunResult
+    where
+        K: Resource + Clone + 'static,
+        K::DynamicType: Eq + Hash + Clone,
+    {
+        let (mut results, epoch) = (pin!(results), self.epoch.clone());
+        let mut synced = pin!(store.wait_until_ready());
+        loop {
+            let due = [self.streak.due(), self.watches_current_at()];
+            let due = due.into_iter().flatten().min();
+            select! {
+                biased;
+                _ = epoch.stopping(), if !self.synced => break,
+                () = epoch.grace_over() => break,
+                // The store of an ended stream never becomes ready.
+                Ok(()) = &mut synced, if !self.synced => self.on_synced(),
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.on_due(&store);
+                }
+                item = results.next() => match item {
+                    Some(item) => self.on_item(item),
+                    None => break,
+                },
+            }
+            consume_budget().await;
+        }
+        match self.fatal {
+            Some(error) if self.epoch.stop_reason().is_none() => Err(error.into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn on_synced(&mut self) {
+        self.synced = true;
+        self.watches_are_current();
+        self.epoch.running();
+    }
+
+    fn on_item<K>(&mut self, item: Item<K>)
+    where
+        K: Resource,
+    {
+        match item {
+            Ok((object, _)) => {
+                let request = request(object.namespace, object.name);
+                let was_reported = self.streak.succeeded();
+                self.streak_ended(was_reported);
+                self.clear_error(&request);
+            }
+            Err(Error::ReconcilerFailed(failure, object)) => {
+                self.on_failure(&of_object(*object), &failure.message);
+            }
+            // Deleted since it was queued.
+            Err(Error::ObjectNotFound(object)) => self.on_gone(&of_object(*object)),
+            Err(Error::QueueError(error)) => self.on_watch_error(&error),
+            Err(Error::RunnerError(error)) => self.fatal = Some(redaction::message(&error)),
+        }
+    }
+
+    fn on_failure(&mut self, request: &Request, message: &str) {
+        let now = Instant::now();
+        warn!(object = %request, error = message, "reconcile failed");
+        self.streak.failed(request, now);
+        if self.last_error.failed(request, false, now) {
+            let message = format!("{request}: {message}");
+            self.epoch.report(|report| report.last_error = Some(message));
+        }
+    }
+
+    fn on_gone(&mut self, request: &Request) {
+        let was_reported = self.streak.gone(request);
+        self.streak_ended(was_reported);
+        self.clear_error(request);
+    }
+
+    /// Reports an error of a watch. kube does not say which watch failed, and retries it.
+    fn on_watch_error(&mut self, error: &watcher::Error) {
+        let message = watch_message(error);
+        if self.watch_failed.replace((Instant::now(), message.clone())).is_none() {
+            warn!(error = message, "watch failed");
+        }
+        let forbidden = is_forbidden(error);
+        self.epoch.report(|report| {
+            report.stale = self.synced;
+            if forbidden {
+                report.forbidden = vec![message.clone()];
+            }
+            report.last_error = Some(message);
+        });
+    }
+
+    /// Time at which the watches count as current, if one has failed. Before the first sync the
+    /// sync itself proves it.
+    fn watches_current_at(&self) -> Option<Instant> {
+        let (at, _) = self.watch_failed.as_ref().filter(|_| self.synced)?;
+        at.checked_add(WATCH_RECOVERY)
+    }
+
+    fn watches_are_current(&mut self) {
+        if let Some((_, message)) = self.watch_failed.take() {
+            info!("watches no longer fail");
+            self.epoch.report(|report| {
+                report.stale = false;
+                report.forbidden.clear();
+                // A reconcile may have failed since.
+                drop(report.last_error.take_if(|error| *error == message));
+            });
+        }
+    }
+
+    fn on_due<K>(&mut self, store: &Store<K>)
+    where
+        K: Resource + Clone + 'static,
+        K::DynamicType: Eq + Hash + Clone,
+    {
+        let now = Instant::now();
+        if self.watches_current_at().is_some_and(|at| at <= now) {
+            self.watches_are_current();
+        }
+        if self.streak.due().is_some_and(|at| at <= now) {
+            // An error policy may await a change of an object that has been deleted.
+            if store.is_empty() {
+                let was_reported = self.streak.succeeded();
+                self.streak_ended(was_reported);
+                return;
+            }
+            self.streak.report();
+            warn!("no reconcile has succeeded for a minute");
+            self.epoch.report(|report| report.failing = true);
+        }
+    }
+
+    fn streak_ended(&self, was_reported: bool) {
+        if was_reported {
+            info!("reconciles no longer fail");
+            self.epoch.report(|report| report.failing = false);
+        }
+    }
+
+    fn clear_error(&mut self, request: &Request) {
+        if self.last_error.succeeded(request) {
+            self.epoch.report(|report| report.last_error = None);
+        }
+    }
+}
+
+fn of_object(object: ObjectRef<DynamicObject>) -> Request {
+    request(object.namespace, object.name)
+}
+
+fn request(namespace: Option<String>, name: String) -> Request {
+    let key = ObjectKey { namespace: namespace.map(Into::into), name: name.into() };
+    key.into()
+}
+
+/// Returns the message of a failed watch, without credentials.
+fn watch_message(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error) => {
+            format!("list failed: {}", redaction::request_error(error))
+        }
+        watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
+            format!("watch failed: {}", redaction::request_error(error))
+        }
+        watcher::Error::WatchError(status) => {
+            format!("watch failed: {}", redaction::text(&status.message))
+        }
+        watcher::Error::NoResourceVersion => redaction::message(error),
+    }
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.is_forbidden(),
+        watcher::Error::InitialListFailed(_)
+        | watcher::Error::WatchStartFailed(_)
+        | watcher::Error::WatchFailed(_)
+        | watcher::Error::NoResourceVersion => false,
+    }
+}

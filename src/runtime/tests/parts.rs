@@ -1,0 +1,114 @@
+//! Parts of kube-rs with the client of an epoch.
+
+use kube::{Resource, api::DeleteParams};
+use kube_runtime::{
+    Predicate as _,
+    events::{Event, EventType, Recorder},
+    finalizer::{self, finalizer},
+    predicates,
+    wait::{await_condition, conditions},
+};
+
+use super::*;
+use crate::{
+    informer::{Delta, Object, fixture::Fixture},
+    manager::StopReason,
+    runtime::object_predicate,
+};
+
+async fn finalize(object: Arc<Widget>, shared: Arc<Shared>) -> Result<Action, Refused> {
+    let widgets = Api::<Widget>::namespaced(shared.client.clone(), "default");
+    let log = Arc::clone(&shared.log);
+    let step = |event: finalizer::Event<Widget>| async move {
+        log.lock().unwrap().push(match event {
+            finalizer::Event::Apply(widget) => format!("apply {}", widget.name_any()),
+            finalizer::Event::Cleanup(widget) => format!("clean up {}", widget.name_any()),
+        });
+        Ok::<_, Refused>(Action::await_change())
+    };
+    let ended = finalizer(&widgets, "example.com/test", object, step).await;
+    ended.map_err(|error| Refused(error.to_string()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalizer_of_kube_works_behind_the_fence() {
+    let (harness, log) = (Harness::new(), Log::default());
+    harness.install().await;
+    let logged = Arc::clone(&log);
+    let adopted = adopt(&harness.cluster, [widgets()], move |client, epoch| {
+        let shared = Shared { client: client.clone(), epoch, log: Arc::clone(&logged) };
+        let policy = |_: Arc<Widget>, _: &Refused, _| Action::requeue(Duration::from_secs(1));
+        (controller(&client), finalize, policy, Arc::new(shared))
+    });
+    harness.add(adopted).await;
+    harness.apply("a", json!({ "size": 1 }));
+    harness.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(take(&log), ["apply a"], "{:?}", harness.status().report);
+
+    let api = Api::<Widget>::namespaced(harness.server.client(), "default");
+    drop(api.delete("a", &DeleteParams::default()).await.unwrap());
+    sleep(Duration::from_secs(3)).await;
+
+    assert_eq!(take(&log), ["clean up a"]);
+    assert!(api.get_opt("a").await.unwrap().is_none());
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn recorder_and_wait_of_kube_end_with_their_epoch() {
+    let harness = Harness::new();
+    harness.install().await;
+    harness.apply("a", json!({ "size": 1 }));
+    let epoch = Epoch::new("parts", 1, Duration::ZERO);
+    let client = epoch.client(harness.cluster.unfenced_client());
+    let widgets = Api::<Widget>::namespaced(client.clone(), "default");
+    let recorder = Recorder::new(client, "parts".into());
+    let object = widgets.get("a").await.unwrap().object_ref(&());
+    let event = Event {
+        type_: EventType::Normal,
+        reason: "Greeted".to_owned(),
+        note: None,
+        action: "Greet".to_owned(),
+        secondary: None,
+    };
+    recorder.publish(&event, &object).await.unwrap();
+    let recorded = harness.server.list("events.k8s.io/v1", "Event").unwrap();
+    assert_eq!(recorded.len(), 1);
+    let waited = await_condition(widgets.clone(), "a", conditions::is_created());
+    assert!(waited.await.unwrap().is_some());
+    let waits = await_condition(widgets.clone(), "later", conditions::is_created());
+    let mut waits = std::pin::pin!(waits);
+    assert!(timeout(Duration::from_secs(5), &mut waits).await.is_err());
+
+    epoch.stop(StopReason::LeaseLost);
+
+    let ended = timeout(Duration::from_secs(60), waits).await;
+    assert!(ended.unwrap().is_err(), "the fence ends its watch");
+    recorder.publish(&event, &object).await.unwrap_err();
+    harness.shutdown().await;
+}
+
+#[test]
+fn predicate_of_kube_drops_changes_with_an_equal_value() {
+    let predicate = object_predicate::<Widget>(predicates::generation.combine(predicates::labels));
+    let widget = |uid: &str, generation: u32, label: &str| -> Object {
+        let fixture = Fixture::new("a").uid(uid).label("app", label);
+        let mut json = fixture.set("generation", json!(generation)).json();
+        json["spec"] = json!({ "size": 1 });
+        Object::from_json(json.to_string(), &crate::informer::fixture::widgets()).unwrap()
+    };
+    let passes = |old: Option<&Object>, new: Option<&Object>| {
+        let key = old.or(new).unwrap().key().clone();
+        let (old, new) = (old.cloned(), new.cloned());
+        predicate.passes(&Delta { key, old, new, initial: false })
+    };
+    let first = widget("1", 1, "x");
+
+    assert!(passes(None, Some(&first)) && passes(Some(&first), None));
+    assert!(!passes(Some(&first), Some(&widget("1", 1, "x"))));
+    assert!(passes(Some(&first), Some(&widget("1", 2, "x"))));
+    assert!(passes(Some(&first), Some(&widget("1", 1, "y"))));
+    assert!(passes(Some(&first), Some(&widget("2", 1, "x"))), "another object");
+    assert!(passes(Some(&first), Some(&first.reduced())), "it cannot be decoded");
+}
