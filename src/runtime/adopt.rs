@@ -12,7 +12,7 @@ use super::adopted_run::AdoptedRun;
 use crate::{
     controller::Cluster,
     discovery::TypeRegistry,
-    guard::{self, Held},
+    guard::{self, GuardedDrop},
     kind::TypeRef,
     manager::{ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, all_of, type_served},
     redaction,
@@ -28,7 +28,7 @@ type Start = dyn Fn(Epoch) -> BoxFuture<'static, RunResult> + Send + Sync;
 pub struct Adopted {
     types: TypeRegistry,
     required: Vec<TypeRef>,
-    start: Held<Box<Start>>,
+    start: GuardedDrop<Box<Start>>,
 }
 
 /// Failed reconcile, after the error policy of the user has decided about it. The error itself
@@ -111,7 +111,7 @@ where
         .boxed()
     });
     let required = required.into_iter().collect();
-    Adopted { types: cluster.types.clone(), required, start: Held::new(start) }
+    Adopted { types: cluster.types.clone(), required, start: GuardedDrop::new(start) }
 }
 
 /// Runs a controller until the epoch stops.
