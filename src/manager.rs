@@ -54,6 +54,8 @@ pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
 pub use conditional::Conditional;
+#[cfg(all(test, feature = "meta", feature = "testing"))]
+pub(crate) use election::fixture::RuntimeClock;
 pub use election::{
     Election, ElectionError, ElectionMetrics, ElectionOptions, ElectionStatus, ElectionTimes,
     ElectionTimesError,

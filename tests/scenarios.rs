@@ -13,8 +13,7 @@
 /// - `both`: on the simulated server and on the control plane;
 /// - `alone` or `alone("--flag")`: as `both`, but on a separate control plane whose API server gets
 ///   the flag, because the scenario disturbs other tests or needs another setup;
-/// - `simulated("why not on the control plane")`;
-/// - `pending("the missing feature")`, which has no function yet.
+/// - `simulated("why not on the control plane")`.
 ///
 /// [`Server`]: crate::support::Server
 macro_rules! scenarios {
@@ -33,7 +32,6 @@ macro_rules! scenarios {
     (@place both) => { crate::scenarios::Place::Both };
     (@place alone $($flag:literal)?) => { crate::scenarios::Place::Alone };
     (@place simulated $why:literal) => { crate::scenarios::Place::Simulated($why) };
-    (@place pending $why:literal) => { crate::scenarios::Place::Pending($why) };
     (@tests both $name:ident) => {
         mod $name {
             scenarios!(@on_the_simulated_server $name);
@@ -58,7 +56,6 @@ macro_rules! scenarios {
     (@tests simulated $name:ident $why:literal) => {
         mod $name { scenarios!(@on_the_simulated_server $name); }
     };
-    (@tests pending $name:ident $why:literal) => {};
     (@on_the_simulated_server $name:ident) => {
         #[tokio::test(start_paused = true)]
         async fn on_the_simulated_server() {
@@ -76,6 +73,7 @@ macro_rules! scenarios {
 mod appear;
 mod backends;
 mod change;
+mod leadership;
 mod leave;
 mod many;
 mod process;
@@ -103,7 +101,6 @@ enum Place {
     Both,
     Alone,
     Simulated(&'static str),
-    Pending(&'static str),
 }
 
 const LAST: u8 = 52;
@@ -121,6 +118,7 @@ fn all() -> Vec<Scenario> {
         many::SCENARIOS,
         sharing::SCENARIOS,
         process::SCENARIOS,
+        leadership::SCENARIOS,
     ];
     let mut all = parts.concat();
     all.sort_by_key(|scenario| scenario.number);
@@ -145,7 +143,6 @@ fn table(scenarios: &[Scenario]) -> String {
             Place::Both => ("✓".to_owned(), "✓".to_owned()),
             Place::Alone => ("✓".to_owned(), "✓, its own".to_owned()),
             Place::Simulated(why) => ("✓".to_owned(), format!("no: {why}")),
-            Place::Pending(feature) => (format!("pending: {feature}"), "pending".to_owned()),
         };
         let name = name.replace('_', " ");
         writeln!(table, "| {number} | {name} | {outcome} | {simulated} | {real} |").unwrap();

@@ -27,7 +27,7 @@ mod metrics;
 #[cfg(feature = "cli")]
 mod process;
 mod recorder;
-mod rights;
+pub(crate) mod rights;
 mod server;
 #[cfg(feature = "cli")]
 mod supervised;
@@ -40,16 +40,22 @@ use std::{
 };
 
 use http::Request;
-use kube::{Client, api::PostParams, client::Body};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+    client::Body,
+};
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::{DiscoveryOptions, TypeState},
     informer::InformerOptions,
     kind::TypeRef,
     manager::{
-        ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
-        ManagerMetrics, ManagerOptions, RestartBackoff, RunnableOptions, RunnableStatus,
-        Transition, TransitionKind,
+        ConditionalRunnable, ControllerName, ControllerState, DoneReason, Election,
+        ElectionOptions, ElectionStatus, ElectionTimes, Manager, ManagerHandle, ManagerMetrics,
+        ManagerOptions, RestartBackoff, RunnableOptions, RunnableStatus, Transition,
+        TransitionKind,
     },
     testing::{
         AuditEvent, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope, open_watches,
@@ -100,6 +106,11 @@ pub(crate) use self::{
 /// Deadline for every wait of a test; reached only by tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Lease of a harness with an election.
+const LEASE: &str = "lease";
+/// Holder of that lease at the start.
+pub(crate) const OTHER_HOLDER: &str = "another";
+
 /// Options of a [`Harness`].
 pub(crate) struct HarnessOptions {
     /// Groups of the user; all rights by default.
@@ -115,6 +126,8 @@ pub(crate) struct HarnessOptions {
     pub(crate) proxied: bool,
     /// Time after which an idle connection to the control plane is closed.
     pub(crate) idle_timeout: Duration,
+    /// Times of a leader election; none by default. Another holder has the lease at the start.
+    pub(crate) election: Option<ElectionTimes>,
 }
 
 impl Default for HarnessOptions {
@@ -128,6 +141,7 @@ impl Default for HarnessOptions {
             restricted: false,
             proxied: false,
             idle_timeout: TransportOptions::default().idle_timeout,
+            election: None,
         }
     }
 }
@@ -178,6 +192,7 @@ pub(crate) struct Harness<'plane> {
     /// Position in the server's record before the user's first request.
     pub(crate) begin: Position,
     rights: Rights,
+    election: Option<watch::Receiver<ElectionStatus>>,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
     // Aborted with the harness.
     _tasks: JoinSet<()>,
@@ -247,6 +262,7 @@ impl<'plane> Harness<'plane> {
         let HarnessOptions { discovery, informers, .. } = options;
         let namespace = options.restricted.then(|| scope.namespace.as_str().into());
         let options_of_cluster = ClusterOptions { discovery, informers, namespace };
+        let for_lease = client.clone();
         let (cluster, runnable) = Cluster::new(client, options_of_cluster);
         let manager_metrics = ManagerMetrics::default();
         let mut metrics = Registry::default();
@@ -260,6 +276,15 @@ impl<'plane> Harness<'plane> {
             restart_backoff: options.restart_backoff,
             ..ManagerOptions::default()
         });
+        let mut election = None;
+        if let Some(times) = options.election {
+            hold_lease(&scope, OTHER_HOLDER).await;
+            let lease = ElectionOptions::new(scope.namespace.as_str(), LEASE);
+            let lease = ElectionOptions { times, own_thread: false, ..lease };
+            let elected = Election::new(lease, move || Ok(for_lease)).unwrap();
+            election = Some(elected.status());
+            manager = manager.elect(elected);
+        }
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let managed = manager.handle();
         let stop = CancellationToken::new();
@@ -287,6 +312,7 @@ impl<'plane> Harness<'plane> {
             metrics: Arc::new(metrics),
             begin,
             rights,
+            election,
             transitions,
             _tasks: tasks,
             stop,
@@ -389,6 +415,14 @@ impl<'plane> Harness<'plane> {
         reason(&all.unwrap(), name, epoch).unwrap()
     }
 
+    /// Waits until this replica leads.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn leading(&self) {
+        let mut election = self.election.clone().expect("the harness has an election");
+        let leads = timeout(PATIENCE, election.wait_for(|status| status.leads)).await;
+        assert!(leads.is_ok(), "it does not lead in time: {:?}", self.election);
+    }
+
     // --- discovery
 
     pub(crate) async fn type_state(
@@ -461,6 +495,24 @@ impl Drop for Harness<'_> {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// Writes this holder into the lease of a harness; "" frees it. Another holder keeps it for an hour.
+pub(crate) async fn hold_lease(scope: &TestScope, holder: &str) {
+    let leases = Api::<Lease>::namespaced(scope.client(), &scope.namespace);
+    let spec = json!({
+        "holderIdentity": holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1,
+    });
+    let change = Patch::Merge(json!({ "spec": spec }));
+    match leases.patch(LEASE, &PatchParams::default(), &change).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            let lease = json!({ "metadata": { "name": LEASE }, "spec": spec });
+            let lease = serde_json::from_value(lease).unwrap();
+            leases.create(&PostParams::default(), &lease).await.unwrap();
+        }
+        Err(error) => panic!("writing the lease: {error}"),
     }
 }
 

@@ -7,7 +7,7 @@ use pilotlight::{
     controller::Cluster,
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{CacheShare, InformerProgress, InformerStatus},
-    manager::{ControllerState, ElectionStatus, RunnableStatus, Snapshot},
+    manager::{ControllerState, ElectionStatus, Reason, RunnableStatus, Snapshot},
     meta::{
         DeclaredController,
         api::{ControllerStatus, StatusCondition},
@@ -310,10 +310,10 @@ impl From<&RunnableStatus> for ControllerRow {
 }
 
 /// Returns whether a runnable is ready, by the rules of the condition `Ready` of a declared
-/// controller.
+/// controller. A synced runnable of a replica that does not lead is ready, too.
 fn is_ready(status: &RunnableStatus) -> bool {
     let report = &status.report;
-    status.state == ControllerState::Running
+    (status.state == ControllerState::Running || status.reason == Reason::Standby)
         && !status.stuck
         && status.pending.is_none()
         && report.forbidden.is_empty()
@@ -341,7 +341,10 @@ impl ControllerRow {
     /// of its object.
     fn declared_as(self, declared: Option<Self>) -> Self {
         let Some(declared) = declared else { return self };
+        // The leader writes the status; a replica that stands by judges its own run.
+        let stands_by = declared.reason == Reason::Standby.as_str();
         Self {
+            ready: if stands_by { self.ready } else { declared.ready },
             group: self.group,
             since: self.since,
             stuck: self.stuck,
@@ -479,5 +482,48 @@ impl TypeRow {
             origin: format!("{:?}", report.origin),
             watched_by: watchers.map(|watchers| watchers.count(report)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pilotlight::{manager::RunnableGroup, meta::ControllerKind};
+
+    use super::*;
+
+    fn run(reason: Reason) -> ControllerRow {
+        let mut status = RunnableStatus::new("a".into(), RunnableGroup::LeaderElection);
+        (status.state, status.reason) = (ControllerState::Starting, reason);
+        ControllerRow::from(&status)
+    }
+
+    /// Row of the object, with a condition `Ready` that is false for this reason.
+    fn declared(reason: &str) -> ControllerRow {
+        let status = serde_json::json!({
+            "observedGeneration": 2, "state": "Starting", "reason": reason,
+            "conditions": [{"type": "Ready", "status": "False", "reason": reason,
+                "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        });
+        ControllerRow::from(&DeclaredController {
+            kind: ControllerKind::Composite,
+            name: "a".into(),
+            parents: Vec::new(),
+            generation: 2,
+            status: serde_json::from_value(status).unwrap(),
+        })
+    }
+
+    #[test]
+    fn synced_controller_of_a_standby_is_ready() {
+        assert!(run(Reason::Standby).is_ready());
+        assert!(run(Reason::Standby).declared_as(Some(declared("Standby"))).is_ready());
+    }
+
+    #[test]
+    fn controller_of_a_standby_that_syncs_or_is_rejected_is_not_ready() {
+        assert!(!run(Reason::SourcesSyncing).is_ready());
+        let syncing = run(Reason::SourcesSyncing).declared_as(Some(declared("SourcesSyncing")));
+        assert!(!syncing.is_ready());
+        assert!(!run(Reason::Standby).declared_as(Some(declared("SpecInvalid"))).is_ready());
     }
 }

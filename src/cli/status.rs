@@ -51,7 +51,8 @@ that the source does not know is null:
                  the first 500 of each of 50 custom types
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
-2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready.";
+2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready. A \
+synced controller of an instance that stands by is ready.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = JSON, after_help = "The JSON and the exit codes: --help.")]
@@ -240,8 +241,11 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
     }
     if let Some(election) = &report.election {
         let holder = election.holder.as_deref().unwrap_or("nobody");
-        let leads = if election.leads { "this instance" } else { holder };
-        text.push_str(&printable(&format!("leader of {}: {leads}", election.lease)));
+        let leader = match election.leads {
+            true => "this instance".to_owned(),
+            false => format!("{holder}; this instance stands by"),
+        };
+        text.push_str(&printable(&format!("leader of {}: {leader}", election.lease)));
         text.push('\n');
         if let Some(error) = &election.error {
             text.push_str(&format!("  {}\n", printable(error)));
@@ -333,7 +337,7 @@ mod tests {
     use pilotlight::manager::{ControllerState, RunnableGroup, RunnableStatus};
     use serde_json::json;
 
-    use super::*;
+    use super::{super::report::ElectionRow, *};
 
     fn controller(status: serde_json::Value) -> declared::DeclaredObject {
         let object = serde_json::from_value(json!({
@@ -370,6 +374,33 @@ mod tests {
         for field in fields(&one).iter().chain(&row(&one)) {
             assert!(JSON.contains(field.as_str()), "--help names {field}");
         }
+    }
+
+    #[test]
+    fn instance_that_stands_by_names_the_leader() {
+        let leader_of = |leads: bool, holder: Option<&str>| {
+            let election = ElectionRow {
+                lease: "ns/lease".to_owned(),
+                identity: "own".to_owned(),
+                holder: holder.map(str::to_owned),
+                leads,
+                transitions: 3,
+                error: None,
+            };
+            let report = StatusReport {
+                source: Source::Instance,
+                election: Some(election),
+                ..StatusReport::of_objects(&[])
+            };
+            render(&report, Timestamp::UNIX_EPOCH)
+        };
+
+        assert_eq!(leader_of(true, Some("own")), "leader of ns/lease: this instance\n");
+        assert_eq!(
+            leader_of(false, Some("other")),
+            "leader of ns/lease: other; this instance stands by\n"
+        );
+        assert_eq!(leader_of(false, None), "leader of ns/lease: nobody; this instance stands by\n");
     }
 
     #[test]

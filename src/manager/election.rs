@@ -168,7 +168,7 @@ impl Election {
 
     /// The same election by another clock.
     #[cfg(test)]
-    pub(in crate::manager) fn by(self, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn by(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
     }
 

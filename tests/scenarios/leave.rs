@@ -48,8 +48,6 @@ scenarios! {
         "the call of 30 s is cancelled at once, and nothing is written after done";
     20 a_controller_that_waits_for_its_first_list_is_removed_at_once both:
         "removed at once, with its tasks, watches and requests";
-    21 a_controller_that_never_led_registers_nothing_later pending("leader election"):
-        "stopped before the leader's start has run, it registers nothing afterwards";
     22 a_watch_that_joins_during_a_stop_belongs_to_no_ended_epoch both:
         "an optional type that is installed while another one is removed is watched by the next \
          epoch or not at all: no informer has a subscriber of a finished epoch";

@@ -1,4 +1,4 @@
-//! Scenarios 47 to 52: the process, its own CRDs, its rights and its leadership change.
+//! Scenarios 48 to 52: the process, its own CRDs and its rights change.
 
 use std::{
     future,
@@ -36,9 +36,6 @@ use crate::support::{
 };
 
 scenarios! {
-    47 leadership_is_lost_during_a_start pending("leader election"):
-        "the start is cancelled and nothing is written after the deadline; the standby starts \
-         with warm caches";
     48 termination_with_hundreds_of_controllers both:
         "each is done once within the grace, and no status on the server reports it";
     49 the_managers_own_crds_are_deleted_and_created_again

@@ -101,14 +101,16 @@ impl Harness<'_> {
     }
 }
 
-async fn revoke(client: Client, user: &str, name: &str) {
+/// Revokes the rights of a user on the control plane that have this name.
+pub(crate) async fn revoke(client: Client, user: &str, name: &str) {
     let name = format!("{user}-{name}");
     let by = DeleteParams::default();
     Api::<ClusterRoleBinding>::all(client.clone()).delete(&name, &by).await.unwrap();
     Api::<ClusterRole>::all(client).delete(&name, &by).await.unwrap();
 }
 
-async fn grant(client: Client, user: &str, name: &str, rules: &[Rule]) {
+/// Grants rights to a user on the control plane, under a name by which they can be revoked.
+pub(crate) async fn grant(client: Client, user: &str, name: &str, rules: &[Rule]) {
     let name = format!("{user}-{name}");
     let rules: Vec<_> = rules
         .iter()

@@ -1,7 +1,13 @@
 //! Clock of an election. It counts the time during which the machine is suspended, since leases
 //! expire meanwhile.
 
-use std::{fmt, fs::File, os::unix::fs::FileExt, time::Duration};
+use std::{
+    fmt,
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -11,30 +17,38 @@ pub(crate) trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Duration;
 }
 
-/// Time since the start of the machine (`CLOCK_BOOTTIME`), in steps of 10 ms, from `/proc/uptime`.
-/// A system without that file has a monotonic clock instead, which may stand still while the
-/// machine is suspended.
+/// Time since the start of the machine (`CLOCK_BOOTTIME`), from `/proc/uptime`, which counts in
+/// steps of 10 ms; a monotonic clock counts in between. While that file cannot be read, the
+/// monotonic clock counts alone, which may stand still while the machine is suspended.
 #[derive(Debug)]
 pub(super) struct BootClock {
     // Kept open, so that a lack of file descriptors stops no clock.
     uptime: Option<File>,
     created: Instant,
+    /// Nanoseconds by which the time of the machine is ahead of the time since `created`.
+    ahead: AtomicU64,
 }
 
 impl BootClock {
     pub(super) fn new() -> Self {
-        let uptime = File::open("/proc/uptime").ok().filter(|file| read(file).is_some());
-        Self { uptime, created: Instant::now() }
+        let uptime = File::open("/proc/uptime").ok();
+        Self { uptime, created: Instant::now(), ahead: AtomicU64::new(0) }
+    }
+
+    /// Returns the time, given those of both clocks. `None` is a read that failed: the last known
+    /// suspension counts on.
+    fn at(&self, uptime: Option<Duration>, elapsed: Duration) -> Duration {
+        let ahead = uptime.unwrap_or_default().saturating_sub(elapsed);
+        let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
+        let before = self.ahead.fetch_max(ahead, Ordering::AcqRel);
+        elapsed.saturating_add(Duration::from_nanos(before.max(ahead)))
     }
 }
 
 impl Clock for BootClock {
     fn now(&self) -> Duration {
-        match &self.uptime {
-            // A clock that cannot be read ends every lease.
-            Some(uptime) => read(uptime).unwrap_or(Duration::MAX),
-            None => self.created.elapsed(),
-        }
+        let elapsed = self.created.elapsed();
+        self.at(self.uptime.as_ref().and_then(read), elapsed)
     }
 }
 
@@ -59,6 +73,19 @@ mod tests {
         assert_eq!(parse("350735.47 234388.90\n"), Some(Duration::from_secs_f64(350_735.47)));
         assert_eq!(parse(""), None);
         assert_eq!(parse("-1 0"), None);
+    }
+
+    #[test]
+    fn time_goes_on_while_the_clock_of_the_machine_cannot_be_read() {
+        let clock = BootClock::new();
+        let second = |number: u64| Duration::from_secs(number);
+
+        assert_eq!(clock.at(Some(second(100)), second(1)), second(100));
+        assert_eq!(clock.at(None, second(2)), second(101), "a read that failed");
+        assert_eq!(clock.at(Some(second(102)), second(3)), second(102));
+        assert_eq!(clock.at(Some(second(700)), second(4)), second(700), "after a suspension");
+        assert_eq!(clock.at(None, second(5)), second(701));
+        assert_eq!(clock.at(Some(second(0)), second(6)), second(702), "it never goes back");
     }
 
     #[test]

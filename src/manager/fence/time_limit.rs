@@ -39,10 +39,11 @@ impl TimeLimit {
     }
 }
 
-/// Returns the URI with the parameter `timeout`; `None` if it has one.
+/// Returns the URI with the parameter `timeout`; `None` if it has one, or if the request is passed
+/// on to a container or a server in the cluster, which would get the parameter.
 fn limited(uri: &Uri, limit: Duration) -> Option<Uri> {
     let query = uri.query().unwrap_or_default();
-    if query.split('&').any(|pair| pair.starts_with("timeout=")) {
+    if is_passed_on(uri.path()) || query.split('&').any(|pair| pair.starts_with("timeout=")) {
         return None;
     }
     let separator = if query.is_empty() { "" } else { "&" };
@@ -51,6 +52,21 @@ fn limited(uri: &Uri, limit: Duration) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path_and_query.parse().ok()?);
     Uri::from_parts(parts).ok()
+}
+
+/// Returns whether a path names a subresource that the API server connects to: `exec`, `attach`,
+/// `portforward` or `proxy` of a pod, a service or a node.
+fn is_passed_on(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix("/api/v1/") else { return false };
+    let mut parts = rest.split('/');
+    let mut collection = parts.next();
+    if collection == Some("namespaces") {
+        // Past the name of the namespace.
+        collection = parts.nth(1);
+    }
+    let subresource = parts.nth(1).unwrap_or_default();
+    matches!(collection, Some("pods" | "services" | "nodes"))
+        && matches!(subresource, "exec" | "attach" | "portforward" | "proxy")
 }
 
 #[cfg(test)]
@@ -71,5 +87,18 @@ mod tests {
         check("/api/v1/pods?", Some("/api/v1/pods?timeout=4000ms"));
         check("/a?fieldManager=b", Some("/a?fieldManager=b&timeout=4000ms"));
         check("/a?timeout=1s", None);
+    }
+
+    #[test]
+    fn request_that_is_passed_on_gets_no_limit() {
+        for subresource in ["exec", "attach", "portforward", "proxy", "proxy/a/b"] {
+            check(&format!("/api/v1/namespaces/a/pods/b/{subresource}?c=d"), None);
+        }
+        check("/api/v1/namespaces/a/services/b/proxy/c", None);
+        check("/api/v1/nodes/a/proxy", None);
+        let eviction = "/api/v1/namespaces/a/pods/exec/eviction";
+        check(eviction, Some(&format!("{eviction}?timeout=4000ms")));
+        let named = "/api/v1/namespaces/proxy/pods/exec";
+        check(named, Some(&format!("{named}?timeout=4000ms")));
     }
 }

@@ -71,17 +71,27 @@ fn warm() -> Elected {
 
 impl Replica {
     fn start(server: &SimulatedServer, name: &str, runnable: Elected) -> Self {
+        let options =
+            ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
+        Self::with(server, name, runnable, options, RunnableOptions::default())
+    }
+
+    fn with(
+        server: &SimulatedServer,
+        name: &str,
+        runnable: Elected,
+        options: ElectionOptions,
+        supervision: RunnableOptions,
+    ) -> Self {
         let client = server.client_as(name);
-        let (clock, own) = (Arc::new(RuntimeClock::new()), client.clone());
-        let options = ElectionOptions {
-            identity: name.into(),
-            own_thread: false,
-            ..ElectionOptions::new("default", "lease")
-        };
-        let election = Election::new(options, || Ok(own)).unwrap().by(clock.clone());
+        let (clock, own) = (Arc::new(RuntimeClock::new()), server.clone());
+        let user = name.to_owned();
+        let options = ElectionOptions { identity: name.into(), ..options };
+        let election = Election::new(options, move || Ok(own.client_as(&user))).unwrap();
+        let election = election.by(clock.clone());
         let (status, epochs) = (election.status(), runnable.epochs.subscribe());
         let mut manager = Manager::new(ManagerOptions::default()).elect(election);
-        manager.add_runnable("work", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        manager.add_runnable("work", Arc::new(runnable), supervision).unwrap();
         Self { harness: Harness::start(manager), epochs, status, clock, client }
     }
 
@@ -202,6 +212,38 @@ async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
     assert!(a.epoch().unwrap().leads());
     assert!(first.fence().pass().is_err(), "for ever");
     a.harness.stop().await.unwrap();
+}
+
+/// Checks that a runnable which is never restarted stands by after a loss that it sees before the
+/// manager does: it ends by itself at once.
+async fn check_early_end(own_thread: bool, times: ElectionTimes) {
+    let server = server();
+    let lease = ElectionOptions::new("default", "lease");
+    let options = ElectionOptions { own_thread, times, ..lease };
+    let never = RunnableOptions { restart: RestartPolicy::Never, ..RunnableOptions::default() };
+    let mut a = Replica::with(&server, "a", warm(), options, never);
+    a.until_leading().await;
+    server.stop();
+
+    assert_eq!(a.harness.next_done().await, (1, DoneReason::LeaseLost));
+
+    a.epochs.wait_for(|epoch| epoch.as_ref().is_some_and(|it| it.number() == 2)).await.unwrap();
+    server.start();
+    a.until_leading().await;
+    a.epoch().unwrap().leading().await;
+    assert_eq!(a.epoch().unwrap().number(), 2);
+    a.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_sees_the_lost_lease_first_stands_by_again() {
+    check_early_end(false, ElectionTimes::default()).await;
+}
+
+#[tokio::test]
+async fn run_that_sees_the_lost_lease_of_another_thread_first_stands_by_again() {
+    let [lease_duration, renew_deadline, retry_period] = [900, 600, 100].map(Duration::from_millis);
+    check_early_end(true, ElectionTimes { lease_duration, renew_deadline, retry_period }).await;
 }
 
 #[tokio::test(start_paused = true)]

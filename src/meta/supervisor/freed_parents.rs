@@ -117,6 +117,43 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
+    /// Returns whether an object of these types has the finalizer of the controller, or may have it.
+    /// Writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If a list fails.
+    pub(super) async fn has_parents(
+        &self,
+        name: &str,
+        types: &[TypeRef],
+        context: &Context,
+    ) -> Result<bool, kube::Error> {
+        let finalizer = Finalizer::of(self.kind, name, false);
+        for type_ref in types {
+            let served = match self.found(type_ref) {
+                Found::Served(served) => served,
+                Found::Absent => continue,
+                Found::Unknown => return Ok(true),
+            };
+            let mut token = None;
+            loop {
+                let page = self.page(context.client(), &served, token.as_deref()).await?;
+                let objects = page.items.iter().flatten();
+                let mut objects =
+                    objects.filter_map(|item| Object::from_json(item.get(), &served).ok());
+                if objects.any(|object| finalizer.is_on(object.header())) {
+                    return Ok(true);
+                }
+                token = page.continue_token().map(str::to_owned);
+                if token.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Removes the finalizer of a controller from all objects of a type. Returns the number of
     /// changed objects.
     ///

@@ -41,6 +41,9 @@ const STOP_PATIENCE: Duration = Duration::from_secs(1);
 const REFUSED_RETRY: Duration = Duration::from_millis(200);
 /// Delay until a deletion that may be caused by the CRD's is checked again.
 const RECHECK: Duration = Duration::from_secs(5);
+/// Delay until a standby looks again for parents that the leader has yet to free. Each look lists
+/// the parent types, so it is rare.
+const STANDBY_RECHECK: Duration = Duration::from_secs(30);
 
 /// Reconciler of declared controllers.
 pub(super) struct DeclarationReconciler {
@@ -403,7 +406,11 @@ impl DeclarationReconciler {
             }
         }
         if !context.epoch().leads() {
-            // The leader frees the parents; this replica does once it leads, if any are left.
+            // The leader frees the parents; this replica does if it leads before they are free.
+            if self.has_parents(name, &declared.finalizes, context).await? {
+                return Ok(Outcome::RequeueAfter(STANDBY_RECHECK));
+            }
+            self.changes.remove(name);
             return Ok(Outcome::Done);
         }
         let types = declared.finalizes.clone();

@@ -10,6 +10,7 @@ mod panics;
 mod pruned;
 mod rollout;
 mod slots;
+mod standby;
 mod swap;
 
 use std::{
@@ -98,6 +99,7 @@ impl Harness {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let mut metrics = Registry::default();
         cluster.metrics.register(&mut metrics);
+        options.metrics.register(&mut metrics);
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();

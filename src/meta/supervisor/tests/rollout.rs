@@ -145,6 +145,13 @@ struct Wire {
     violations: Mutex<Vec<String>>,
 }
 
+/// Child that is applied while others are unavailable.
+struct Applied {
+    name: String,
+    content: Value,
+    others: Vec<String>,
+}
+
 impl Wire {
     fn new(server: &SimulatedServer, variant: Variant, crash: Option<(When, usize)>) -> Arc<Self> {
         Arc::new(Self {
@@ -171,7 +178,11 @@ impl Wire {
                 if wire.dead.is_cancelled() {
                     return std::future::pending().await;
                 }
+                let applied = wire.before_apply(request.method(), request.uri().path());
                 let answer = service.call(request).await;
+                if let Some(applied) = applied {
+                    wire.after_apply(applied);
+                }
                 if crash == Some(When::After) {
                     wire.dead.cancel();
                 }
@@ -195,12 +206,8 @@ impl Wire {
         let name = path.rsplit('/').next().unwrap_or_default();
         self.writes.lock().unwrap().push(format!("{method} {path}"));
         let is_child = path.contains(&format!("/{}/", self.variant.child_resource()));
-        let (api_version, kind) = self.variant.child_type();
-        let exists = || self.server.get(api_version, kind, "default", name).is_ok();
-        // An apply may create, and that of a new process may change nothing.
-        let may_change = [Method::DELETE, Method::PUT].contains(method)
-            || (*method == Method::PATCH && self.crash.is_none() && exists());
-        if is_child && may_change {
+        // An apply may change nothing: see `after_apply`.
+        if is_child && [Method::DELETE, Method::PUT].contains(method) {
             let others = self.unavailable(name);
             if !others.is_empty() {
                 let violation = format!("{method} {path} while {others:?} are unavailable");
@@ -209,6 +216,34 @@ impl Wire {
         }
         let number = 1 + self.changes.fetch_add(1, Ordering::SeqCst);
         self.crash.filter(|(_, at)| *at == number).map(|(when, _)| when)
+    }
+
+    /// Returns the child that a request applies, if it exists while others are unavailable.
+    fn before_apply(&self, method: &Method, path: &str) -> Option<Applied> {
+        let is_child = path.contains(&format!("/{}/", self.variant.child_resource()));
+        if *method != Method::PATCH || !is_child {
+            return None;
+        }
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        let content = self.content(&name)?;
+        let others = self.unavailable(&name);
+        (!others.is_empty()).then_some(Applied { name, content, others })
+    }
+
+    /// Notes an apply that has changed its child.
+    fn after_apply(&self, applied: Applied) {
+        let Applied { name, content, others } = applied;
+        if self.content(&name).is_some_and(|now| now != content) {
+            let violation = format!("{name} is changed while {others:?} are unavailable");
+            self.violations.lock().unwrap().push(violation);
+        }
+    }
+
+    /// Returns the specification of a child, if it exists.
+    fn content(&self, name: &str) -> Option<Value> {
+        let (api_version, kind) = self.variant.child_type();
+        let child = self.server.get(api_version, kind, "default", name).ok()?;
+        Some(json!([child["spec"], child["data"]]))
     }
 
     /// Returns the children other than this one that the parent wants and that are not available.

@@ -85,3 +85,12 @@ async fn crash_at_any_write_of_a_finalization_in_mid_rollout_strands_nothing() {
         every_crash(variant, Life::Finalization).await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn crash_at_any_write_of_an_applied_rollout_strands_nothing() {
+    let strategy = ApplyStrategy::ServerSideApply;
+    for (method, has_checks) in [("RollingInPlace", true), ("RollingRecreate", false)] {
+        let variant = Variant { method, has_checks, strategy, ..PLAIN };
+        every_crash(variant, Life::Rollout).await;
+    }
+}

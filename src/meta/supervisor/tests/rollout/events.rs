@@ -241,3 +241,48 @@ async fn children_without_a_revision_are_updated_one_at_a_time() {
     bench.done("two").await;
     bench.end().await;
 }
+
+impl Bench {
+    /// Value of a gauge of the controller.
+    fn gauge(&self, name: &str) -> Option<i64> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.harness.metrics).unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// Condition `RolledOut` of the controller: status and reason.
+    fn rolled_out(&self) -> (String, String) {
+        let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        let controller = self.harness.server.get(kind.0, kind.1, "", "roll").unwrap();
+        let conditions = controller["status"]["conditions"].as_array().unwrap();
+        let found = conditions.iter().find(|it| it["type"] == "RolledOut").unwrap();
+        let text = |field: &str| found[field].as_str().unwrap().to_owned();
+        (text("status"), text("reason"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollout_is_in_the_metrics_and_in_the_condition_of_its_controller_until_it_is_done() {
+    const PENDING: &str = "pilotlight_composite_pending_rollouts";
+    const SINCE: &str = "pilotlight_composite_rollout_waiting_since_timestamp_seconds";
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let begin = k8s_openapi::jiff::Timestamp::now().as_second();
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(bench.rolled_out(), ("False".to_owned(), "RolloutProgressing".to_owned()));
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(bench.gauge(PENDING), Some(1));
+    let since = bench.gauge(SINCE).unwrap();
+    assert!((begin - 60..=begin + 60).contains(&since), "{since}, not about {begin}");
+    assert_eq!(bench.rolled_out(), ("False".to_owned(), "RolloutWaiting".to_owned()));
+
+    bench.done("two").await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((bench.gauge(PENDING), bench.gauge(SINCE)), (Some(0), Some(0)));
+    assert_eq!(bench.rolled_out(), ("True".to_owned(), "NoRollout".to_owned()));
+    let events = bench.harness.server.list("v1", "Event").unwrap();
+    let complete = events.iter().filter(|event| event["reason"] == "RolloutComplete");
+    assert_eq!(complete.count(), 1);
+    bench.end().await;
+}
