@@ -29,7 +29,7 @@ pub enum ListerError {
     )]
     NoCache(TypeRef),
     /// Build the input without `metadata_only` and `keys_only`, or read the headers of
-    /// [`Context::store`].
+    /// [`Context::store`](super::Context::store).
     #[error(
         "{0} is cached in part, so that its objects cannot be decoded: build the input without \
          metadata_only and keys_only, or read the headers in its store"
@@ -41,7 +41,8 @@ pub enum ListerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// Build the input with `.whole()`, or read the object with [`Context::fetch`].
+    /// Build the input with `.whole()`, or read the object with
+    /// [`Context::fetch`](super::Context::fetch).
     #[error(
         "{0} does not concern this input, which keeps its metadata only: build the input with \
          .whole(), or read the object with Context::fetch"

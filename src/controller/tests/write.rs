@@ -57,7 +57,7 @@ async fn object_is_created_patched_by_its_difference_or_left_alone() {
 
     let (_, written) = create_or_patch(&api, map("a", ""), text("one")).await.unwrap();
     assert_eq!(written, Written::Created);
-    // Someone else adds a field between the calls.
+    // Another client adds a field between the calls.
     let other = Patch::Merge(json!({ "data": { "other": "kept" } }));
     api.patch("a", &PatchParams::default(), &other).await.unwrap();
     let (patched, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();

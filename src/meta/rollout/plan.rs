@@ -2,8 +2,8 @@
 //!
 //! At most one child moves to the latest revision in one sync, and only if every child that has it is
 //! observed, as desired and ready. The order is that of the hook's response, except that a child which
-//! is unavailable anyway moves first: after a change of the parent in mid-rollout, another child
-//! would be unavailable beside it.
+//! is unavailable anyway moves first, unless the first one is missing: after a change of the parent
+//! in mid-rollout, another child would be unavailable beside it.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
 //! except for that order, and for a child that exists, differs and has no revision: it is left as
@@ -93,7 +93,7 @@ pub(crate) enum Place {
 pub(crate) enum RolloutProgress {
     /// Every child has the latest revision.
     Complete,
-    /// This child moves to the latest revision.
+    /// This child moves to the latest revision, or an interrupted move of it is settled.
     Updating(ChildId),
     /// No child moves, for this reason.
     Waiting(RolloutWait),
@@ -165,8 +165,8 @@ pub(crate) fn plan(
     standing: impl Fn(&GroupKind) -> Standing,
     mut observe: impl FnMut(&ChildId, Place) -> ChildState,
 ) -> Plan {
-    let recorded = recorded(latest, older, wanted, &standing);
-    let mut rollout = Unfinished { places: BTreeMap::new(), states: BTreeMap::new() };
+    let (recorded, interrupted) = recorded(latest, older, wanted, &standing);
+    let mut rollout = Unfinished { places: BTreeMap::new(), states: BTreeMap::new(), interrupted };
     for child in wanted {
         let place = recorded.get(child).copied();
         if place == Some(Place::Latest) {
@@ -174,7 +174,11 @@ pub(crate) fn plan(
         }
         let state = observe(child, place.unwrap_or(Place::Held));
         let place = match (&state, place) {
-            (ChildState::Present { is_latest: Ok(true), .. }, _) => Place::Latest,
+            (ChildState::Present { is_latest: Ok(true), .. }, place) => {
+                // An older revision records it still.
+                rollout.interrupted.extend(place.map(|_| child.clone()));
+                Place::Latest
+            }
             (ChildState::Missing | ChildState::Deleting, None) => Place::Latest,
             (_, place) => place.unwrap_or(Place::Held),
         };
@@ -203,33 +207,38 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns the revision of each wanted child, as far as one is recorded. The latest revision wins
-/// over others, and a revision whose response lacks the child has no form for it.
+/// Returns the revision of each wanted child, as far as one is recorded, and the children that
+/// several revisions record: a process has ended in the middle of their move. The latest revision
+/// wins over others, and a revision whose response lacks the child has no form for it.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
     wanted: &[ChildId],
     standing: &impl Fn(&GroupKind) -> Standing,
-) -> BTreeMap<ChildId, Place> {
+) -> (BTreeMap<ChildId, Place>, BTreeSet<ChildId>) {
     let wanted: BTreeSet<_> = wanted.iter().collect();
     let of_latest = ids(latest).map(|child| (child, Place::Latest));
     let of_older = older.iter().enumerate().flat_map(|(at, revision)| {
         let has_form = |child: &ChildId| revision.wanted.contains(child);
         ids(revision.children).filter(has_form).map(move |child| (child, Place::Older(at)))
     });
-    let mut recorded = BTreeMap::new();
+    let (mut recorded, mut interrupted) = (BTreeMap::new(), BTreeSet::new());
     for (child, place) in of_latest.chain(of_older) {
         if wanted.contains(&child) && standing(&child.type_) == Standing::Rolling {
-            recorded.entry(child).or_insert(place);
+            if *recorded.entry(child.clone()).or_insert(place) != place {
+                interrupted.insert(child);
+            }
         }
     }
-    recorded
+    (recorded, interrupted)
 }
 
 /// Children that do not have the latest revision, and their states.
 struct Unfinished {
     places: BTreeMap<ChildId, Place>,
     states: BTreeMap<ChildId, ChildState>,
+    /// Children that several revisions record, or an older one than they have.
+    interrupted: BTreeSet<ChildId>,
 }
 
 impl Unfinished {
@@ -255,9 +264,11 @@ impl Unfinished {
             // This sync creates the child at its own revision.
             return RolloutProgress::Waiting(RolloutWait::missing((**child).clone()));
         }
-        // A child that is behind its own revision is written in this sync anyway.
+        // A child that is behind its own revision is written in this sync anyway. One whose move was
+        // interrupted may be behind after a further change of the parent.
+        let interrupted = &self.interrupted;
         let is_behind = |child: &&&ChildId| match &self.states[**child] {
-            ChildState::Present { is_own, .. } => !is_own,
+            ChildState::Present { is_own, .. } => !is_own || interrupted.contains(**child),
             ChildState::Missing | ChildState::Deleting => false,
         };
         let is_unavailable = |child: &&&ChildId| match &self.states[**child] {
@@ -265,9 +276,15 @@ impl Unfinished {
             ChildState::Deleting => true,
             ChildState::Present { ready, .. } => ready.is_err(),
         };
-        let next = old.iter().find(is_behind).or_else(|| old.iter().find(is_unavailable));
-        let next: &ChildId = next.unwrap_or(first);
-        let next = next.clone();
+        // A missing child is created in this sync: none that may become ready before its own write
+        // moves beside it.
+        let behind = old.iter().find(is_behind).or_else(|| old.first().filter(missing));
+        let next = behind.or_else(|| old.iter().find(is_unavailable));
+        let next: ChildId = (*next.unwrap_or(first)).clone();
+        // This sync corrects the revisions first, so that one child at most is ever on its way.
+        if let Some(other) = self.interrupted.iter().find(|child| **child != next) {
+            return RolloutProgress::Updating(other.clone());
+        }
         self.places.remove(&next);
         RolloutProgress::Updating(next)
     }

@@ -124,9 +124,9 @@ fn rollout_waits_until_each_updated_child_is_observed_equal_and_ready() {
 fn child_that_is_as_the_latest_revision_wants_it_moves_without_a_turn() {
     let states = [("a", present(true)), ("b", present(true)), ("c", present(false))];
     Case { latest: &[], older: &["a", "b", "c"], wanted: &["c", "b", "a"], states: &states }.check(
-        &["c", "b", "a"],
-        &[],
-        "updating ConfigMap c",
+        &["b", "a"],
+        &["c"],
+        "updating ConfigMap a",
     );
 }
 
