@@ -14,7 +14,8 @@ mod adopt;
 mod adopted_run;
 mod events;
 mod predicate;
-#[cfg(all(test, feature = "testing"))]
+#[cfg(test)]
+#[cfg(feature = "testing")]
 mod tests;
 
 pub use adopt::{Adopted, adopt};

@@ -224,10 +224,9 @@ fn recorded(
     });
     let (mut recorded, mut interrupted) = (BTreeMap::new(), BTreeSet::new());
     for (child, place) in of_latest.chain(of_older) {
-        if wanted.contains(&child) && standing(&child.type_) == Standing::Rolling {
-            if *recorded.entry(child.clone()).or_insert(place) != place {
-                interrupted.insert(child);
-            }
+        let is_rolled = wanted.contains(&child) && standing(&child.type_) == Standing::Rolling;
+        if is_rolled && *recorded.entry(child.clone()).or_insert(place) != place {
+            interrupted.insert(child);
         }
     }
     (recorded, interrupted)

@@ -88,7 +88,7 @@ impl ParentReconciler {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let wanted = subject(parent);
         for text in self.parents.writes.taken_over(&parent.key) {
-            self.recorder.publish(context, &wanted, Severity::Warning, "FieldsTakenOver", &text);
+            self.recorder.publish(context, &wanted, Severity::Normal, "FieldsTakenOver", &text);
         }
         for (what, Contested { message, owner, .. }) in unreported {
             let text = format!("Sync error: {message}");
