@@ -275,8 +275,8 @@ impl Unfinished {
             ChildState::Deleting => true,
             ChildState::Present { ready, .. } => ready.is_err(),
         };
-        // A missing child is created in this sync: none that may become ready before its own write
-        // moves beside it.
+        // A missing child is created in this sync. Another that moved beside it could become ready
+        // before its own write.
         let behind = old.iter().find(is_behind).or_else(|| old.first().filter(missing));
         let next = behind.or_else(|| old.iter().find(is_unavailable));
         let next: ChildId = (*next.unwrap_or(first)).clone();
