@@ -101,7 +101,7 @@ async fn main() -> anyhow::Result<()> {
     });
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+    runnable.add_to(&mut manager, "cluster")?;
     manager.add("answers", Arc::new(answers), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.

@@ -101,7 +101,7 @@ async fn main() -> anyhow::Result<()> {
         .for_::<CustomResourceDefinition>()
         .labels(RULE)
         .build(&cluster, types)?;
-    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+    runnable.add_to(&mut manager, "cluster")?;
     manager.add("types", Arc::new(types), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.

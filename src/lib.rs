@@ -155,7 +155,7 @@
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
-//! | object is decoded for typed readers, once for each version | `src/informer/object.rs::decode_shared`, by `src/controller/lister.rs::get` |
+//! | object is decoded for typed readers, which share it | `src/informer/object.rs::decode_shared`, by `src/controller/lister.rs::get` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |

@@ -12,6 +12,7 @@ use pilotlight::{
         adopt,
         kube_runtime::{Controller, controller::Action, watcher},
     },
+    testing::Verb,
 };
 use serde_json::json;
 
@@ -67,7 +68,8 @@ async fn an_adopted_controller_lives_and_dies_with_its_type_on_the_control_plane
         drop(harness.create(&crd, "gear", 1).await);
         let labelled = || {
             let seen = harness.faults.seen();
-            let patches = seen.iter().filter(|info| info.path.ends_with("/gear")).count();
+            let patches = seen.iter().filter(|it| it.verb == Verb::Patch);
+            let patches = patches.filter(|it| it.path.ends_with("/gear")).count();
             if patches > 5 { Ok(()) } else { Err(format!("{patches} patches")) }
         };
         eventually("the widget is labelled again and again", labelled).await;

@@ -356,7 +356,8 @@ impl Context {
         self.request.as_ref()
     }
 
-    /// Returns the number of failures of this request in a row.
+    /// Returns the number of failures of this request in a row, each
+    /// [`Outcome::Requeue`](super::Outcome::Requeue) included.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }

@@ -9,7 +9,7 @@ use crate::{
     kind::TypeRef,
 };
 
-/// Rust type of a kind, whose objects can be decoded once and shared.
+/// Rust type of a kind, whose decoded objects can be shared.
 pub trait Cached:
     kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static
 {
@@ -53,8 +53,8 @@ pub enum LookupError {
     Decode(#[from] serde_json::Error),
 }
 
-/// Typed lister of a cache. An object is decoded at its first read, and shared by all readers of
-/// that version.
+/// Typed lister of a cache. An object is decoded at a read, and shared by all who hold that version
+/// of it.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Store,

@@ -123,8 +123,7 @@ where
     }
 }
 
-/// Returns a reconciler that takes the object of a request from the cache, decoded once for each
-/// version; `None` for a deleted object, which [`Context::request`] names.
+/// Returns a reconciler that takes the object of a request from the cache, decoded; `None` for a deleted object, which [`Context::request`] names.
 ///
 /// `K` is the type of an input that is kept whole, such as the primary type. An object that does
 /// not have the shape of `K` is an error, retried at its next change.

@@ -3,15 +3,16 @@
 use std::{
     any::Any,
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Weak},
 };
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
-use crate::{guard::GuardedDrop, kind::GroupKind};
+use crate::kind::GroupKind;
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,8 +73,8 @@ struct ObjectInner {
     whole: bool,
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
-    // Result of the first typed read; lives as long as this version of the object.
-    decoded: OnceLock<GuardedDrop<Arc<dyn Any + Send + Sync>>>,
+    // Result of a typed read, while a reader holds it.
+    decoded: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -120,7 +121,7 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        let decoded = OnceLock::new();
+        let decoded = Mutex::default();
         Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
     }
 
@@ -180,9 +181,8 @@ impl Object {
         serde_json::from_slice(&self.inner.json)
     }
 
-    /// Decodes the whole object at the first call, and returns the same value at further calls for
-    /// the same type. The value lives as long as this version is cached. A second type is decoded
-    /// at each call.
+    /// Decodes the whole object, unless a reader of the same type holds the decoded value: readers
+    /// of one version share it while they use it. The cache keeps the JSON alone.
     ///
     /// # Errors
     ///
@@ -190,14 +190,13 @@ impl Object {
     pub fn decode_shared<K: DeserializeOwned + Send + Sync + 'static>(
         &self,
     ) -> Result<Arc<K>, serde_json::Error> {
-        if let Some(shared) = self.inner.decoded.get()
-            && let Ok(shared) = Arc::clone(shared as &Arc<dyn Any + Send + Sync>).downcast()
-        {
+        let held = self.inner.decoded.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(Ok(shared)) = held.map(Arc::downcast) {
             return Ok(shared);
         }
         let decoded = Arc::new(self.decode::<K>()?);
-        // Another reader may have been first: both values are of this version.
-        self.inner.decoded.get_or_init(|| GuardedDrop::new(Arc::clone(&decoded) as _));
+        let shared: Arc<dyn Any + Send + Sync> = Arc::<K>::clone(&decoded);
+        *self.inner.decoded.lock() = Some(Arc::downgrade(&shared));
         Ok(decoded)
     }
 
@@ -241,37 +240,20 @@ impl fmt::Display for ObjectKey {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
     use serde_json::Value;
 
     use super::{super::fixture::Fixture, *};
 
-    /// Value of a user whose `Drop` panics.
-    #[derive(Deserialize)]
-    struct Bomb {}
-
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            panic!("boom");
-        }
-    }
-
     #[test]
-    fn object_is_decoded_once_for_a_type_and_at_each_call_for_another() {
+    fn decoded_object_is_shared_by_its_readers_and_not_kept() {
         let object = Fixture::new("a").object();
 
-        let (one, two) = (object.decode_shared::<Value>(), object.decode_shared::<Value>());
-        assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
-        let other = || object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
-        assert!(!Arc::ptr_eq(&other(), &other()));
+        let one = object.decode_shared::<Value>().unwrap();
+        assert!(Arc::ptr_eq(&one, &object.decode_shared().unwrap()));
+        let other = object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
+        assert_eq!(other["metadata"]["name"], one["metadata"]["name"]);
         object.decode_shared::<u32>().unwrap_err();
-    }
-
-    #[test]
-    fn decoded_value_that_panics_when_it_is_dropped_harms_nobody() {
-        let object = Fixture::new("a").object();
-
-        drop(object.decode_shared::<Bomb>().unwrap());
-        drop(object);
+        let other = Arc::downgrade(&other);
+        assert_eq!(other.strong_count(), 0, "only readers keep it");
     }
 }

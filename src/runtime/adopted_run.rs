@@ -70,7 +70,7 @@ impl AdoptedRun {
         K::DynamicType: Eq + Hash + Clone,
     {
         let (mut results, epoch) = (pin!(results), self.epoch.clone());
-        let mut synced = pin!(store.wait_until_ready());
+        let (mut synced, mut is_waited) = (pin!(store.wait_until_ready()), false);
         loop {
             let due = [self.streak.due(), self.watches_current_at()];
             let due = due.into_iter().flatten().min();
@@ -78,8 +78,13 @@ impl AdoptedRun {
                 biased;
                 _ = epoch.stopping(), if !self.synced => break,
                 () = epoch.grace_over() => break,
-                // The store of an ended stream never becomes ready.
-                Ok(()) = &mut synced, if !self.synced => self.on_synced(),
+                ready = &mut synced, if !is_waited => {
+                    is_waited = true;
+                    // The store of an ended stream never becomes ready.
+                    if ready.is_ok() {
+                        self.on_synced();
+                    }
+                }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     self.on_due(&store);
                 }
@@ -87,6 +92,9 @@ impl AdoptedRun {
                     Some(item) => self.on_item(item),
                     None => break,
                 },
+            }
+            if self.fatal.is_some() {
+                break;
             }
             consume_budget().await;
         }
@@ -185,9 +193,13 @@ impl AdoptedRun {
         }
         if self.streak.due().is_some_and(|at| at <= now) {
             // An error policy may await a change of an object that has been deleted.
-            if store.is_empty() {
-                let was_reported = self.streak.succeeded();
-                self.streak_ended(was_reported);
+            let is_gone =
+                |failed: &&Request| store.find(|object| key_of(object) == failed.key).is_none();
+            let gone: Vec<_> = self.streak.requests().filter(is_gone).cloned().collect();
+            for request in gone {
+                self.on_gone(&request);
+            }
+            if self.streak.due().is_none() {
                 return;
             }
             self.streak.report();
@@ -205,9 +217,16 @@ impl AdoptedRun {
 
     fn clear_error(&mut self, request: &Request) {
         if self.last_error.succeeded(request) {
-            self.epoch.report(|report| report.last_error = None);
+            let watch = self.watch_failed.as_ref().map(|(_, message)| message.clone());
+            self.epoch.report(|report| report.last_error = watch);
         }
     }
+}
+
+fn key_of(object: &impl Resource) -> ObjectKey {
+    let meta = object.meta();
+    let name = meta.name.as_deref().unwrap_or_default().into();
+    ObjectKey { namespace: meta.namespace.as_deref().map(Into::into), name }
 }
 
 fn of_object(object: ObjectRef<DynamicObject>) -> Request {

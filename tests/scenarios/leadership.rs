@@ -61,8 +61,8 @@ impl ConditionalRunnable for Cold {
 /// Testbed of a replica that takes part in an election, in which another replica leads.
 async fn standby(server: Server<'static>, name: &str) -> Testbed {
     let election = Some(ElectionTimes {
-        lease_duration: Duration::from_secs(3),
-        renew_deadline: Duration::from_secs(2),
+        lease_duration: Duration::from_secs(6),
+        renew_deadline: Duration::from_secs(5),
         retry_period: Duration::from_millis(300),
     });
     Testbed::with(server, name, HarnessOptions { election, ..HarnessOptions::default() }).await

@@ -33,6 +33,12 @@ impl FailureStreak {
         self.requests.is_empty() && self.succeeded()
     }
 
+    /// Returns the requests that have failed since the last success.
+    #[cfg(feature = "runtime")]
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter()
+    }
+
     /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
     /// been reported.
     pub(crate) fn succeeded(&mut self) -> bool {

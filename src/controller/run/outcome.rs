@@ -36,7 +36,7 @@ pub(in crate::controller) enum NextReconcile {
     After(Duration),
     /// Requeue after this time; neither success nor failure, since nothing has been done yet.
     Postponed(Duration),
-    /// Requeue after the back-off; neither success nor failure.
+    /// Requeue after the back-off, as a success.
     Again,
     /// Requeue after the back-off: a conflict if there is no error.
     Retry(Option<BoxError>),

@@ -50,7 +50,7 @@ impl EpochRun {
             }
             NextReconcile::Again => {
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
-                self.clear_error(&key);
+                self.succeeded(&key);
             }
             NextReconcile::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
@@ -122,13 +122,14 @@ impl EpochRun {
     /// Records the result in the retry gate: a success may admit throttled requests.
     fn update_gate(&mut self, key: &Request, next: &NextReconcile) {
         match next {
-            NextReconcile::Done | NextReconcile::After(_) if self.throttled.holds(key) => {
+            NextReconcile::Done | NextReconcile::After(_) | NextReconcile::Again
+                if self.throttled.holds(key) =>
+            {
                 for (next, after) in self.throttled.answered(key, Instant::now()) {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
             }
             NextReconcile::Gone
-            | NextReconcile::Again
             | NextReconcile::Retry(_)
             | NextReconcile::RetryAfter(..)
             | NextReconcile::GiveUp(_)
@@ -137,6 +138,7 @@ impl EpochRun {
             }
             NextReconcile::Done
             | NextReconcile::After(_)
+            | NextReconcile::Again
             | NextReconcile::Throttled(..)
             | NextReconcile::Wait(_)
             | NextReconcile::Abandon => {}

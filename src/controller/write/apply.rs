@@ -97,7 +97,13 @@ fn intent<K: Resource<DynamicType = ()>>(mut object: Value, subresource: Option<
         metadata.retain(|field, _| match subresource {
             None => !matches!(
                 field.as_str(),
-                "creationTimestamp" | "generation" | "managedFields" | "resourceVersion"
+                "creationTimestamp"
+                    | "deletionGracePeriodSeconds"
+                    | "deletionTimestamp"
+                    | "generation"
+                    | "managedFields"
+                    | "resourceVersion"
+                    | "selfLink"
             ),
             Some(_) => matches!(field.as_str(), "name" | "namespace" | "uid"),
         });
@@ -122,6 +128,7 @@ mod tests {
         let read = json!({
             "metadata": {
                 "name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0,
                 "generation": 2, "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [],
                 "labels": { "app": "a" },
             },

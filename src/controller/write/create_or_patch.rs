@@ -45,7 +45,7 @@ pub enum CreateOrPatchError {
 ///
 /// If the object does not exist, `change` is applied to `object`, which is created. Otherwise it is
 /// applied to the object of the server, and the fields that differ then are sent as a merge patch:
-/// fields that the Rust type does not know stay. The patch carries the resourceVersion that was
+/// fields that the Rust type does not know stay, except in lists, which are sent whole. The patch carries the resourceVersion that was
 /// read, so that a concurrent change is a conflict, which a controller retries. A changed `status`
 /// is a patch of its subresource. At most three requests; one if nothing differs.
 ///
@@ -100,7 +100,8 @@ where
     let mut read = serde_json::to_value(&current)?;
     let status_read = take_status(&mut read);
     let status_before = if exists { status_before } else { status_read };
-    let status = (!status.is_null()).then(|| difference(&status_before, &status)).flatten();
+    let is_desired = exists || !status.is_null();
+    let status = is_desired.then(|| difference(&status_before, &status)).flatten();
     if let Some(patch) = status {
         let patch = Value::Object(Map::from_iter([("status".to_owned(), patch)]));
         current = send(api, &read, patch, Some("status")).await?;

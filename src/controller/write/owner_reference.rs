@@ -75,7 +75,7 @@ pub fn set_owner_reference<O: Resource>(
 
 /// Removes the references to `owner`, by uid. Returns whether there was one.
 pub fn remove_owner_reference(object: &mut impl Resource, owner: &impl Resource) -> bool {
-    let owners = object.owner_references_mut();
+    let Some(owners) = &mut object.meta_mut().owner_references else { return false };
     let before = owners.len();
     owners.retain(|it| Some(&it.uid) != owner.meta().uid.as_ref());
     owners.len() < before
@@ -158,6 +158,9 @@ mod tests {
         assert!(!remove_owner_reference(&mut child, &map("ns", "owner", "1")));
         assert!(remove_owner_reference(&mut child, &map("ns", "owner", "2")));
         assert_eq!(child.owner_references(), []);
+        let mut none = map("ns", "none", "");
+        assert!(!remove_owner_reference(&mut none, &map("ns", "owner", "2")));
+        assert_eq!(none.metadata.owner_references, None, "nothing to write");
     }
 
     #[test]

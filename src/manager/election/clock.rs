@@ -31,8 +31,14 @@ pub(super) struct BootClock {
 
 impl BootClock {
     pub(super) fn new() -> Self {
+        let created = Instant::now();
         let uptime = File::open("/proc/uptime").ok();
-        Self { uptime, created: Instant::now(), ahead: AtomicU64::new(0) }
+        let now = uptime.as_ref().and_then(read);
+        // Without a first read the monotonic clock counts alone: a later one would be a jump.
+        let uptime = uptime.filter(|_| now.is_some());
+        let clock = Self { uptime, created, ahead: AtomicU64::new(0) };
+        clock.at(now, created.elapsed());
+        clock
     }
 
     /// Returns the time, given those of both clocks. `None` is a read that failed: the last known
@@ -47,8 +53,10 @@ impl BootClock {
 
 impl Clock for BootClock {
     fn now(&self) -> Duration {
-        let elapsed = self.created.elapsed();
-        self.at(self.uptime.as_ref().and_then(read), elapsed)
+        // A pause between the two reads makes the suspension seem shorter, which the next call
+        // corrects. In the other order it would seem longer, without end.
+        let uptime = self.uptime.as_ref().and_then(read);
+        self.at(uptime, self.created.elapsed())
     }
 }
 
@@ -77,7 +85,7 @@ mod tests {
 
     #[test]
     fn time_goes_on_while_the_clock_of_the_machine_cannot_be_read() {
-        let clock = BootClock::new();
+        let clock = BootClock { uptime: None, created: Instant::now(), ahead: AtomicU64::new(0) };
         let second = |number: u64| Duration::from_secs(number);
 
         assert_eq!(clock.at(Some(second(100)), second(1)), second(100));
@@ -98,5 +106,15 @@ mod tests {
         }
 
         assert!(clock.now() > before);
+    }
+
+    #[test]
+    fn first_time_is_that_of_the_machine() {
+        let clock = BootClock::new();
+        let before = read(clock.uptime.as_ref().unwrap()).unwrap();
+
+        let now = clock.now();
+
+        assert!(now + Duration::from_millis(20) >= before, "{now:?} {before:?}");
     }
 }

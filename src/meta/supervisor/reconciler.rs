@@ -407,11 +407,14 @@ impl DeclarationReconciler {
         }
         if !context.epoch().leads() {
             // The leader frees the parents; this replica does if it leads before they are free.
-            if self.has_parents(name, &declared.finalizes, context).await? {
-                return Ok(Outcome::RequeueAfter(STANDBY_RECHECK));
+            let has_parents = self.has_parents(name, &declared.finalizes, context).await?;
+            if !context.epoch().leads() {
+                if has_parents {
+                    return Ok(Outcome::RequeueAfter(STANDBY_RECHECK));
+                }
+                self.changes.remove(name);
+                return Ok(Outcome::Done);
             }
-            self.changes.remove(name);
-            return Ok(Outcome::Done);
         }
         let types = declared.finalizes.clone();
         let freed = self.free_parents(name, &types, &mut declared.finalizes, context).await;
