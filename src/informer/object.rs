@@ -253,7 +253,8 @@ mod tests {
         let other = object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
         assert_eq!(other["metadata"]["name"], one["metadata"]["name"]);
         object.decode_shared::<u32>().unwrap_err();
-        let other = Arc::downgrade(&other);
-        assert_eq!(other.strong_count(), 0, "only readers keep it");
+        let kept = Arc::downgrade(&other);
+        drop(other);
+        assert_eq!(kept.strong_count(), 0, "only readers keep it");
     }
 }
