@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     Reason,
-    verdict::{self, Basis, Subresource, Unmet, Verdict},
+    verdict::{self, Basis, RequiredSubresource, Subresource, Unmet, Verdict},
 };
 use crate::{
     discovery::{DiscoveryMode, TypeRegistry, TypeStatus},
@@ -59,7 +59,7 @@ enum Node {
     },
     Type {
         type_ref: TypeRef,
-        subresource: Option<Subresource>,
+        subresource: Option<RequiredSubresource>,
         status: watch::Receiver<TypeStatus>,
         mode: watch::Receiver<DiscoveryMode>,
     },
@@ -90,13 +90,24 @@ pub fn subresource_served(
     type_ref: &TypeRef,
     subresource: Subresource,
 ) -> Readiness {
-    of_type(registry, type_ref, Some(subresource))
+    of_type(registry, type_ref, Some(RequiredSubresource::OfAny(subresource)))
+}
+
+/// Returns a condition like [`subresource_served`] that a built-in type without the subresource
+/// meets.
+#[cfg(any(test, feature = "meta"))]
+pub(crate) fn subresource_served_unless_built_in(
+    registry: &TypeRegistry,
+    type_ref: &TypeRef,
+    subresource: Subresource,
+) -> Readiness {
+    of_type(registry, type_ref, Some(RequiredSubresource::UnlessBuiltIn(subresource)))
 }
 
 fn of_type(
     registry: &TypeRegistry,
     type_ref: &TypeRef,
-    subresource: Option<Subresource>,
+    subresource: Option<RequiredSubresource>,
 ) -> Readiness {
     let (status, mode) = (registry.subscribe(type_ref), registry.mode());
     Readiness(Node::Type { type_ref: type_ref.clone(), subresource, status, mode })

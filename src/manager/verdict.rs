@@ -42,6 +42,36 @@ pub enum Subresource {
     Scale,
 }
 
+/// Subresource that a condition requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequiredSubresource {
+    /// Of any type.
+    OfAny(Subresource),
+    /// Of a type of a CRD or of an aggregated server: a built-in type cannot get one.
+    #[cfg_attr(not(any(test, feature = "meta")), expect(dead_code, reason = "of declared ones"))]
+    UnlessBuiltIn(Subresource),
+}
+
+impl RequiredSubresource {
+    fn name(self) -> &'static str {
+        match self {
+            Self::OfAny(Subresource::Status) | Self::UnlessBuiltIn(Subresource::Status) => "status",
+            Self::OfAny(Subresource::Scale) | Self::UnlessBuiltIn(Subresource::Scale) => "scale",
+        }
+    }
+
+    fn is_met(self, served: &ServedType) -> bool {
+        let has = |subresource| match subresource {
+            Subresource::Status => served.subresources.status,
+            Subresource::Scale => served.subresources.scale,
+        };
+        match self {
+            Self::OfAny(subresource) => has(subresource),
+            Self::UnlessBuiltIn(subresource) => has(subresource) || served.identity.uid.is_none(),
+        }
+    }
+}
+
 impl From<&ServedType> for Basis {
     fn from(served: &ServedType) -> Self {
         let ServedType { identity, kind, list_kind, .. } = served;
@@ -106,7 +136,7 @@ impl Verdict {
 /// Returns the verdict on a type: met while it is served, with the subresource if one is required.
 pub(super) fn of_type(
     type_ref: &TypeRef,
-    subresource: Option<Subresource>,
+    subresource: Option<RequiredSubresource>,
     status: &TypeStatus,
 ) -> Verdict {
     let unmet = |reason: Reason, message: String| {
@@ -114,25 +144,13 @@ pub(super) fn of_type(
     };
     match &status.state {
         TypeState::Served | TypeState::Terminating => match &status.served {
-            Some(served) => {
-                let present = match subresource {
-                    None => true,
-                    Some(Subresource::Status) => served.subresources.status,
-                    Some(Subresource::Scale) => served.subresources.scale,
-                };
-                if present {
-                    Verdict::Met(vec![Basis::from(&**served)])
-                } else {
-                    let name = match subresource {
-                        Some(Subresource::Scale) => "scale",
-                        Some(Subresource::Status) | None => "status",
-                    };
-                    Verdict::Unmet(unmet(
-                        Reason::SubresourceMissing,
-                        format!("{type_ref} has no {name} subresource; add it to the CRD"),
-                    ))
-                }
-            }
+            Some(served) => match subresource.filter(|required| !required.is_met(served)) {
+                None => Verdict::Met(vec![Basis::from(&**served)]),
+                Some(required) => Verdict::Unmet(unmet(
+                    Reason::SubresourceMissing,
+                    format!("{type_ref} has no {} subresource; add it to the CRD", required.name()),
+                )),
+            },
             None => {
                 Verdict::Unknown(unmet(Reason::TypeUnknown, format!("{type_ref} is being read")))
             }

@@ -31,7 +31,7 @@ const STATUS_ATTEMPTS: u32 = 4;
 const STATUS_RETRY: Duration = Duration::from_millis(20);
 
 impl ParentReconciler {
-    /// Replaces the parent's status by the hook's, if they differ. Returns whether the parent has
+    /// Replaces the parent's status by the hook's, if they differ and the type has one. Returns whether the parent has
     /// the hook's status already.
     pub(super) async fn write_status(
         &self,
@@ -40,6 +40,9 @@ impl ParentReconciler {
         status: Option<Bytes>,
         context: &Context,
     ) -> Result<bool, SyncError> {
+        if !parent.served.subresources.status {
+            return Ok(true);
+        }
         let wanted = Wanted::new(status, object.header().generation)?;
         let known = status_of(object.json())?;
         if known == Some(wanted.fingerprint) {
