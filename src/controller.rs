@@ -81,9 +81,9 @@ pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;
+#[cfg(feature = "runtime")]
+pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
-#[cfg(feature = "runtime")]
-pub(crate) use run::{failure_streak::FailureStreak, last_error::LastError};
 pub use source::channel::ChannelSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

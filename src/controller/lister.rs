@@ -9,7 +9,7 @@ use crate::{
     kind::TypeRef,
 };
 
-/// Rust type of a kind, whose decoded objects can be shared.
+/// Rust type of a kind, as a lister reads it.
 pub trait Cached:
     kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static
 {
@@ -53,8 +53,7 @@ pub enum LookupError {
     Decode(#[from] serde_json::Error),
 }
 
-/// Typed lister of a cache. An object is decoded at a read, and shared by all who hold that version
-/// of it.
+/// Typed lister of a cache, which keeps JSON; each read decodes.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Store,
@@ -79,7 +78,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     pub fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, LookupError> {
         match self.store.get(key) {
             None => Ok(None),
-            Some(object) if object.is_whole() => Ok(Some(object.decode_shared()?)),
+            Some(object) if object.is_whole() => Ok(Some(Arc::new(object.decode()?))),
             Some(_) => Err(LookupError::Entry(key.clone())),
         }
     }
@@ -127,5 +126,5 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
 }
 
 fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> Decoded<K> {
-    objects.iter().map(Object::decode_shared).collect()
+    objects.iter().map(|object| object.decode().map(Arc::new)).collect()
 }

@@ -2,10 +2,11 @@
 
 pub(in crate::controller) mod carried_over;
 pub(in crate::controller) mod delivery;
-pub(in crate::controller) mod failure_streak;
+pub(in crate::controller) mod failure_report;
+mod failure_streak;
 pub(in crate::controller) mod input;
 pub(in crate::controller) mod input_status;
-pub(in crate::controller) mod last_error;
+mod last_error;
 pub(in crate::controller) mod named_inputs;
 pub(in crate::controller) mod outcome;
 mod settlement;
@@ -26,17 +27,16 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span, info_span, warn};
+use tracing::{Instrument, Span, info_span};
 
 use super::{
     Context, Request,
     queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
-    run::failure_streak::FailureStreak,
+    run::failure_report::FailureReport,
     run::input::{Input, InputEnd, InputRun},
     run::input_status::{InputMode, InputStatuses},
-    run::last_error::LastError,
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
     run::slots::WorkerSlots,
@@ -79,9 +79,8 @@ struct EpochRun {
     context: Context,
     // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
-    last_error: LastError,
+    failures: FailureReport,
     deliveries: Arc<Deliveries>,
-    streak: FailureStreak,
 }
 
 /// Running reconcile.
@@ -139,6 +138,7 @@ impl EpochRun {
         }
         let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
         let slots = WorkerSlots::new(Arc::clone(&spec.workers));
+        let failures = FailureReport::new(epoch.clone());
         let mut run = Self {
             spec,
             epoch,
@@ -155,9 +155,8 @@ impl EpochRun {
             active: HashMap::new(),
             context,
             throttled: RetryGate::default(),
-            last_error: LastError::default(),
+            failures,
             deliveries: Arc::default(),
-            streak: FailureStreak::default(),
         };
         run.start_sources();
         run
@@ -278,7 +277,7 @@ impl EpochRun {
         let mut stopping = std::pin::pin!(epoch.stopping());
         loop {
             let capacity = self.slots.has_free(self.workers.len());
-            let due = self.streak.due();
+            let due = self.failures.due();
             let expiry = self.spec.carried_over.unconfirmed.expiry();
             select! {
                 biased;
@@ -289,9 +288,7 @@ impl EpochRun {
                 },
                 () = self.named.changed() => self.update_inputs(),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    self.streak.report();
-                    warn!(controller = %self.spec.name, "no reconcile has succeeded for a minute");
-                    self.epoch.report(|report| report.failing = true);
+                    self.failures.report_streak();
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
                     self.spec.carried_over.unconfirmed.expire();

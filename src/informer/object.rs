@@ -1,14 +1,9 @@
 //! Cached object: its JSON bytes and a small parsed header.
 
-use std::{
-    any::Any,
-    fmt,
-    sync::{Arc, Weak},
-};
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
@@ -73,8 +68,6 @@ struct ObjectInner {
     whole: bool,
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
-    // Result of a typed read, while a reader holds it.
-    decoded: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -121,8 +114,7 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        let decoded = Mutex::default();
-        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -181,25 +173,6 @@ impl Object {
         serde_json::from_slice(&self.inner.json)
     }
 
-    /// Decodes the whole object, unless a reader of the same type holds the decoded value: readers
-    /// of one version share it while they use it. The cache keeps the JSON alone.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Object::decode`].
-    pub fn decode_shared<K: DeserializeOwned + Send + Sync + 'static>(
-        &self,
-    ) -> Result<Arc<K>, serde_json::Error> {
-        let held = self.inner.decoded.lock().as_ref().and_then(Weak::upgrade);
-        if let Some(Ok(shared)) = held.map(Arc::downcast) {
-            return Ok(shared);
-        }
-        let decoded = Arc::new(self.decode::<K>()?);
-        let shared: Arc<dyn Any + Send + Sync> = Arc::<K>::clone(&decoded);
-        *self.inner.decoded.lock() = Some(Arc::downgrade(&shared));
-        Ok(decoded)
-    }
-
     /// Returns the owner that is the managing controller.
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.inner.header.owners.iter().find(|owner| owner.controller)
@@ -235,26 +208,5 @@ impl fmt::Display for ObjectKey {
             Some(namespace) => write!(f, "{namespace}/{}", self.name),
             None => f.write_str(&self.name),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::{super::fixture::Fixture, *};
-
-    #[test]
-    fn decoded_object_is_shared_by_its_readers_and_not_kept() {
-        let object = Fixture::new("a").object();
-
-        let one = object.decode_shared::<Value>().unwrap();
-        assert!(Arc::ptr_eq(&one, &object.decode_shared().unwrap()));
-        let other = object.decode_shared::<serde_json::Map<String, Value>>().unwrap();
-        assert_eq!(other["metadata"]["name"], one["metadata"]["name"]);
-        object.decode_shared::<u32>().unwrap_err();
-        let kept = Arc::downgrade(&other);
-        drop(other);
-        assert_eq!(kept.strong_count(), 0, "only readers keep it");
     }
 }

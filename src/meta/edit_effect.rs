@@ -1,7 +1,8 @@
 //! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
-//! Types of parents and children are inputs of the runnable, so that a change of theirs needs a new
-//! epoch. Everything else is read by each sync, and is replaced while the epoch runs.
+//! A change of what the inputs or the writer of the runnable are built from needs a new epoch: types
+//! of parents and children, the first or last rolling child type, and options of the process such as
+//! the apply strategy. Each sync reads the rest, which is replaced while the epoch runs.
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};

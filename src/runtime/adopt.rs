@@ -104,53 +104,33 @@ where
     let start: Box<Start> = Box::new(move |epoch| {
         let (client, factory) = (epoch.client(&client), Arc::clone(&factory));
         async move {
-            let (controller, reconciler, policy, context) = factory(client, epoch.clone());
+            let (controller, mut reconciler, policy, context) = factory(client, epoch.clone());
             drop(factory);
-            run(epoch, controller, reconciler, policy, context).await
+            let store = controller.store();
+            let controller = controller.graceful_shutdown_on(epoch.token().cancelled_owned());
+            let (tracked, policy) = (epoch.clone(), Arc::new(policy));
+            let reconcile = move |object: Arc<K>, context: Arc<Ctx>| {
+                let started = guard::run(|| reconciler(Arc::clone(&object), Arc::clone(&context)));
+                let policy = Arc::clone(&policy);
+                let attempt = guard::future(async move {
+                    // A panic before the first await is that of this future, too.
+                    let attempt = started.map_err(|panic| panicked(&panic))?;
+                    attempt.await.map_err(|error| DecidedFailure {
+                        message: redaction::message(&error),
+                        action: policy(object, &error, context),
+                    })
+                });
+                // kube spawns the future on the runtime, so that the epoch has to count it.
+                tracked.tracker().track_future(report_panic(tracked.clone(), attempt))
+            };
+            let decided = |_: Arc<K>, failure: &DecidedFailure, _: Arc<Ctx>| failure.action.clone();
+            let results = controller.run(reconcile, decided, context);
+            AdoptedRun::new(epoch).drive(store, results).await
         }
         .boxed()
     });
     let required = required.into_iter().collect();
     Adopted { types: cluster.types.clone(), required, start: GuardedDrop::new(start) }
-}
-
-/// Runs a controller until the epoch stops.
-async fn run<K, Ctx, E, Fut, R, P>(
-    epoch: Epoch,
-    controller: Controller<K>,
-    mut reconciler: R,
-    policy: P,
-    context: Arc<Ctx>,
-) -> RunResult
-where
-    K: Resource + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
-    K::DynamicType: fmt::Debug + Eq + Hash + Clone + Unpin + Send + Sync,
-    Ctx: Send + Sync + 'static,
-    E: std::error::Error + Send + 'static,
-    Fut: Future<Output = Result<Action, E>> + Send + 'static,
-    R: FnMut(Arc<K>, Arc<Ctx>) -> Fut + Send + 'static,
-    P: Fn(Arc<K>, &E, Arc<Ctx>) -> Action + Send + Sync + 'static,
-{
-    let store = controller.store();
-    let controller = controller.graceful_shutdown_on(epoch.token().cancelled_owned());
-    let (tracked, policy) = (epoch.clone(), Arc::new(policy));
-    let reconcile = move |object: Arc<K>, context: Arc<Ctx>| {
-        let started = guard::run(|| reconciler(Arc::clone(&object), Arc::clone(&context)));
-        let policy = Arc::clone(&policy);
-        let attempt = guard::future(async move {
-            // A panic before the first await is that of this future, too.
-            let attempt = started.map_err(|panic| panicked(&panic))?;
-            attempt.await.map_err(|error| DecidedFailure {
-                message: redaction::message(&error),
-                action: policy(object, &error, context),
-            })
-        });
-        // kube spawns the future on the runtime, so that the epoch has to count it.
-        tracked.tracker().track_future(report_panic(tracked.clone(), attempt))
-    };
-    let decided = |_: Arc<K>, failure: &DecidedFailure, _: Arc<Ctx>| failure.action.clone();
-    let results = controller.run(reconcile, decided, context);
-    AdoptedRun::new(epoch).drive(store, results).await
 }
 
 /// Turns the panic of a reconcile into a failure.

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::adopt::DecidedFailure;
 use crate::{
-    controller::{FailureStreak, LastError, Request},
+    controller::{FailureReport, Request},
     informer::ObjectKey,
     manager::{Epoch, RunResult},
     redaction,
@@ -35,8 +35,7 @@ type StreamItem<K> = Result<(ObjectRef<K>, Action), Error<DecidedFailure, watche
 pub(super) struct AdoptedRun {
     epoch: Epoch,
     synced: bool,
-    last_error: LastError,
-    streak: FailureStreak,
+    failures: FailureReport,
     /// Time and message of the last error of a watch, until the watches count as current.
     watch_failed: Option<(Instant, String)>,
     /// Error that ends the stream.
@@ -46,10 +45,9 @@ pub(super) struct AdoptedRun {
 impl AdoptedRun {
     pub(super) fn new(epoch: Epoch) -> Self {
         Self {
+            failures: FailureReport::new(epoch.clone()),
             epoch,
             synced: false,
-            last_error: LastError::default(),
-            streak: FailureStreak::default(),
             watch_failed: None,
             fatal: None,
         }
@@ -72,7 +70,7 @@ impl AdoptedRun {
         let (mut results, epoch) = (pin!(results), self.epoch.clone());
         let (mut synced, mut is_waited) = (pin!(store.wait_until_ready()), false);
         loop {
-            let due = [self.streak.due(), self.watches_current_at()];
+            let due = [self.failures.due(), self.watches_current_at()];
             let due = due.into_iter().flatten().min();
             select! {
                 biased;
@@ -116,13 +114,13 @@ impl AdoptedRun {
     {
         match item {
             Ok((object, _)) => {
-                let request = request(object.namespace, object.name);
-                let was_reported = self.streak.succeeded();
-                self.streak_ended(was_reported);
-                self.clear_error(&request);
+                self.failures.succeeded(&request(object.namespace, object.name));
+                self.show_watch_error();
             }
             Err(Error::ReconcilerFailed(failure, object)) => {
-                self.on_failure(&of_object(*object), &failure.message);
+                let request = of_object(*object);
+                warn!(object = %request, error = failure.message, "reconcile failed");
+                self.failures.failed(&request, &failure.message, false);
             }
             // Deleted since it was queued.
             Err(Error::ObjectNotFound(object)) => self.on_gone(&of_object(*object)),
@@ -131,20 +129,18 @@ impl AdoptedRun {
         }
     }
 
-    fn on_failure(&mut self, request: &Request, message: &str) {
-        let now = Instant::now();
-        warn!(object = %request, error = message, "reconcile failed");
-        self.streak.failed(request, now);
-        if self.last_error.failed(request, false, now) {
-            let message = format!("{request}: {message}");
-            self.epoch.report(|report| report.last_error = Some(message));
-        }
+    fn on_gone(&mut self, request: &Request) {
+        self.failures.gone(request);
+        self.show_watch_error();
     }
 
-    fn on_gone(&mut self, request: &Request) {
-        let was_reported = self.streak.gone(request);
-        self.streak_ended(was_reported);
-        self.clear_error(request);
+    /// Reports the error of a watch that still fails, where no reconcile has an error.
+    fn show_watch_error(&self) {
+        if let Some((_, message)) = &self.watch_failed {
+            self.epoch.report(|report| {
+                report.last_error.get_or_insert_with(|| message.clone());
+            });
+        }
     }
 
     /// Reports an error of a watch. kube does not say which watch failed, and retries it.
@@ -191,34 +187,17 @@ impl AdoptedRun {
         if self.watches_current_at().is_some_and(|at| at <= now) {
             self.watches_are_current();
         }
-        if self.streak.due().is_some_and(|at| at <= now) {
+        if self.failures.due().is_some_and(|at| at <= now) {
             // An error policy may await a change of an object that has been deleted.
             let is_gone =
                 |failed: &&Request| store.find(|object| key_of(object) == failed.key).is_none();
-            let gone: Vec<_> = self.streak.requests().filter(is_gone).cloned().collect();
+            let gone: Vec<_> = self.failures.requests().filter(is_gone).cloned().collect();
             for request in gone {
                 self.on_gone(&request);
             }
-            if self.streak.due().is_none() {
-                return;
+            if self.failures.due().is_some() {
+                self.failures.report_streak();
             }
-            self.streak.report();
-            warn!("no reconcile has succeeded for a minute");
-            self.epoch.report(|report| report.failing = true);
-        }
-    }
-
-    fn streak_ended(&self, was_reported: bool) {
-        if was_reported {
-            info!("reconciles no longer fail");
-            self.epoch.report(|report| report.failing = false);
-        }
-    }
-
-    fn clear_error(&mut self, request: &Request) {
-        if self.last_error.succeeded(request) {
-            let watch = self.watch_failed.as_ref().map(|(_, message)| message.clone());
-            self.epoch.report(|report| report.last_error = watch);
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::informer::Subscription;
 /// Returns the changes of a subscription as watcher events of kube-rs.
 ///
 /// The stream serves in place of `kube_runtime::watcher`, for `reflector`, `Store` and `applier`.
-/// It shares the watch of the informer with all other subscribers, and ends with the informer: when
-/// the type is gone or the informers shut down.
+/// The watch is that of the informer, shared with all other subscribers. The stream ends with the
+/// informer: when the type is gone or the informers shut down.
 ///
 /// `Init` is the first event. `InitApply` follows for each object that exists, and `InitDone` once
 /// the first list is complete. The stream has one initial list only: after a relist of the informer

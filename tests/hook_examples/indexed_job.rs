@@ -1,14 +1,13 @@
 //! `examples/indexed-job`.
 
-use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, WatchEvent, WatchParams},
+    api::{DeleteParams, DynamicObject, ListParams},
 };
 use serde_json::json;
-use tokio::time::timeout;
 
-use crate::support::{Example, PATIENCE, until};
+use super::{deleted, gone};
+use crate::support::{Example, until};
 
 /// Waits until exactly these pods exist.
 async fn pods(api: &Api<DynamicObject>, expected: &[&str]) {
@@ -57,22 +56,7 @@ async fn python_example_runs_pods_by_index_and_deletes_them_in_order() {
 
     let since = api.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     jobs.delete("print", &DeleteParams::default()).await.unwrap();
-    until("the job is deleted", async || match jobs.get_opt("print").await {
-        Ok(None) => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
-    .await;
-
-    let of_job = WatchParams::default().labels("app=print");
-    let watch = api.watch(&of_job, &since).await.unwrap();
-    let deleted = watch.try_filter_map(async |event| match event {
-        WatchEvent::Deleted(pod) => Ok(Some(pod.name_any())),
-        WatchEvent::Added(_)
-        | WatchEvent::Modified(_)
-        | WatchEvent::Bookmark(_)
-        | WatchEvent::Error(_) => Ok(None),
-    });
-    let deleted = deleted.take(4).try_collect::<Vec<_>>();
-    let deleted = timeout(PATIENCE, deleted).await.unwrap().unwrap();
-    assert_eq!(deleted, ["print-3", "print-2", "print-1", "print-0"]);
+    gone(&jobs, "print").await;
+    let expected = ["print-3", "print-2", "print-1", "print-0"];
+    assert_eq!(deleted(&api, "app=print", &since, 4).await, expected);
 }

@@ -1,14 +1,13 @@
 //! `examples/ordered-pods`.
 
-use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use crate::support::{Example, PATIENCE, until};
+use super::{deleted, gone};
+use crate::support::{Example, until};
 
 const OLD: &str = "docker.io/library/nginx:1.27";
 const NEW: &str = "docker.io/library/nginx:1.28";
@@ -104,20 +103,6 @@ async fn python_example_rolls_pods_with_volumes_in_order() {
 
     let since = api.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     parents.delete("store", &DeleteParams::default()).await.unwrap();
-    until("the parent is deleted", async || match parents.get_opt("store").await {
-        Ok(None) => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
-    .await;
-    let of_parent = WatchParams::default().labels("app=store");
-    let watch = api.watch(&of_parent, &since).await.unwrap();
-    let deleted = watch.try_filter_map(async |event| match event {
-        WatchEvent::Deleted(pod) => Ok(Some(pod.name_any())),
-        WatchEvent::Added(_)
-        | WatchEvent::Modified(_)
-        | WatchEvent::Bookmark(_)
-        | WatchEvent::Error(_) => Ok(None),
-    });
-    let deleted = timeout(PATIENCE, deleted.take(2).try_collect::<Vec<_>>()).await;
-    assert_eq!(deleted.unwrap().unwrap(), ["store-1", "store-0"]);
+    gone(&parents, "store").await;
+    assert_eq!(deleted(&api, "app=store", &since, 2).await, ["store-1", "store-0"]);
 }

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 use crate::controller::Request;
 
 /// Duration of a failure streak after which the controller is not ready, one minute.
-pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Failures since the last success.
 #[derive(Debug, Default)]
-pub(crate) struct FailureStreak {
+pub(super) struct FailureStreak {
     since: Option<Instant>,
     requests: HashSet<Request>,
     reported: bool,
@@ -19,7 +19,7 @@ pub(crate) struct FailureStreak {
 
 impl FailureStreak {
     /// Records that a reconcile failed.
-    pub(crate) fn failed(&mut self, key: &Request, now: Instant) {
+    pub(super) fn failed(&mut self, key: &Request, now: Instant) {
         self.since.get_or_insert(now);
         if !self.requests.contains(key) {
             self.requests.insert(key.clone());
@@ -28,32 +28,32 @@ impl FailureStreak {
 
     /// Records that the object of a request is gone, which ends the streak only if no other request
     /// failed. Returns whether an ended streak had been reported.
-    pub(crate) fn gone(&mut self, key: &Request) -> bool {
+    pub(super) fn gone(&mut self, key: &Request) -> bool {
         self.requests.remove(key);
         self.requests.is_empty() && self.succeeded()
     }
 
     /// Returns the requests that have failed since the last success.
     #[cfg(feature = "runtime")]
-    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {
         self.requests.iter()
     }
 
     /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
     /// been reported.
-    pub(crate) fn succeeded(&mut self) -> bool {
+    pub(super) fn succeeded(&mut self) -> bool {
         // Most reconciles succeed without a streak before.
         self.since.is_some() && std::mem::take(self).reported
     }
 
     /// Returns the time at which the streak is to be reported; `None` without a streak, or once it
     /// is reported.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Option<Instant> {
         self.since.filter(|_| !self.reported)?.checked_add(LIMIT)
     }
 
     /// Records that the streak is reported.
-    pub(crate) fn report(&mut self) {
+    pub(super) fn report(&mut self) {
         self.reported = self.since.is_some();
     }
 }

@@ -12,7 +12,7 @@ const GAP: Duration = Duration::from_secs(1);
 
 /// Error of the request that failed last, until that request succeeds.
 #[derive(Debug, Default)]
-pub(crate) struct LastError {
+pub(super) struct LastError {
     request: Option<Request>,
     shown: Option<Instant>,
 }
@@ -20,7 +20,7 @@ pub(crate) struct LastError {
 impl LastError {
     /// Records a failure. Returns whether its error is to be shown: at once for the request whose
     /// error is shown, for a `final_attempt`, and while no error is shown; else once a second.
-    pub(crate) fn failed(&mut self, key: &Request, final_attempt: bool, now: Instant) -> bool {
+    pub(super) fn failed(&mut self, key: &Request, final_attempt: bool, now: Instant) -> bool {
         let just_now = self.shown.is_some_and(|shown| now.duration_since(shown) < GAP);
         let shows = !just_now
             || final_attempt
@@ -34,7 +34,7 @@ impl LastError {
 
     /// Records that a request succeeded, or that its object is gone. Returns whether its error was
     /// the one shown.
-    pub(crate) fn succeeded(&mut self, key: &Request) -> bool {
+    pub(super) fn succeeded(&mut self, key: &Request) -> bool {
         self.request.take_if(|request| request == key).is_some()
     }
 }

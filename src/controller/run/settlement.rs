@@ -33,16 +33,16 @@ impl EpochRun {
         match next {
             NextReconcile::Done => {
                 self.queue.forget(&key);
-                self.succeeded(&key);
+                self.failures.succeeded(&key);
             }
             NextReconcile::Gone => {
                 self.queue.forget(&key);
-                self.gone(&key);
+                self.failures.gone(&key);
             }
             NextReconcile::After(after) => {
                 self.queue.forget(&key);
                 self.queue.add_with(key.clone(), Add { after, ..again });
-                self.succeeded(&key);
+                self.failures.succeeded(&key);
             }
             NextReconcile::Postponed(after) => {
                 self.queue.forget(&key);
@@ -50,31 +50,17 @@ impl EpochRun {
             }
             NextReconcile::Again => {
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
-                self.succeeded(&key);
+                self.failures.succeeded(&key);
             }
             NextReconcile::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
             }
             NextReconcile::Retry(Some(error)) => {
-                self.spec.series.errors.inc();
-                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
-                if self.cancel.is_cancelled() {
-                    debug!(%error, attempt, "reconcile failed while stopping");
-                } else {
-                    warn!(%error, attempt, "reconcile failed");
-                    self.failed(&key, &error, false);
-                }
+                self.retry(&key, attempt, &error, Add { rate_limited: true, ..again });
             }
             NextReconcile::RetryAfter(error, after) => {
-                self.spec.series.errors.inc();
-                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
-                if self.cancel.is_cancelled() {
-                    debug!(%error, attempt, "reconcile failed while stopping");
-                } else {
-                    warn!(%error, attempt, "reconcile failed");
-                    self.failed(&key, &error, false);
-                }
+                self.retry(&key, attempt, &error, Add { after, failed: true, ..again });
             }
             NextReconcile::Throttled(error, at_least) => {
                 info!(%error, attempt, "request throttled by the API server");
@@ -82,14 +68,14 @@ impl EpochRun {
                 let after = self.refused(&key, backoff, at_least);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
                 if !self.cancel.is_cancelled() {
-                    self.failed(&key, &error, false);
+                    self.failures.failed(&key, &error, false);
                 }
             }
             NextReconcile::GiveUp(error) => {
                 self.spec.series.errors.inc();
                 self.spec.series.terminal.inc();
                 error!(%error, attempt, "reconcile failed and is not repeated");
-                self.failed(&key, &error, true);
+                self.failures.failed(&key, &error, true);
             }
             NextReconcile::Wait(behind) => {
                 debug!(error = %behind, "reconcile waits for the caches");
@@ -100,7 +86,7 @@ impl EpochRun {
                 };
                 self.queue.add_with(key.clone(), Add { after, ..again });
                 if after >= LONG_WAIT {
-                    self.failed(&key, &behind.into(), false);
+                    self.failures.failed(&key, &behind, false);
                 }
             }
             NextReconcile::Abandon => {
@@ -109,6 +95,18 @@ impl EpochRun {
             }
         }
         self.queue.done(&key);
+    }
+
+    /// Requeues a request after an error.
+    fn retry(&mut self, key: &Request, attempt: u32, error: &BoxError, again: Add) {
+        self.spec.series.errors.inc();
+        self.queue.add_with(key.clone(), again);
+        if self.cancel.is_cancelled() {
+            debug!(%error, attempt, "reconcile failed while stopping");
+        } else {
+            warn!(%error, attempt, "reconcile failed");
+            self.failures.failed(key, error, false);
+        }
     }
 
     /// Records that the API server throttled a request; returns the time until the retry.
@@ -142,41 +140,6 @@ impl EpochRun {
             | NextReconcile::Throttled(..)
             | NextReconcile::Wait(_)
             | NextReconcile::Abandon => {}
-        }
-    }
-
-    fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
-        self.streak.failed(key, Instant::now());
-        if self.last_error.failed(key, last, Instant::now()) {
-            let message = format!("{key}: {error}");
-            self.epoch.report(|report| report.last_error = Some(message));
-        }
-    }
-
-    /// Clears the error of a request, and ends the failure streak.
-    fn succeeded(&mut self, key: &Request) {
-        let was_reported = self.streak.succeeded();
-        self.streak_ended(was_reported);
-        self.clear_error(key);
-    }
-
-    /// Clears the error of a request whose object is gone.
-    fn gone(&mut self, key: &Request) {
-        let was_reported = self.streak.gone(key);
-        self.streak_ended(was_reported);
-        self.clear_error(key);
-    }
-
-    fn streak_ended(&self, was_reported: bool) {
-        if was_reported {
-            info!("reconciles no longer fail");
-            self.epoch.report(|report| report.failing = false);
-        }
-    }
-
-    fn clear_error(&mut self, key: &Request) {
-        if self.last_error.succeeded(key) {
-            self.epoch.report(|report| report.last_error = None);
         }
     }
 }

@@ -9,7 +9,7 @@ fn sized(name: &str, size: Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closure_takes_the_object_of_a_request_decoded_once() {
+async fn closure_takes_the_object_of_a_request() {
     let harness = Harness::new();
     harness.install("Widget");
     let log = Arc::clone(&harness.log);
@@ -17,13 +17,9 @@ async fn closure_takes_the_object_of_a_request_decoded_once() {
         let log = Arc::clone(&log);
         async move {
             let request = context.request().ok_or("no request")?.clone();
-            let again = context.lister::<Widget>()?.get(&request)?;
-            let note = match (widget, again) {
-                (Some(one), Some(other)) => {
-                    format!("{request} {} {}", one.spec.size, Arc::ptr_eq(&one, &other))
-                }
-                (None, None) => format!("{request} gone"),
-                (Some(_), None) | (None, Some(_)) => "changed meanwhile".to_owned(),
+            let note = match widget {
+                Some(widget) => format!("{request} {}", widget.spec.size),
+                None => format!("{request} gone"),
             };
             log.lock().unwrap().push(note);
             Ok(Outcome::Done)
@@ -33,9 +29,9 @@ async fn closure_takes_the_object_of_a_request_decoded_once() {
     harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
 
     harness.server.apply(sized("a", json!(1)));
-    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    assert_eq!(harness.log().await, ["ns/a 1"]);
     harness.server.apply(sized("a", json!(2)));
-    assert_eq!(harness.log().await, ["ns/a 2 true"]);
+    assert_eq!(harness.log().await, ["ns/a 2"]);
     harness.server.apply(sized("a", json!("many")));
     assert_eq!(harness.log().await, [""; 0], "an object of another shape is not reconciled");
     sleep(Duration::from_secs(3600)).await;
@@ -70,6 +66,29 @@ async fn requeue_is_retried_after_a_growing_back_off_without_an_error() {
     let attempts: Vec<_> = log.iter().map(|note| note.split_once(' ').unwrap().0).collect();
     assert_eq!(attempts, ["0", "1", "2", "3", "4"], "{log:?}");
     assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requeue_ends_a_streak_of_failures() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let reconcile = |_: Request, context: Context| async move {
+        match context.attempt() {
+            0 => Err("the first one".into()),
+            _ => Ok(Outcome::Requeue),
+        }
+    };
+    let backoff = Backoff { base: Duration::from_secs(1), max: Duration::from_secs(10) };
+    let described = builder().for_type(widgets()).backoff(backoff);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    sleep(Duration::from_secs(600)).await;
+
+    let report = &harness.status().report;
+    assert!(!report.failing && report.last_error.is_none(), "{report:?}");
     harness.shutdown().await;
 }
 

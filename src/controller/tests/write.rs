@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{DynamicObject, Patch, PatchParams},
 };
 
 use super::{
@@ -106,4 +106,36 @@ async fn change_since_the_read_is_a_conflict() {
     let CreateOrPatchError::Server(kube::Error::Api(status)) = error else { panic!("{error}") };
     assert_eq!(status.reason, "Conflict");
     assert_eq!(api.get("a").await.unwrap().data.unwrap()["text"], "of another");
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_through_its_subresource_if_it_differs() {
+    let server = Server::new();
+    server.install(crd("Widget"), &["v1"]);
+    let context = context(&server);
+    let resource = crd("Widget").api_resource("v1");
+    let api = Api::<DynamicObject>::namespaced_with(context.client().clone(), "ns", &resource);
+    let ready = |ready: Value| {
+        move |widget: &mut DynamicObject| {
+            widget.data["status"] = json!({ "ready": ready });
+            Ok(())
+        }
+    };
+    let new = || DynamicObject::new("a", &resource).within("ns");
+
+    let (_, written) = create_or_patch(&api, new(), ready(json!(1))).await.unwrap();
+    assert_eq!(written, Written::Created);
+    assert_eq!(api.get("a").await.unwrap().data["status"], json!({ "ready": 1 }));
+    let (_, written) = create_or_patch(&api, new(), ready(json!(2))).await.unwrap();
+    assert_eq!(written, Written::Patched);
+    let (same, written) = create_or_patch(&api, new(), ready(json!(2))).await.unwrap();
+    assert_eq!(written, Written::Unchanged);
+    assert_eq!(same.data["status"], json!({ "ready": 2 }));
+    let (none, written) = create_or_patch(&api, new(), |widget| {
+        widget.data.as_object_mut().unwrap().remove("status");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!((written, none.data.get("status")), (Written::Patched, None));
 }

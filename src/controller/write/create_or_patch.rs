@@ -76,7 +76,7 @@ where
     let exists = found.is_some();
     let mut desired = found.unwrap_or(object);
     let mut before = serde_json::to_value(&desired)?;
-    let namespace = desired.namespace();
+    let (namespace, version) = (desired.namespace(), desired.resource_version());
     change(&mut desired).map_err(CreateOrPatchError::Change)?;
     if desired.meta().name.as_ref() != Some(&name) {
         return Err(CreateOrPatchError::Identity("name"));
@@ -86,25 +86,23 @@ where
     }
 
     let mut after = serde_json::to_value(&desired)?;
-    let status = take_status(&mut after);
-    let status_before = take_status(&mut before);
+    let (mut status_before, status) = (take_status(&mut before), take_status(&mut after));
     let (mut current, mut written) = if exists {
         match difference(&before, &after) {
             None => (desired, Written::Unchanged),
-            Some(patch) => (send(api, &before, patch, None).await?, Written::Patched),
+            Some(patch) => (send(api, &name, version, patch, None).await?, Written::Patched),
         }
     } else {
-        (api.create(&PostParams::default(), &desired).await?, Written::Created)
+        let created = api.create(&PostParams::default(), &desired).await?;
+        // A creation ignores the status where it is a subresource.
+        status_before = take_status(&mut serde_json::to_value(&created)?);
+        (created, Written::Created)
     };
-    // A creation ignores the status where it is a subresource.
-    let mut read = serde_json::to_value(&current)?;
-    let status_read = take_status(&mut read);
-    let status_before = if exists { status_before } else { status_read };
     let is_desired = exists || !status.is_null();
-    let status = is_desired.then(|| difference(&status_before, &status)).flatten();
-    if let Some(patch) = status {
+    if let Some(patch) = difference(&status_before, &status).filter(|_| is_desired) {
         let patch = Value::Object(Map::from_iter([("status".to_owned(), patch)]));
-        current = send(api, &read, patch, Some("status")).await?;
+        let version = current.resource_version();
+        current = send(api, &name, version, patch, Some("status")).await?;
         if written == Written::Unchanged {
             written = Written::Patched;
         }
@@ -112,15 +110,15 @@ where
     Ok((current, written))
 }
 
+/// Sends a merge patch for this version of an object.
 async fn send<K: Clone + fmt::Debug + DeserializeOwned>(
     api: &Api<K>,
-    read: &Value,
+    name: &str,
+    version: Option<String>,
     mut patch: Value,
     subresource: Option<&str>,
 ) -> Result<K, kube::Error> {
-    let metadata = &read["metadata"];
-    patch["metadata"]["resourceVersion"] = metadata["resourceVersion"].clone();
-    let name = metadata["name"].as_str().unwrap_or_default();
+    patch["metadata"]["resourceVersion"] = version.into();
     let (by, patch) = (PatchParams::default(), Patch::Merge(patch));
     match subresource {
         None => api.patch(name, &by, &patch).await,

@@ -31,8 +31,11 @@ pub(super) struct BootClock {
 
 impl BootClock {
     pub(super) fn new() -> Self {
+        Self::of(File::open("/proc/uptime").ok())
+    }
+
+    fn of(uptime: Option<File>) -> Self {
         let created = Instant::now();
-        let uptime = File::open("/proc/uptime").ok();
         let now = uptime.as_ref().and_then(read);
         // Without a first read the monotonic clock counts alone: a later one would be a jump.
         let uptime = uptime.filter(|_| now.is_some());
@@ -85,7 +88,7 @@ mod tests {
 
     #[test]
     fn time_goes_on_while_the_clock_of_the_machine_cannot_be_read() {
-        let clock = BootClock { uptime: None, created: Instant::now(), ahead: AtomicU64::new(0) };
+        let clock = BootClock::of(None);
         let second = |number: u64| Duration::from_secs(number);
 
         assert_eq!(clock.at(Some(second(100)), second(1)), second(100));
@@ -106,6 +109,15 @@ mod tests {
         }
 
         assert!(clock.now() > before);
+    }
+
+    #[test]
+    fn clock_whose_first_read_fails_is_monotonic() {
+        // A directory can be opened, but not read.
+        let clock = BootClock::of(File::open("/").ok());
+
+        assert!(clock.uptime.is_none());
+        assert!(clock.now() < Duration::from_secs(60));
     }
 
     #[test]

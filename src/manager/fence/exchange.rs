@@ -78,7 +78,8 @@ impl ExchangeSlot {
     /// end stays ended.
     pub(super) fn cut(&self) -> bool {
         let mut phase = self.lock();
-        if matches!(&*phase, ExchangePhase::Held(held, _) if matches!(held.content, ExchangeContent::Nothing))
+        if let ExchangePhase::Held(HeldExchange { content: ExchangeContent::Nothing, .. }, _) =
+            &*phase
         {
             return true;
         }

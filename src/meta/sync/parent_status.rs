@@ -31,8 +31,8 @@ const STATUS_ATTEMPTS: u32 = 4;
 const STATUS_RETRY: Duration = Duration::from_millis(20);
 
 impl ParentReconciler {
-    /// Replaces the parent's status by the hook's, if they differ and the type has one. Returns whether the parent has
-    /// the hook's status already.
+    /// Replaces the parent's status by the hook's, if they differ and the type has one. Returns
+    /// whether the parent has the hook's status already.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,

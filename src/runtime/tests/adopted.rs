@@ -186,6 +186,81 @@ async fn errors_reach_the_status_until_the_object_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_that_failed_and_is_deleted_leaves_no_error() {
+    let harness = Harness::new();
+    harness.install().await;
+    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
+        let reconcile = |object: Arc<Widget>, _: Arc<()>| async move {
+            match object.name_any().as_str() {
+                "bad" => Err(Refused("no disk is left".to_owned())),
+                _ => Ok(Action::await_change()),
+            }
+        };
+        (
+            controller(&client),
+            reconcile,
+            |_: Arc<Widget>, _: &Refused, _| Action::await_change(),
+            Arc::new(()),
+        )
+    });
+    harness.add(adopted).await;
+    harness.apply("good", json!({ "size": 1 }));
+    harness.state(ControllerState::Running).await;
+    settle().await;
+    harness.apply("bad", json!({ "size": 1 }));
+    harness.until(|it| it.report.last_error.is_some()).await;
+
+    harness.server.remove("example.com/v1", "Widget", "default", "bad").unwrap();
+    sleep(Duration::from_secs(600)).await;
+
+    let report = &harness.status().report;
+    assert!(!report.failing && report.last_error.is_none(), "{report:?}");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_of_a_watch_is_shown_beside_reconciles_that_succeed_again() {
+    let harness = Harness::new();
+    harness.install().await;
+    let (reconciled, stale) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, is_stale) = (Arc::clone(&reconciled), Arc::clone(&stale));
+    let adopted = adopt(&harness.cluster, [widgets()], move |client, _| {
+        let (count, is_stale) = (Arc::clone(&count), Arc::clone(&is_stale));
+        let reconcile = move |_: Arc<Widget>, _: Arc<()>| {
+            let (count, is_stale) = (Arc::clone(&count), is_stale.load(Ordering::SeqCst));
+            async move {
+                if !is_stale {
+                    return Err(Refused("no disk is left".to_owned()));
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                Ok(Action::requeue(Duration::from_secs(1)))
+            }
+        };
+        let policy = |_: Arc<Widget>, _: &Refused, _| Action::requeue(Duration::from_secs(1));
+        (controller(&client), reconcile, policy, Arc::new(()))
+    });
+    harness.add(adopted).await;
+    harness.apply("a", json!({ "size": 1 }));
+    harness.until(|it| it.report.last_error.is_some()).await;
+    let fault = Rule::new(Fault::Instead(Reply::status(500, "InternalError", "no quorum")))
+        .verb(Verb::Watch);
+    harness.faults.add(fault.resource("example.com", "widgets"));
+    harness.faults.cut_open(|info| info.resource == "widgets");
+    harness.until(|it| it.report.stale).await;
+
+    // kube retries the watch at long intervals by now, so that none hides a missing error.
+    sleep(Duration::from_secs(300)).await;
+    stale.store(true, Ordering::SeqCst);
+    sleep(Duration::from_secs(3)).await;
+
+    assert!(reconciled.load(Ordering::SeqCst) > 0);
+    let report = &harness.status().report;
+    assert!(report.stale && !report.failing, "{report:?}");
+    assert_eq!(report.last_error.as_deref(), Some("watch failed: no quorum"));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn forbidden_watch_is_reported_until_it_is_allowed() {
     let (harness, log) = (Harness::new(), Log::default());
     harness.install().await;
