@@ -29,7 +29,7 @@ pub(crate) use self::{
     refusal::retry_after,
     write::{WriteEnd, WriteRequest},
 };
-use self::{time_limit::TimeLimit, write::AnswerBody};
+use self::{time_limit::TimeLimit, write::WriteResponse};
 use super::{
     BoxError,
     election::term::{Leadership, Term},
@@ -80,7 +80,7 @@ pub(crate) struct Passage {
     // Of a write whose end its observer does not know.
     on_end: Option<OnEnd>,
     // Present while the answer of a successful write arrives.
-    answer: AnswerBody,
+    answer: WriteResponse,
 }
 
 impl Passage {
@@ -100,7 +100,7 @@ impl Passage {
 
     /// Records that there is an answer, but one that leaves the outcome of the write unknown to the
     /// observer.
-    fn answered_vaguely(mut self) {
+    fn ended_unknown(mut self) {
         self.answered = true;
     }
 }
@@ -164,7 +164,7 @@ impl Fence {
             fence: self.clone(),
             answered: false,
             on_end: None,
-            answer: AnswerBody::default(),
+            answer: WriteResponse::default(),
         })
     }
 

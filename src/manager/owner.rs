@@ -23,7 +23,7 @@ use tracing::warn;
 
 use self::{
     event::{EntryTimer, Event, Id, PreparationResult, Timers, Watches, next_command_or_change},
-    leadership::Leading,
+    leadership::ElectionState,
     phase::ManagerPhase,
     retired::Retired,
 };
@@ -60,7 +60,7 @@ pub(super) struct Owner {
     watches_first: bool,
     timers: Timers,
     phase: ManagerPhase,
-    leading: Leading,
+    election: ElectionState,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
     /// Names removed since the last snapshot.
@@ -101,7 +101,7 @@ impl Owner {
             watches_first: false,
             timers: DelayQueue::new(),
             phase: ManagerPhase::opening(0),
-            leading: Leading::new(election),
+            election: ElectionState::new(election),
             failure: None,
             dirty: Vec::new(),
             gone: Vec::new(),
@@ -140,7 +140,7 @@ impl Owner {
         self.prepares.shutdown().await;
         // Runs that are abandoned must not write when another replica leads.
         self.end_epochs();
-        self.leading.ended().await;
+        self.election.ended().await;
         for entry in self.entries.values() {
             entry.watching.cancel();
             self.metrics.removed(&entry.name);
@@ -168,7 +168,7 @@ impl Owner {
                 () = sleep_until(opens_at.unwrap_or_else(Instant::now)), if opens_at.is_some() => {
                     return Event::GroupLate;
                 }
-                change = self.leading.changed() => return Event::Election(change),
+                change = self.election.changed() => return Event::Election(change),
                 Some(ended) = self.runs.join_next() => {
                     // `run::drive` catches every panic, and only `run` aborts, after its loop.
                     let (id, end) = ended.expect("a run is driven to its end");

@@ -16,7 +16,10 @@ mod updated_condition;
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
     pending::{PendingRollouts, Recorded, RolloutHealth},
-    plan::{ChildId, ChildState, OlderRevision, Place, Plan, RolloutProgress, Standing, plan},
+    plan::{
+        AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
+        plan,
+    },
     revision::{
         OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of, orphan_selector,
     },

@@ -74,7 +74,7 @@ enum Uncached {
     /// The type is proven missing, and its objects with it.
     Gone,
     /// The epoch is about to stop: a composite needs its parent type.
-    Dropped,
+    TypeStopping,
     /// The type of a decorator is not listed yet.
     NotListed,
 }
@@ -83,7 +83,7 @@ impl Uncached {
     fn of(kind: ControllerKind, state: &TypeState) -> Self {
         match kind {
             _ if state.is_missing() => Self::Gone,
-            ControllerKind::Composite => Self::Dropped,
+            ControllerKind::Composite => Self::TypeStopping,
             ControllerKind::Decorator => Self::NotListed,
         }
     }
@@ -148,7 +148,7 @@ impl ParentReconciler {
         };
         self.parents.writes.track(&parent.key, &parent.uid);
         self.parents.writes.begin(&parent.key);
-        let synced = AssertUnwindSafe(self.take(step, &parent, &object, &context));
+        let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
         let synced = synced.catch_unwind().await;
         self.parents.writes.end(&parent.key, !matches!(synced, Ok(Ok(_))));
         self.schedule_resync(&parent, &context);
@@ -175,7 +175,7 @@ impl ParentReconciler {
                 self.forget(request, context);
                 Err(ReconcileError::Terminal(ObjectGone.into()))
             }
-            Uncached::Dropped => Ok(Outcome::Done),
+            Uncached::TypeStopping => Ok(Outcome::Done),
             // Not a success, which would end the failures of the request.
             Uncached::NotListed => {
                 Err(ReconcileError::RetryAfter(Postponed.into(), NOT_LISTED_AGAIN))
@@ -200,9 +200,9 @@ impl ParentReconciler {
         context.resync(key.clone(), None);
     }
 
-    /// Takes the first step of a sync. After a change of the finalizer, the parent is reconciled
+    /// Runs the first step of a sync. After a change of the finalizer, the parent is reconciled
     /// again with its new version.
-    async fn take(
+    async fn run_step(
         &self,
         step: FirstStep,
         parent: &Parent,
@@ -397,8 +397,8 @@ mod tests {
             (Decorator, Absent, Uncached::Gone),
             (Decorator, NotWatchable, Uncached::Gone),
             (Decorator, last(Absent), Uncached::Gone),
-            (Composite, Served, Uncached::Dropped),
-            (Composite, Unknown(None), Uncached::Dropped),
+            (Composite, Served, Uncached::TypeStopping),
+            (Composite, Unknown(None), Uncached::TypeStopping),
             (Decorator, Served, Uncached::NotListed),
             (Decorator, Terminating, Uncached::NotListed),
             (Decorator, last(Served), Uncached::NotListed),

@@ -45,9 +45,9 @@ impl Catalog {
             return self.status(type_ref);
         };
         let there = self.at(&type_ref.group, &bound.version, &type_ref.name);
-        let is_unproven = matches!(there.state, TypeState::Unknown(_)) && there.served.is_none();
+        let is_unconfirmed = matches!(there.state, TypeState::Unknown(_)) && there.served.is_none();
         let is_same = there.served.as_ref().is_some_and(|served| served.identity == *bound);
-        if is_unproven || is_same { there } else { self.status(type_ref) }
+        if is_unconfirmed || is_same { there } else { self.status(type_ref) }
     }
 
     /// Returns the most urgent gap that a new discovery answer could close.
@@ -193,16 +193,17 @@ impl Catalog {
         // Before APIServices are known, an aggregated type (whose identity has a uid) could pass as
         // built in. If they may not be read, the same holds for CRDs until those are listed. The
         // core group can be neither aggregated nor served by CRDs.
-        let is_explained = match self.services_listed {
+        let group_is_attributed = match self.services_listed {
             ListState::Yes => true,
             ListState::NotYet => false,
             ListState::Refused => self.crds_listed || self.static_mode.is_some(),
         };
-        if !is_explained && !group.is_empty() {
+        if !group_is_attributed && !group.is_empty() {
             return TypeJudgement::unknown();
         }
         let down = find(&self.services, group, version).is_some_and(Backend::is_down);
-        let is_unproven = document.stale || down || self.is_orphan(group, version, Some(document));
+        let is_unconfirmed =
+            document.stale || down || self.is_orphan(group, version, Some(document));
         match judgement.state {
             TypeState::Unknown(_) => judgement,
             TypeState::Absent
@@ -210,7 +211,7 @@ impl Catalog {
             | TypeState::NotWatchable
             | TypeState::Served
             | TypeState::Terminating => {
-                if is_unproven {
+                if is_unconfirmed {
                     judgement.unconfirmed()
                 } else {
                     judgement

@@ -232,7 +232,7 @@ fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage>
         },
         // A gateway answered; the server's own answer is missing.
         StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => drop(passage),
-        _ if status.is_server_error() => passage.answered_vaguely(),
+        _ if status.is_server_error() => passage.ended_unknown(),
         _ => passage.answered(),
     }
     None

@@ -28,9 +28,9 @@ pub(crate) enum WriteEnd {
     Unknown,
 }
 
-/// AnswerBody to a write, as far as it has arrived.
+/// Body of the response to a write, as far as it has arrived.
 #[derive(Debug, Default)]
-pub(super) struct AnswerBody {
+pub(super) struct WriteResponse {
     frames: Vec<Bytes>,
     length: usize,
 }
@@ -62,7 +62,7 @@ impl WriteRequest {
     }
 }
 
-impl AnswerBody {
+impl WriteResponse {
     /// Adds a part of the body. Bytes are shared, not copied.
     pub(super) fn push(&mut self, data: &Bytes) {
         self.length += data.len();

@@ -91,7 +91,7 @@ impl Owner {
         entry.begun_at = Some(now);
         let panics = self.metrics.panics(&entry.name);
         let (leadership, term) = match entry.spec.needs_leadership() {
-            true => self.leading.of_new_epoch(),
+            true => self.election.of_new_epoch(),
             false => (Leadership::NotNeeded, None),
         };
         let grace = entry.spec.options.grace;

@@ -1,4 +1,4 @@
-//! Leadership: elected runnables start when this replica leads, and stop when it no longer does.
+//! Leadership of a manager: elected runnables start when this replica leads, and stop when it no longer does.
 
 use std::{future::pending, sync::Arc};
 
@@ -15,45 +15,45 @@ use super::{
     Id, Owner,
 };
 
-/// Part of a manager in an election.
-pub(super) enum Leading {
+/// State of the election of a manager.
+pub(super) enum ElectionState {
     /// There is no election: every runnable runs.
-    Alone,
+    Disabled,
     /// The groups are being opened.
-    Before(Box<Election>),
+    NotStarted(Box<Election>),
     /// The campaign is under way. The term is present while this replica leads.
-    Campaign(ElectionRun, Option<Arc<Term>>),
+    Campaigning(ElectionRun, Option<Arc<Term>>),
     /// The election could not begin.
     Failed,
 }
 
-impl Leading {
+impl ElectionState {
     pub(super) fn new(election: Option<Election>) -> Self {
-        election.map_or(Self::Alone, |election| Self::Before(Box::new(election)))
+        election.map_or(Self::Disabled, |election| Self::NotStarted(Box::new(election)))
     }
 
     /// Waits for the next change; for ever without a campaign. Cancel safe.
     pub(super) async fn changed(&mut self) -> ElectionChange {
         match self {
-            Self::Campaign(run, _) => run.changed().await,
-            Self::Alone | Self::Before(_) | Self::Failed => pending().await,
+            Self::Campaigning(run, _) => run.changed().await,
+            Self::Disabled | Self::NotStarted(_) | Self::Failed => pending().await,
         }
     }
 
     /// Leadership of an epoch that needs it and starts now.
     pub(super) fn of_new_epoch(&self) -> (Leadership, Option<&Arc<Term>>) {
         match self {
-            Self::Alone => (Leadership::NotNeeded, None),
-            Self::Campaign(_, term) => (Leadership::Awaited, term.as_ref()),
-            Self::Before(_) | Self::Failed => (Leadership::Awaited, None),
+            Self::Disabled => (Leadership::NotNeeded, None),
+            Self::Campaigning(_, term) => (Leadership::Awaited, term.as_ref()),
+            Self::NotStarted(_) | Self::Failed => (Leadership::Awaited, None),
         }
     }
 
     /// Returns whether runnables that need leadership may work.
     fn leads(&self) -> bool {
         match self {
-            Self::Alone | Self::Campaign(_, Some(_)) => true,
-            Self::Before(_) | Self::Campaign(_, None) | Self::Failed => false,
+            Self::Disabled | Self::Campaigning(_, Some(_)) => true,
+            Self::NotStarted(_) | Self::Campaigning(_, None) | Self::Failed => false,
         }
     }
 
@@ -67,16 +67,16 @@ impl Leading {
     /// Frees the lease: nothing that was elected is left.
     pub(super) fn release(&self) {
         match self {
-            Self::Campaign(run, _) => run.release(),
-            Self::Alone | Self::Before(_) | Self::Failed => {}
+            Self::Campaigning(run, _) => run.release(),
+            Self::Disabled | Self::NotStarted(_) | Self::Failed => {}
         }
     }
 
     /// Frees the lease, and waits until that has happened.
     pub(super) async fn ended(&mut self) {
         match self {
-            Self::Campaign(run, _) => run.ended().await,
-            Self::Alone | Self::Before(_) | Self::Failed => {}
+            Self::Campaigning(run, _) => run.ended().await,
+            Self::Disabled | Self::NotStarted(_) | Self::Failed => {}
         }
     }
 }
@@ -84,16 +84,18 @@ impl Leading {
 impl Owner {
     /// Begins the campaign, since every group is open.
     pub(super) fn campaign(&mut self) {
-        self.leading = match std::mem::replace(&mut self.leading, Leading::Failed) {
-            Leading::Before(election) => match election.start() {
-                Ok(run) => Leading::Campaign(run, None),
+        self.election = match std::mem::replace(&mut self.election, ElectionState::Failed) {
+            ElectionState::NotStarted(election) => match election.start() {
+                Ok(run) => ElectionState::Campaigning(run, None),
                 Err(error) => {
                     self.failure = Some(ManagerError::ElectionFailed(error.to_string()));
                     self.close();
-                    Leading::Failed
+                    ElectionState::Failed
                 }
             },
-            other @ (Leading::Alone | Leading::Campaign(..) | Leading::Failed) => other,
+            other @ (ElectionState::Disabled
+            | ElectionState::Campaigning(..)
+            | ElectionState::Failed) => other,
         };
     }
 
@@ -104,7 +106,7 @@ impl Owner {
 
     /// Returns whether a runnable waits for leadership.
     pub(super) fn stands_by(&self, spec: &RunnableSpec) -> bool {
-        spec.needs_leadership() && !self.leading.leads()
+        spec.needs_leadership() && !self.election.leads()
     }
 
     /// Lets a runnable start, if it may.
@@ -136,7 +138,7 @@ impl Owner {
     }
 
     fn set_term(&mut self, next: Option<Arc<Term>>) {
-        let Leading::Campaign(_, term) = &mut self.leading else { return };
+        let ElectionState::Campaigning(_, term) = &mut self.election else { return };
         let ends = term.is_some();
         term.clone_from(&next);
         let elected = self.entries.iter().filter(|(_, entry)| entry.spec.needs_leadership());

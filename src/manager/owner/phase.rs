@@ -95,7 +95,7 @@ impl Owner {
                     }
                     if groups.contains(&RunnableGroup::LeaderElection) {
                         // No elected epoch is left.
-                        self.leading.release();
+                        self.election.release();
                     }
                     self.phase = ManagerPhase::Closing { step: step + 1, asked: false };
                 }
@@ -152,7 +152,7 @@ impl Owner {
     pub(super) fn close(&mut self) {
         if !self.is_closing() {
             info!("stopping every runnable");
-            self.leading.withdraw();
+            self.election.withdraw();
             self.phase = ManagerPhase::Closing { step: 0, asked: false };
         }
     }

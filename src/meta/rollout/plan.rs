@@ -57,9 +57,9 @@ pub(crate) enum ChildState {
     },
 }
 
-/// Status of a child type: whether the declaration updates its children by rolling.
+/// Rolling updates of a child type: whether the declaration asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ChildTypeMode {
     /// Served, and updated by rolling.
     Rolling,
     /// Possibly an optional type that is not listed now.
@@ -77,14 +77,14 @@ pub(crate) struct OlderRevision<'a> {
     pub(crate) wanted: BTreeSet<ChildId>,
 }
 
-/// Revision of a child.
+/// Revision that a rollout assigns to a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum AssignedRevision {
     /// The latest revision.
     Latest,
     /// The older revision with this index.
     Older(usize),
-    /// No revision: the child is left as it is.
+    /// No revision: the child is left unchanged.
     Held,
 }
 
@@ -147,7 +147,7 @@ pub(crate) struct Plan {
     /// Children of each older revision; one without any is no longer used.
     pub(crate) older: Vec<Vec<RevisionChildren>>,
     /// Rolling children that do not have the latest revision.
-    pub(crate) places: BTreeMap<ChildId, Place>,
+    pub(crate) not_latest: BTreeMap<ChildId, AssignedRevision>,
     /// State of the rollout.
     pub(crate) progress: RolloutProgress,
 }
@@ -162,47 +162,54 @@ pub(crate) fn plan(
     older: &[OlderRevision<'_>],
     wanted: &[ChildId],
     overdue: Option<&ChildId>,
-    standing: impl Fn(&GroupKind) -> Standing,
-    mut observe: impl FnMut(&ChildId, Place) -> ChildState,
+    mode_of: impl Fn(&GroupKind) -> ChildTypeMode,
+    mut observe: impl FnMut(&ChildId, AssignedRevision) -> ChildState,
 ) -> Plan {
-    let (recorded, interrupted) = recorded(latest, older, wanted, &standing);
-    let mut rollout = Unfinished { places: BTreeMap::new(), states: BTreeMap::new(), interrupted };
+    let (recorded, interrupted) = recorded(latest, older, wanted, &mode_of);
+    let mut rollout =
+        Unfinished { not_latest: BTreeMap::new(), states: BTreeMap::new(), interrupted };
     for child in wanted {
-        let place = recorded.get(child).copied();
-        if place == Some(Place::Latest) {
+        let assigned = recorded.get(child).copied();
+        if assigned == Some(AssignedRevision::Latest) {
             continue;
         }
-        let state = observe(child, place.unwrap_or(Place::Held));
-        let place = match (&state, place) {
-            (ChildState::Present { is_latest: Ok(true), .. }, place) => {
+        let state = observe(child, assigned.unwrap_or(AssignedRevision::Held));
+        let assigned = match (&state, assigned) {
+            (ChildState::Present { is_latest: Ok(true), .. }, assigned) => {
                 // An older revision records it still.
-                rollout.interrupted.extend(place.map(|_| child.clone()));
-                Place::Latest
+                rollout.interrupted.extend(assigned.map(|_| child.clone()));
+                AssignedRevision::Latest
             }
-            (ChildState::Missing | ChildState::Deleting, None) => Place::Latest,
-            (_, place) => place.unwrap_or(Place::Held),
+            (ChildState::Missing | ChildState::Deleting, None) => AssignedRevision::Latest,
+            (_, assigned) => assigned.unwrap_or(AssignedRevision::Held),
         };
-        if place != Place::Latest {
-            rollout.places.insert(child.clone(), place);
+        if assigned != AssignedRevision::Latest {
+            rollout.not_latest.insert(child.clone(), assigned);
             rollout.states.insert(child.clone(), state);
         }
     }
     let progress = rollout.proceed(wanted, overdue, &mut observe);
-    let place_of = |child: &ChildId| rollout.places.get(child).copied().unwrap_or(Place::Latest);
-    let lists = |place: Place, known: &[RevisionChildren]| {
-        let kept = |child: &ChildId| match standing(&child.type_) {
-            Standing::Rolling => recorded.contains_key(child) && place_of(child) == place,
-            Standing::Unlisted => true,
-            Standing::Other => false,
+    let assigned_to = |child: &ChildId| {
+        rollout.not_latest.get(child).copied().unwrap_or(AssignedRevision::Latest)
+    };
+    let lists = |assigned: AssignedRevision, known: &[RevisionChildren]| {
+        let kept = |child: &ChildId| match mode_of(&child.type_) {
+            ChildTypeMode::Rolling => {
+                recorded.contains_key(child) && assigned_to(child) == assigned
+            }
+            ChildTypeMode::Unlisted => true,
+            ChildTypeMode::Other => false,
         };
-        let joined = wanted.iter().filter(|child| place_of(child) == place);
+        let joined = wanted.iter().filter(|child| assigned_to(child) == assigned);
         lists(ids(known).filter(kept).chain(joined.cloned()))
     };
     let all_older = older.iter().enumerate();
     Plan {
-        latest: lists(Place::Latest, latest),
-        older: all_older.map(|(at, known)| lists(Place::Older(at), known.children)).collect(),
-        places: rollout.places,
+        latest: lists(AssignedRevision::Latest, latest),
+        older: all_older
+            .map(|(at, known)| lists(AssignedRevision::Older(at), known.children))
+            .collect(),
+        not_latest: rollout.not_latest,
         progress,
     }
 }
@@ -214,18 +221,20 @@ fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
     wanted: &[ChildId],
-    standing: &impl Fn(&GroupKind) -> Standing,
-) -> (BTreeMap<ChildId, Place>, BTreeSet<ChildId>) {
+    mode_of: &impl Fn(&GroupKind) -> ChildTypeMode,
+) -> (BTreeMap<ChildId, AssignedRevision>, BTreeSet<ChildId>) {
     let wanted: BTreeSet<_> = wanted.iter().collect();
-    let of_latest = ids(latest).map(|child| (child, Place::Latest));
+    let of_latest = ids(latest).map(|child| (child, AssignedRevision::Latest));
     let of_older = older.iter().enumerate().flat_map(|(at, revision)| {
         let has_form = |child: &ChildId| revision.wanted.contains(child);
-        ids(revision.children).filter(has_form).map(move |child| (child, Place::Older(at)))
+        ids(revision.children)
+            .filter(has_form)
+            .map(move |child| (child, AssignedRevision::Older(at)))
     });
     let (mut recorded, mut interrupted) = (BTreeMap::new(), BTreeSet::new());
-    for (child, place) in of_latest.chain(of_older) {
-        let is_rolled = wanted.contains(&child) && standing(&child.type_) == Standing::Rolling;
-        if is_rolled && *recorded.entry(child.clone()).or_insert(place) != place {
+    for (child, assigned) in of_latest.chain(of_older) {
+        let is_rolled = wanted.contains(&child) && mode_of(&child.type_) == ChildTypeMode::Rolling;
+        if is_rolled && *recorded.entry(child.clone()).or_insert(assigned) != assigned {
             interrupted.insert(child);
         }
     }
@@ -234,7 +243,7 @@ fn recorded(
 
 /// Children that do not have the latest revision, and their states.
 struct Unfinished {
-    places: BTreeMap<ChildId, Place>,
+    not_latest: BTreeMap<ChildId, AssignedRevision>,
     states: BTreeMap<ChildId, ChildState>,
     /// Children that several revisions record, or an older one than they have.
     interrupted: BTreeSet<ChildId>,
@@ -246,13 +255,14 @@ impl Unfinished {
         &mut self,
         wanted: &[ChildId],
         overdue: Option<&ChildId>,
-        observe: &mut impl FnMut(&ChildId, Place) -> ChildState,
+        observe: &mut impl FnMut(&ChildId, AssignedRevision) -> ChildState,
     ) -> RolloutProgress {
-        let old: Vec<_> = wanted.iter().filter(|child| self.places.contains_key(child)).collect();
+        let old: Vec<_> =
+            wanted.iter().filter(|child| self.not_latest.contains_key(child)).collect();
         let Some(first) = old.first() else { return RolloutProgress::Complete };
-        let updated = wanted.iter().filter(|child| !self.places.contains_key(child));
+        let updated = wanted.iter().filter(|child| !self.not_latest.contains_key(child));
         for child in updated {
-            if let Some(wait) = wait_for(child, observe(child, Place::Latest)) {
+            if let Some(wait) = wait_for(child, observe(child, AssignedRevision::Latest)) {
                 return RolloutProgress::Waiting(wait);
             }
         }
@@ -284,7 +294,7 @@ impl Unfinished {
         if let Some(other) = self.interrupted.iter().find(|child| **child != next) {
             return RolloutProgress::Updating(other.clone());
         }
-        self.places.remove(&next);
+        self.not_latest.remove(&next);
         RolloutProgress::Updating(next)
     }
 }

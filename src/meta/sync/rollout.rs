@@ -25,8 +25,8 @@ use crate::{
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
-            ChildId, ChildState, OlderRevision, Place, Plan, Recorded, RolloutProgress, Standing,
-            UpdatedCondition, plan, readiness,
+            AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, Recorded,
+            RolloutProgress, UpdatedCondition, plan, readiness,
         },
     },
 };
@@ -209,12 +209,12 @@ impl<'a> Rolling<'a> {
         observed.max().unwrap_or_default() + desired.max().unwrap_or_default()
     }
 
-    fn standing(&self, type_: &GroupKind) -> Standing {
+    fn mode_of(&self, type_: &GroupKind) -> ChildTypeMode {
         match self.groups.iter().find(|(known, _)| known == type_) {
-            Some((_, Some(_))) => Standing::Rolling,
-            Some((_, None)) => Standing::Other,
-            None if self.unlisted.contains(type_.group.as_str()) => Standing::Unlisted,
-            None => Standing::Other,
+            Some((_, Some(_))) => ChildTypeMode::Rolling,
+            Some((_, None)) => ChildTypeMode::Other,
+            None if self.unlisted.contains(type_.group.as_str()) => ChildTypeMode::Unlisted,
+            None => ChildTypeMode::Other,
         }
     }
 
@@ -241,15 +241,15 @@ impl<'a> Rolling<'a> {
             &all_older,
             &wanted,
             overdue.as_ref(),
-            |type_| self.standing(type_),
-            |id, place| self.observe(id, place, latest, older),
+            |type_| self.mode_of(type_),
+            |id, assigned| self.observe(id, assigned, latest, older),
         )
     }
 
     fn observe(
         &self,
         id: &ChildId,
-        place: Place,
+        assigned: AssignedRevision,
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> ChildState {
@@ -268,10 +268,10 @@ impl<'a> Rolling<'a> {
             },
             None => Ok(false),
         };
-        let is_own = match place {
+        let is_own = match assigned {
             // A child that cannot be compared has an error of its own when it is written.
-            Place::Older(at) => is_as(&older[at], true).unwrap_or(true),
-            Place::Latest | Place::Held => true,
+            AssignedRevision::Older(at) => is_as(&older[at], true).unwrap_or(true),
+            AssignedRevision::Latest | AssignedRevision::Held => true,
         };
         let rule = self.groups[child.group].1;
         let ready = match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.json))) {
@@ -294,12 +294,14 @@ impl<'a> Rolling<'a> {
         let (mut desired, mut held) = (Vec::with_capacity(latest.len()), BTreeSet::new());
         for child in latest {
             let id = self.id(child.group, &child.key);
-            let place = id.as_ref().and_then(|id| plan.places.get(id)).copied();
+            let assigned = id.as_ref().and_then(|id| plan.not_latest.get(id)).copied();
             let old = |at: usize| id.as_ref().and_then(|id| older[at].get(id)).copied();
-            match (place.unwrap_or(Place::Latest), child) {
-                (Place::Latest, child) => desired.push(child.clone()),
-                (Place::Older(at), child) => desired.push(old(at).unwrap_or(child).clone()),
-                (Place::Held, child) => {
+            match (assigned.unwrap_or(AssignedRevision::Latest), child) {
+                (AssignedRevision::Latest, child) => desired.push(child.clone()),
+                (AssignedRevision::Older(at), child) => {
+                    desired.push(old(at).unwrap_or(child).clone())
+                }
+                (AssignedRevision::Held, child) => {
                     held.insert((child.group, child.key.clone()));
                 }
             }

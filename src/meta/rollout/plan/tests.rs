@@ -49,7 +49,7 @@ impl Case<'_> {
             &[revision],
             &wanted,
             overdue.as_ref(),
-            |_| Standing::Rolling,
+            |_| ChildTypeMode::Rolling,
             observe,
         )
     }
@@ -138,7 +138,7 @@ fn existing_child_without_a_revision_is_left_as_it_is_until_its_turn() {
     let plan = case.plan();
 
     check(&plan, &["a"], &[], "updating ConfigMap a");
-    assert_eq!(plan.places, BTreeMap::from([(id("b"), Place::Held)]));
+    assert_eq!(plan.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn child_that_its_revision_no_longer_wants_is_left_as_it_is() {
     let plan = case.plan_with(&["a"], None);
 
     check(&plan, &["a"], &[], "updating ConfigMap a");
-    assert_eq!(plan.places, BTreeMap::from([(id("b"), Place::Held)]));
+    assert_eq!(plan.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
 }
 
 #[test]
@@ -212,12 +212,12 @@ fn children_of_a_type_that_is_not_listed_keep_their_revision() {
     for (kind, expected) in [("Unlisted", of("Unlisted")), ("Other", Vec::new())] {
         let children = of(kind);
         let older = OlderRevision { children: &children, wanted: BTreeSet::new() };
-        let standing = |type_: &GroupKind| match type_.kind.as_str() {
-            "Unlisted" => Standing::Unlisted,
-            _ => Standing::Other,
+        let mode_of = |type_: &GroupKind| match type_.kind.as_str() {
+            "Unlisted" => ChildTypeMode::Unlisted,
+            _ => ChildTypeMode::Other,
         };
 
-        let plan = plan(&[], &[older], &[], None, standing, |_, _| ChildState::Missing);
+        let plan = plan(&[], &[older], &[], None, mode_of, |_, _| ChildState::Missing);
 
         assert_eq!(plan.older, [expected]);
         assert_eq!(plan.progress, RolloutProgress::Complete);
@@ -234,7 +234,7 @@ fn nothing_is_observed_after_the_end_of_a_rollout() {
         &[],
         &wanted,
         None,
-        |_| Standing::Rolling,
+        |_| ChildTypeMode::Rolling,
         |_, _| unreachable!("no child is compared"),
     );
 

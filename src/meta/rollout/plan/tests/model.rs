@@ -74,19 +74,19 @@ impl World {
                 wanted: self.wanted().into_iter().collect(),
             })
             .collect();
-        let observe = |id: &ChildId, place: Place| match self.children.get(id) {
+        let observe = |id: &ChildId, assigned: AssignedRevision| match self.children.get(id) {
             None => ChildState::Missing,
             Some(child) => ChildState::Present {
                 is_latest: Ok(child.spec == self.spec),
-                is_own: match place {
-                    Place::Older(at) => child.spec == specs[at],
-                    Place::Latest | Place::Held => true,
+                is_own: match assigned {
+                    AssignedRevision::Older(at) => child.spec == specs[at],
+                    AssignedRevision::Latest | AssignedRevision::Held => true,
                 },
                 ready: if child.is_ready { Ok(()) } else { Err("is not ready".to_owned()) },
             },
         };
         let latest = self.revisions.get(&self.spec).cloned().unwrap_or_default();
-        let plan = plan(&latest, &older, &self.wanted(), None, |_| Standing::Rolling, observe);
+        let plan = plan(&latest, &older, &self.wanted(), None, |_| ChildTypeMode::Rolling, observe);
         (specs, plan)
     }
 
@@ -130,10 +130,10 @@ impl World {
         }
         self.deleted.retain(|id| wanted.contains(id));
         for id in wanted {
-            let spec = match plan.places.get(&id) {
-                None | Some(Place::Latest) => self.spec,
-                Some(Place::Older(at)) => specs[*at],
-                Some(Place::Held) => continue,
+            let spec = match plan.not_latest.get(&id) {
+                None | Some(AssignedRevision::Latest) => self.spec,
+                Some(AssignedRevision::Older(at)) => specs[*at],
+                Some(AssignedRevision::Held) => continue,
             };
             let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
             match self.children.get_mut(&id) {
