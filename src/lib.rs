@@ -103,15 +103,39 @@
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`); while a rolling update
 //!       is under way it calls the hook for each older revision, and plans which revision each
 //!       child has (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
-//!    7. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
-//!       (`src/meta/merge.rs`) or by server-side apply (`src/meta/children/server_side.rs`);
-//!    8. it executes the plan (`src/meta/apply.rs::execute`), and writes the status of the
-//!       parent (`src/meta/sync/parent_status.rs::write_status`); a decorated object is written
-//!       before its attachments (`src/meta/sync/decorator.rs::decorate`).
+//!    7. the writes follow in the order of the kind: for a composite children, then the status
+//!       (`src/meta/sync/composite.rs::compose`); for a decorator the decorated object, then its
+//!       attachments (`src/meta/sync/decorator.rs::decorate`);
+//!    8. each child is planned when its turn comes (`src/meta/apply.rs::run`): by a three-way merge
+//!       (`src/meta/children.rs::plan`, `src/meta/merge.rs`) or for server-side apply
+//!       (`src/meta/children/server_side.rs`). Deletions are written first, up to eight writes of
+//!       one group at once (`src/meta/apply/order.rs`). The first write releases the worker slot of
+//!       the reconcile, so that slow writes leave no hook idle;
+//!    9. the status of the parent is written last
+//!       (`src/meta/sync/parent_status.rs::write_status`).
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been
 //!    read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::settle`).
+//!
+//! # Walk of a type that becomes served
+//!
+//! 1. The watch of CRDs reports the CRD (`src/discovery/watch.rs`). The catalog decides that its
+//!    type is served (`src/discovery/catalog/judgement.rs::at`), and the registry publishes it
+//!    (`src/discovery/shared_registry.rs`).
+//! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
+//!    controller has no task and sends no request.
+//! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::settle`), and
+//!    the manager creates the epoch (`src/manager/owner/effect.rs::start`,
+//!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
+//! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
+//!    its own condition (`src/controller/run/input.rs::run`), and subscribes to a shared informer
+//!    (`src/informer/set.rs::subscribe`).
+//! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
+//!    when its first list is complete; until then the type counts as missing. An optional type that
+//!    cannot be listed delays no start.
+//! 6. The epoch reports running when every existing object is in the queue
+//!    (`src/manager/epoch.rs::running`). Workers start.
 //!
 //! # Walk of a type that is removed
 //!
@@ -136,6 +160,33 @@
 //! 9. The controller waits for the type again. The next epoch starts as this one did
 //!    (`src/manager/owner/effect.rs::start`).
 //!
+//! # Walk of a lost lease
+//!
+//! 1. The election has a thread of its own. It renews the lease, or decides that the lease is lost:
+//!    by the clock or by another holder (`src/manager/election/candidate.rs::decide`).
+//! 2. It ends the term (`src/manager/election/campaign.rs::lose`,
+//!    `src/manager/election/term.rs::end`). On the same thread, the term closes the fence of each
+//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`). User code that blocks
+//!    every other thread delays none of it.
+//! 3. Each write also compares the clock with the deadline of the term when it passes the fence
+//!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
+//!    suspended therefore sends no write after it resumes.
+//! 4. The manager marks the runnables as waiting for leadership
+//!    (`src/manager/owner/leadership.rs::on_election`). The campaign continues in the same process.
+//!
+//! # Walk of an edit of a declared controller
+//!
+//! 1. The supervisor validates the object (`src/meta/supervisor/reconciler.rs::reconcile`,
+//!    `src/meta/definition.rs::parse`). An invalid edit is reported in the status; the last valid
+//!    definition stays in effect.
+//! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
+//!    in the running epoch, or another epoch.
+//! 3. A swap waits for the credentials of changed hooks (`src/meta/supervisor/swap.rs::swap`), and
+//!    replaces the definition between two syncs (`src/meta/runnable/swap.rs::swap`). Informers and
+//!    caches stay.
+//! 4. For another epoch the manager replaces the runnable (`src/manager/lifecycle.rs::settle`): the
+//!    old epoch runs until the new definition can start, and is done before that starts.
+//!
 //! # Index
 //!
 //! | mechanism | place |
@@ -146,7 +197,8 @@
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
-//! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
+//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client`; closed by `src/manager/fence.rs::close` |
+//! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
@@ -155,12 +207,13 @@
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
-//! | object is decoded for a typed reader | `src/controller/lister.rs::get`, for `src/controller/reconciler.rs::for_object` too |
+//! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
+//! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
-//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs` and `src/meta/children/check.rs` |
+//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
@@ -173,17 +226,17 @@
 //! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
-//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
+//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` delays it |
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/runnable/swap.rs::swap` |
+//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/supervisor/swap.rs::swap`, then `src/meta/runnable/swap.rs::swap` |
 //! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
-//! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`, its results in `src/runtime/adopted_run.rs` |
+//! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`; its results are read, and its stop executed, in `src/runtime/adopted_run.rs::drive` |
 //! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!
@@ -250,3 +303,8 @@ pub mod testing;
 #[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub mod fuzzing;
+
+/// Compiles the program of the guide.
+#[cfg(all(doctest, feature = "signals", feature = "tls"))]
+#[doc = include_str!("../docs/library.md")]
+struct Guide;
