@@ -1,9 +1,11 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
+mod answering;
 mod built_in;
 mod customize;
 mod decorator;
 mod finalize;
+mod freed;
 mod lenience;
 mod metrics;
 mod optional;

@@ -1,7 +1,7 @@
 //! Parents of a built-in type, which has no status.
 
 use super::{
-    finalize::{harness, pass},
+    answering::{harness, pass},
     *,
 };
 

@@ -1,7 +1,7 @@
 //! Related objects: the customize hook, its types and their changes.
 
 use super::{
-    finalize::{Calls, harness, pass},
+    answering::{Calls, harness, pass},
     *,
 };
 use crate::testing::{

@@ -1,7 +1,7 @@
 //! Decorators from end to end, on the simulated server.
 
 use super::{
-    finalize::{Calls, faulty_with, harness, pass},
+    answering::{Calls, faulty_with, harness, pass},
     *,
 };
 use crate::{

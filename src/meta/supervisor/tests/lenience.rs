@@ -1,7 +1,7 @@
 //! Behaviour of Metacontroller that options enable.
 
 use super::{
-    finalize::{harness_with, pass},
+    answering::{harness_with, pass},
     *,
 };
 use crate::meta::Lenience;

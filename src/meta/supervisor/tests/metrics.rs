@@ -1,7 +1,7 @@
 //! Metrics of declared controllers, by Metacontroller's names.
 
 use super::{
-    finalize::{harness, pass},
+    answering::{harness, pass},
     *,
 };
 

@@ -1,7 +1,7 @@
 //! Optional types of children, as hooks see them.
 
 use super::{
-    finalize::{harness, pass},
+    answering::{harness, pass},
     *,
 };
 

@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use super::{
-    finalize::{faulty, harness, pass},
+    answering::{harness, pass},
+    finalize::faulty,
     *,
 };
 use crate::testing::{Action, Reply, Rule};

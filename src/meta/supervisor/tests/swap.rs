@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
 use super::{
-    finalize::{Calls, harness, pass},
+    answering::{Calls, harness, pass},
     *,
 };
 use crate::testing::Verb;

@@ -1,0 +1,73 @@
+//! Harness whose hooks answer by a function, with faults between its client and the server.
+
+use super::*;
+use crate::{meta::Lenience, testing::Faults};
+
+type Answer = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
+
+/// Hook that records its requests and answers by a function.
+pub(super) struct Answering {
+    kind: HookKind,
+    answer: Answer,
+    calls: Calls,
+}
+
+pub(super) type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
+
+impl Hook for Answering {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let answer = (self.answer)(self.kind, &request);
+        self.calls.lock().unwrap().push((self.kind, request));
+        async move { Ok(Bytes::from(answer.to_string())) }.boxed()
+    }
+}
+
+pub(super) async fn harness(
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
+    harness_with(Lenience::default(), answer).await
+}
+
+/// Harness whose hooks give this answer, with this behaviour of Metacontroller.
+pub(super) async fn harness_with(
+    lenience: Lenience,
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    answering(server, client, lenience, answer).await
+}
+
+/// Harness that reaches a server through this client.
+pub(super) async fn answering(
+    server: SimulatedServer,
+    client: kube::Client,
+    lenience: Lenience,
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
+    let answer: Answer = Arc::new(answer);
+    let calls = Calls::default();
+    let made = Arc::clone(&calls);
+    let factory: HookFactory = Arc::new(move |_, kind| {
+        let (answer, calls) = (answer.clone(), Arc::clone(&made));
+        Arc::new(Answering { kind, answer, calls })
+    });
+    let (hooks, resync_period) = (Some(factory), Some(RESYNC));
+    let options = MetaOptions { resync_period, hooks, lenience, ..MetaOptions::default() };
+    (Harness::over(server, client, options).await, calls)
+}
+
+/// Harness whose hooks give this answer, with faults between its client and the server.
+pub(super) async fn faulty_with(
+    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Faults) {
+    let (faults, server) = (Faults::default(), SimulatedServer::new());
+    let layers = tower::ServiceBuilder::new().layer(faults.layer());
+    let client = kube::Client::new(layers.service(server.service("controller")), "default");
+    (answering(server, client, Lenience::default(), answer).await.0, faults)
+}
+
+pub(super) async fn pass() {
+    sleep(Duration::from_secs(5)).await;
+}

@@ -1,0 +1,261 @@
+//! Parents of a controller that is deleted or no longer finalizes them: they are freed.
+
+use super::{
+    answering::{answering, harness, pass},
+    finalize::{
+        OURS, WIDGET, events, faulty, finalizers, finalizing, has_child, hooks, manage_parent,
+        teardown, thing,
+    },
+    *,
+};
+use crate::{
+    meta::Lenience,
+    testing::{Action, Reply, Rule, Verb, simulated::AccessRule},
+};
+
+const CONTROLLER: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_freed_when_the_finalize_hook_is_dropped() {
+    let (harness, calls) = harness(teardown).await;
+    manage_parent(&harness, finalizing()).await;
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("finalize");
+
+    harness.declare("a", spec);
+    pass().await;
+
+    assert_eq!(harness.epoch("a"), Some(1), "changed in place");
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert!(has_child(&harness));
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_a_deleted_controller_are_freed_without_the_hook() {
+    let (harness, calls) = harness(teardown).await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    harness.server.apply(thing(json!({"app": "x"}))).unwrap();
+    let mut alien = thing(json!({"app": "y"}));
+    alien["metadata"]["name"] = json!("q");
+    alien["metadata"]["finalizers"] = json!(["metacontroller.io/compositecontroller-b"]);
+    harness.server.apply(alien).unwrap();
+    pass().await;
+
+    harness
+        .server
+        .remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a")
+        .unwrap();
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert!(has_child(&harness), "nothing else is done for it");
+    assert_eq!(events(&harness, "FinalizerRemoved"), ["p"]);
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(
+        other["metadata"]["finalizers"],
+        json!(["metacontroller.io/compositecontroller-b"]),
+        "that of another controller stays"
+    );
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_an_earlier_type_are_freed() {
+    let (harness, _) = harness(teardown).await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    manage_parent(&harness, finalizing()).await;
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
+
+/// Harness whose client may not send requests of these verbs for CRDs.
+async fn without_crds(verbs: &[&str]) -> Harness {
+    let server = SimulatedServer::new();
+    let crds = ["customresourcedefinitions.apiextensions.k8s.io"];
+    let verbs = verbs.iter().copied();
+    server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
+    let client = server.client_as("controller");
+    answering(server, client, Lenience::default(), teardown).await.0
+}
+
+#[tokio::test(start_paused = true)]
+async fn crd_that_may_not_be_read_frees_no_parents_when_it_is_deleted() {
+    let harness = without_crds(&[]).await;
+    manage_parent(&harness, finalizing()).await;
+
+    for crd in crds() {
+        harness.server.uninstall(&crd.metadata.name.unwrap()).unwrap();
+    }
+    sleep(10 * MISSING_GRACE).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]), "no client has deleted the controller");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_are_freed_after_a_minute_if_the_crd_may_not_be_read() {
+    let harness = without_crds(&["get"]).await;
+    manage_parent(&harness, finalizing()).await;
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(MISSING_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(harness.epoch("a"), None, "it stops at once");
+    assert_eq!(finalizers(&harness), json!([OURS]), "its CRD may be in deletion");
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_although_parents_of_an_earlier_type_cannot_be_freed() {
+    let (harness, faults) = faulty().await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    manage_parent(&harness, finalizing()).await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let object = harness.server.get(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    assert_eq!(object["status"]["observedGeneration"], 2);
+    assert_eq!(object["status"]["reason"], "Running");
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_cannot_be_written_keeps_no_other_parent_from_being_freed() {
+    let (harness, faults) = faulty().await;
+    harness.declare("a", finalizing());
+    harness.running("a", 1).await;
+    for name in ["p", "q"] {
+        let mut thing = thing(json!({"app": "x"}));
+        thing["metadata"]["name"] = json!(name);
+        harness.server.apply(thing).unwrap();
+    }
+    pass().await;
+    let refused = Reply::status(422, "Invalid", "refused by a webhook");
+    faults.add(Rule::new(Action::Reply(refused)).mutating().path_contains("/things/p"));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(other["metadata"]["finalizers"], Value::Null);
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_whose_version_is_no_longer_served_are_freed_at_another_one() {
+    let (harness, _) = harness(teardown).await;
+    let things = || CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things().version("v1").version("v2").build()).unwrap();
+    manage_parent(&harness, finalizing()).await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    harness.server.install(&things().unserved_version("v1").version("v2").build()).unwrap();
+    pass().await;
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    let parent = harness.server.get("example.com/v2", "Thing", "", "p").unwrap();
+    assert_eq!(parent["metadata"]["finalizers"], Value::Null);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_keep_their_finalizer_if_only_the_declared_version_changes() {
+    let (harness, _) = harness(teardown).await;
+    let things = || CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    harness.server.install(&things().version("v1").version("v2").build()).unwrap();
+    manage_parent(&harness, finalizing()).await;
+    let mut spec = finalizing();
+    spec["parentResource"]["apiVersion"] = json!("example.com/v2");
+
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert!(events(&harness, "FinalizerRemoved").is_empty(), "the controller finalizes it still");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn type_whose_parents_cannot_be_freed_keeps_no_other_type_from_being_freed() {
+    let (harness, faults) = faulty().await;
+    let others = CrdBuilder::new("example.com", "Other").cluster_scoped();
+    harness.server.install(&others.build()).unwrap();
+    manage_parent(&harness, finalizing()).await;
+    let refused = Reply::status(403, "Forbidden", "things may not be listed");
+    faults.add(Rule::new(Action::Reply(refused)).verb(Verb::List).path_contains("/things"));
+    let mut spec = finalizing();
+    spec["parentResource"]["resource"] = json!("others");
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    let mut other = thing(json!({"app": "x"}));
+    other["kind"] = json!("Other");
+    harness.server.apply(other).unwrap();
+    pass().await;
+    let of_other = || {
+        let other = harness.server.get("example.com/v1", "Other", "", "p").unwrap();
+        other["metadata"]["finalizers"].clone()
+    };
+    assert_eq!(of_other(), json!([OURS]));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert_eq!(of_other(), Value::Null);
+    faults.clear();
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(finalizers(&harness), Value::Null, "the release is tried again");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_a_controller_that_was_paused_at_the_start_are_freed() {
+    let (harness, _) = harness(teardown).await;
+    let mut held = thing(json!({"app": "x"}));
+    held["metadata"]["finalizers"] = json!([OURS]);
+    harness.server.apply(held).unwrap();
+    let paused = json!({
+        "apiVersion": CONTROLLER.0, "kind": CONTROLLER.1, "spec": finalizing(),
+        "metadata": {"name": "a", "annotations": {PAUSED: "true"}},
+    });
+    harness.server.apply(paused).unwrap();
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]), "nothing is freed while the object exists");
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    harness.end().await;
+}
