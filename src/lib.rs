@@ -39,13 +39,13 @@
 //! # }
 //! ```
 //!
-//! `examples/embed.rs` is a whole program with typed objects, a lister and fenced writes;
-//! `examples/runnable.rs` runs something that is not a controller. [`testing`] has the tools to
-//! test such code.
+//! `docs/library.md` is the guide: dependencies, a whole program, finalizers and conditions, rights,
+//! election, and controllers of kube-rs. `examples/runnable.rs` runs something that is not a
+//! controller. [`testing`] has the tools to test such code.
 //!
-//! # Rooms
+//! # Modules
 //!
-//! | room | owns | feature |
+//! | module | owns | feature |
 //! |---|---|---|
 //! | [`kind`] | names of types, and the identity of a served type | |
 //! | [`duration`] | durations in Go's notation | |
@@ -60,13 +60,13 @@
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
-//! Each room starts at the file of its name. Rooms 1 to 5 import only rooms with a lower number;
-//! [`meta`] also imports [`transport`], which imports no room; [`runtime`] imports rooms 1 to 4.
-//! Every room may import the small modules: [`kind`], `src/duration.rs` (durations in Go's
-//! notation, back-offs), `src/redaction.rs` (errors that leave the process), `src/guard.rs` (panics
-//! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and
-//! `src/owner_gauge.rs` (gauges of tasks and timers per owner). `tests/architecture.rs` checks all
-//! of it.
+//! Five of them are the rooms of the engine, in the order of the flow. Each starts at the file of
+//! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`], which
+//! imports no room; [`runtime`] imports rooms 1 to 4. Every room may import the small modules:
+//! [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics of user code),
+//! `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs`
+//! (gauges of tasks and timers per owner). `tests/architecture.rs` checks all of it. `DESIGN.md`
+//! has the vocabulary: epoch, fence, grace, term, interest, metadata entry, sync record.
 //!
 //! # Walk of one event
 //!
@@ -108,8 +108,8 @@
 //!       attachments (`src/meta/sync/decorator.rs::decorate`);
 //!    8. each child is planned when its turn comes (`src/meta/apply.rs::run`): by a three-way merge
 //!       (`src/meta/children.rs::plan`, `src/meta/merge.rs`) or for server-side apply
-//!       (`src/meta/children/server_side.rs`). Deletions are written first, up to eight writes of
-//!       one group at once (`src/meta/apply/order.rs`). The first write releases the worker slot of
+//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, both by child type: up
+//!       to eight writes of one type at once (`src/meta/apply/order.rs`). The first write releases the worker slot of
 //!       the reconcile, so that slow writes leave no hook idle;
 //!    9. the status of the parent is written last
 //!       (`src/meta/sync/parent_status.rs::write_status`).
@@ -125,7 +125,7 @@
 //!    (`src/discovery/shared_registry.rs`).
 //! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
-//! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::settle`), and
+//! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::decide`), and
 //!    the manager creates the epoch (`src/manager/owner/effect.rs::start`,
 //!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
 //! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
@@ -134,20 +134,23 @@
 //! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
 //!    when its first list is complete; until then the type counts as missing. An optional type that
 //!    cannot be listed delays no start.
-//! 6. The epoch reports running when every existing object is in the queue
+//! 6. A controller that needs leadership waits for it here, with its caches warm if it asked for
+//!    that. The epoch reports running when every existing object is in the queue
 //!    (`src/manager/epoch.rs::running`). Workers start.
 //!
 //! # Walk of a type that is removed
 //!
 //! 1. The watch of CRDs reports the deletion (`src/discovery/watch.rs`), and the task of discovery
 //!    passes it on (`src/discovery/task.rs::on_crds`).
-//! 2. The catalog decides that the type is absent (`src/discovery/catalog/judgement.rs::at`). A
-//!    failed or partial answer never leads to that decision.
+//! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether its
+//!    type is absent (`src/discovery/catalog/judgement.rs::at`). Proof needs a complete list of CRDs
+//!    and of APIServices, and no aggregated server that could serve the group
+//!    (`src/discovery/catalog/judgement.rs::is_proven_absent`). Without it the type is unknown.
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
 //!    receives the verdict (`src/manager/owner.rs::on_verdict`).
-//! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and
+//! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
 //!    the manager signals the epoch (`src/manager/owner/effect.rs::stop`).
 //! 6. The run stops in order (`src/controller/run/shutdown.rs::stop`): sources, queue, reconciles,
 //!    tasks, subscriptions.
@@ -170,7 +173,8 @@
 //!    every other thread delays none of it.
 //! 3. Each write also compares the clock with the deadline of the term when it passes the fence
 //!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
-//!    suspended therefore sends no write after it resumes.
+//!    suspended is refused there when it resumes. A write that had passed already may still be sent;
+//!    its deadline and its precondition bound it.
 //! 4. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/owner/leadership.rs::on_election`). The campaign continues in the same process.
 //!
@@ -181,64 +185,114 @@
 //!    definition stays in effect.
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
-//! 3. A swap waits for the credentials of changed hooks (`src/meta/supervisor/swap.rs::swap`), and
-//!    replaces the definition between two syncs (`src/meta/runnable/swap.rs::swap`). Informers and
-//!    caches stay.
-//! 4. For another epoch the manager replaces the runnable (`src/manager/lifecycle.rs::settle`): the
-//!    old epoch runs until the new definition can start, and is done before that starts.
+//! 3. A swap needs an epoch that starts or runs, and waits at most 1 s for the credentials of changed
+//!    hooks (`src/meta/supervisor/swap.rs::swap`). It replaces the definition between two syncs
+//!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay.
+//! 4. For another epoch the manager keeps the new specification pending
+//!    (`src/manager/owner/replacement.rs::replace`). The old epoch runs until the new types are
+//!    served and their caches prepared (`src/manager/owner/replacement.rs::on_prepared`), and is done
+//!    before the new one starts (`src/manager/owner/replacement.rs::install_if_due`).
 //!
 //! # Index
 //!
+//! ## Types and epochs
+//!
 //! | mechanism | place |
 //! |---|---|
-//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::at` |
+//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::at`, by `src/discovery/catalog/judgement.rs::is_proven_absent` |
 //! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
-//! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
+//! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::decide` |
+//! | epochs of one name never overlap | `src/manager/lifecycle.rs::decide` starts none before `src/manager/lifecycle.rs::ended`, which follows `src/manager/run.rs::drive` |
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
+//! | specification of a runnable is replaced | `src/manager/owner/replacement.rs::replace` |
 //! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
 //! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client`; closed by `src/manager/fence.rs::close` |
 //! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
+//!
+//! ## Informers
+//!
+//! | mechanism | place |
+//! |---|---|
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
+//! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | `src/informer/retention.rs::keeps`, `src/informer/shared_informer.rs::reduce` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
+//!
+//! ## Queue and reconciles
+//!
+//! | mechanism | place |
+//! |---|---|
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
-//! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
-//! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |
-//! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
-//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
+//! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
+//! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |
+//! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
+//!
+//! ## Hooks
+//!
+//! | mechanism | place |
+//! |---|---|
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
+//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
+//! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
+//! | retries wait while a hook is down | `src/meta/hook_health.rs::wait`, by the gate in `src/controller/queue/retry_gate.rs::failed`; after its recovery `src/controller/queue/retry_gate.rs::answered` |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
-//! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
-//! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
+//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
+//!
+//! ## Parents and children
+//!
+//! | mechanism | place |
+//! |---|---|
+//! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
 //! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
+//! | child that was equal before is not compared | `src/meta/equal_children.rs::contains`, called in `src/meta/apply.rs::run` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/hand_over.rs::hand_over`, by `src/meta/handover.rs` |
 //! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions` |
+//! | wait of a rollout is decided and shown | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within`, condition `RolledOut` of the controller `src/meta/status.rs` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` delays it |
+//!
+//! ## Declared controllers
+//!
+//! | mechanism | place |
+//! |---|---|
+//! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
+//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/supervisor/swap.rs::swap`, then `src/meta/runnable/swap.rs::swap` |
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/supervisor/swap.rs::swap`, then `src/meta/runnable/swap.rs::swap` |
-//! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
-//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
+//!
+//! ## Process
+//!
+//! | mechanism | place |
+//! |---|---|
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
 //! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`; its results are read, and its stop executed, in `src/runtime/adopted_run.rs::drive` |
 //! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
 //! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
+//!
+//! # Where to add
+//!
+//! | addition | places |
+//! |---|---|
+//! | flag of `run` | `src/cli/instance.rs`, then the options of the library, such as `MetaOptions` in `src/meta/supervisor.rs`; one of Metacontroller's in `src/cli/metacontroller.rs` |
+//! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler asks for its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
+//! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
+//! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
 //!
 //! # Reading order
 //!

@@ -1,7 +1,7 @@
 //! Work queue: dedupes, orders, delays and rate-limits requests.
 //!
-//! Fair: first in, first out within a priority. Stingy: one worker processes a key at a time, and
-//! adds during that time merge into one. Semantics: client-go's `workqueue` and
+//! Fair: first in, first out within a priority. Deduplicating: one worker processes a key at a
+//! time, and adds during that time merge into one. Semantics: client-go's `workqueue` and
 //! controller-runtime's `priorityqueue`. The queue runs no task: the callers that wait in
 //! [`Queue::get`] drive its timers.
 //!

@@ -130,9 +130,9 @@ impl Catalog {
             self.unnamed.extend(unnamed);
             self.crds_listed(crds, touched);
         }
-        self.forget_what_is_missing();
+        self.drop_missing_documents();
         match self.services_listed {
-            ListState::Yes => self.forget_what_crds_explain(),
+            ListState::Yes => self.drop_crd_documents(),
             // Documents of static mode may describe CRDs that are deleted by now.
             ListState::NotYet | ListState::Refused => {
                 self.documents.clear();
@@ -165,7 +165,7 @@ impl Catalog {
             self.services_listed = ListState::Yes;
             self.retired = HashMap::new();
             if self.static_mode.is_none() {
-                self.forget_what_crds_explain();
+                self.drop_crd_documents();
             }
             touched.all = true;
             return self.unsettled() == Unsettled::Silent && self.enumerated;
@@ -339,7 +339,7 @@ impl Catalog {
         }
     }
 
-    fn forget_what_crds_explain(&mut self) {
+    fn drop_crd_documents(&mut self) {
         let services = &self.services;
         self.documents.retain(|group, versions| {
             versions.retain(|version, _| {

@@ -223,11 +223,11 @@ impl Lifecycle {
             // The caller may put another specification in place now, so nothing is started here.
             LifecycleInput::Ended => return self.ended(now, jitter),
         }
-        self.settle(now)
+        self.decide(now)
     }
 
     /// Decides whether to start or to stop, from the state, the verdict and what the owner allows.
-    fn settle(&mut self, now: Instant) -> Vec<LifecycleAction> {
+    fn decide(&mut self, now: Instant) -> Vec<LifecycleAction> {
         match &self.state {
             State::Waiting | State::BackingOff | State::Stopped if self.removed => {
                 self.state = State::Stopped;

@@ -2,10 +2,10 @@
 
 mod effect;
 mod event;
+mod last_epoch_numbers;
 mod leadership;
 mod phase;
 mod replacement;
-mod retired;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,9 +23,9 @@ use tracing::warn;
 
 use self::{
     event::{EntryTimer, Event, Id, PreparationResult, Timers, Watches, next_command_or_change},
+    last_epoch_numbers::LastEpochNumbers,
     leadership::ElectionState,
     phase::ManagerPhase,
-    retired::Retired,
 };
 use super::{
     AddError, ControllerName, ControllerState, Election, Epoch, FailurePolicy, ManagerError,
@@ -50,7 +50,7 @@ pub(super) struct Owner {
     entries: BTreeMap<Id, RunnableEntry>,
     names: HashMap<ControllerName, Id>,
     /// Last epoch numbers of removed names.
-    retired: Retired,
+    last_epoch_numbers: LastEpochNumbers,
     next: u64,
     /// Runs under way; at most one for each entry.
     runs: JoinSet<(Id, RunEnd)>,
@@ -93,7 +93,7 @@ impl Owner {
             transitions,
             entries: BTreeMap::new(),
             names: HashMap::new(),
-            retired: Retired::default(),
+            last_epoch_numbers: LastEpochNumbers::default(),
             next: 0,
             runs: JoinSet::new(),
             prepares: JoinSet::new(),
@@ -286,7 +286,7 @@ impl Owner {
             let watching = entry.watching.clone();
             self.watch(id, serial, readiness, &watching);
             self.step(id, LifecycleInput::Verdict(verdict));
-            self.swap_if_due(id);
+            self.install_if_due(id);
         } else if let Some(pending) = entry.pending.as_ref().filter(|new| new.serial == serial) {
             let watching = pending.watching.clone();
             self.watch(id, serial, readiness, &watching);
@@ -362,7 +362,7 @@ impl Owner {
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, LifecycleInput::Ended);
-        self.swap_if_due(id);
+        self.install_if_due(id);
         self.step(id, LifecycleInput::Wake);
     }
 

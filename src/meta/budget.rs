@@ -88,7 +88,8 @@ pub struct ResponseBudget {
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
 
-/// Share of one controller. Permits keep its semaphores, so bytes that outlive their hook count.
+/// Share of one controller. Permits hold its semaphores: bytes count until they are released, even
+/// after their hook is gone.
 #[derive(Clone, Debug, Default)]
 struct Share {
     responses: Weak<Semaphore>,

@@ -153,7 +153,7 @@ impl ParentWrites {
         }
     }
 
-    /// Ends a sync. The retry of work that failed without a write is work.
+    /// Ends a sync. The retry of a sync that failed before any write has the same cause.
     pub(crate) fn end(&self, key: &Request, failed: bool) {
         if let Some(entry) = self.lock().get_mut(key) {
             let is_work = entry.cause == WriteCause::Work;

@@ -225,7 +225,7 @@ impl Supervisor {
             recorder,
             changes,
             credentials,
-            pruning_said: AtomicBool::new(false),
+            logged_pruning: AtomicBool::new(false),
         };
         let builder = Controller::builder(kind.plural()).for_type(kind.type_ref());
         // Hooks receive the object as `controller`.

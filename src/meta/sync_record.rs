@@ -2,8 +2,9 @@
 //!
 //! A sync decides by the request to the hook, the types, the declaration and the response. The
 //! request contains the parent and its children as cached, with uid and resourceVersion, and the
-//! declaration as `controller`. If the others are equal too, the sync would find nothing to do
-//! again, so that it need not decode the response, nor merge and compare any child.
+//! declaration as `controller`. If request, types and response equal those of the last sync, which
+//! found nothing to do, this sync would find nothing either. It ends before it decodes the response
+//! or compares a child.
 //!
 //! The record has digests instead of the texts, so that its size does not depend on theirs.
 
@@ -21,7 +22,7 @@ struct Digest {
 }
 
 impl Digest {
-    /// Digest of a text, and of what belongs to it.
+    /// Digest of a text and of its context.
     fn of(text: &[u8], beside: impl Hash) -> Self {
         Self { hash: digest((beside, text)), bytes: text.len() }
     }
@@ -32,8 +33,8 @@ impl Digest {
 pub(crate) struct ObservedDigest(Digest);
 
 impl ObservedDigest {
-    /// Digest of the request to the hook, of the types, of which the request has the names only, and
-    /// of the revisions, which it does not have.
+    /// Digest of the request to the hook, of the identities of its types (the request has only their
+    /// names), and of the revisions (the request has none).
     pub(crate) fn of(
         request: &[u8],
         groups: &[Group],

@@ -55,9 +55,8 @@ impl AdoptedRun {
 
     /// Drives the stream until it ends or the grace of the epoch is over; then drops it.
     ///
-    /// A graceful shutdown ends the stream when its reconciles have ended, but not before its
-    /// first sync: kube starts none then, and waits for the sync. So the stream is dropped at the
-    /// stop.
+    /// A graceful shutdown ends the stream when its reconciles have ended. Before the first sync kube
+    /// starts no reconcile, and a graceful shutdown waits for that sync: the stream is dropped then.
     pub(super) async fn drive<K>(
         mut self,
         store: Store<K>,

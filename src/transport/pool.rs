@@ -149,7 +149,7 @@ impl Pool {
     ) -> Result<Response<ResponseBody>, Error> {
         let lane = Lane::of(&request);
         let mut last = self.dialer.error("closed before its first request".to_owned());
-        let there = self.begun.load(Ordering::Relaxed);
+        let begun_before = self.begun.load(Ordering::Relaxed);
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             if self.tasks.are_cancelled() {
@@ -165,7 +165,7 @@ impl Pool {
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
             let slot = self.slot(lane);
-            if slot.serial() >= there {
+            if slot.serial() >= begun_before {
                 attempts += 1;
             }
             let mut sender = match slot.opened().await? {

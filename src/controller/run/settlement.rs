@@ -21,7 +21,8 @@ use crate::{
 const THROTTLED: Pace =
     Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };
 
-/// Pause between comparisons of the caches from which on the last error shows that they are behind.
+/// Pause between two comparisons of the caches, from which on the status reports that they are
+/// behind.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
 impl EpochRun {

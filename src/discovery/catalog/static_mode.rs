@@ -188,7 +188,7 @@ impl Catalog {
     }
 
     /// Drops the missing resources when static mode ends.
-    pub(super) fn forget_what_is_missing(&mut self) {
+    pub(super) fn drop_missing_documents(&mut self) {
         for document in self.documents.values_mut().flat_map(|versions| versions.values_mut()) {
             document.missing = Vec::new();
             document.missed_since = None;

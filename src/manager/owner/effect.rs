@@ -72,7 +72,7 @@ impl Owner {
             self.timers.try_remove(timer);
         }
         self.names.remove(&entry.name);
-        self.retired.add(&entry.name, entry.epoch_number);
+        self.last_epoch_numbers.add(&entry.name, entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
         self.outgoing.extend(entry.removers.into_iter().map(Outgoing::Removed));
@@ -83,7 +83,7 @@ impl Owner {
     pub(super) fn start(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let last = match entry.epoch_number {
-            0 => self.retired.take(&entry.name),
+            0 => self.last_epoch_numbers.take(&entry.name),
             number => number,
         };
         let count = last + 1;

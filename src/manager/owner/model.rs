@@ -574,5 +574,5 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
     let owner = &model.owner;
     assert_eq!((owner.entries.len(), owner.names.len(), owner.timers.len()), (0, 0, 0));
     assert_eq!(owner.snapshot.borrow().len(), 0);
-    assert!(owner.retired.len() <= 1024);
+    assert!(owner.last_epoch_numbers.len() <= 1024);
 }

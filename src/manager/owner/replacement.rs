@@ -63,7 +63,7 @@ impl Owner {
         let Some(pending) = &mut entry.pending else { return };
         pending.verdict = verdict;
         self.dirty.push(id);
-        if self.swap_if_due(id) {
+        if self.install_if_due(id) {
             return;
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
@@ -132,7 +132,7 @@ impl Owner {
 
     /// Puts the waiting specification in place if that stops nothing that could run. Returns
     /// whether it did.
-    pub(super) fn swap_if_due(&mut self, id: Id) -> bool {
+    pub(super) fn install_if_due(&mut self, id: Id) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let Some(pending) = &entry.pending else { return false };
         if entry.lifecycle.live() {
@@ -142,7 +142,7 @@ impl Owner {
         let old_rests = entry.lifecycle.state() == ControllerState::Stopped;
         let due = can_run(&pending.verdict) || old_rests || !can_run(entry.lifecycle.verdict());
         if due {
-            self.swap(id);
+            self.install(id);
         }
         due
     }
@@ -157,7 +157,7 @@ impl Owner {
     }
 
     /// Puts the waiting specification in place. The entry must have no live epoch.
-    pub(super) fn swap(&mut self, id: Id) {
+    pub(super) fn install(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };
         end_retry(&mut pending, &mut self.timers);

@@ -1,12 +1,14 @@
 //! Rollout plan: decides which revision each child has, without I/O.
 //!
 //! At most one child moves to the latest revision in one sync, and only if every child that has it is
-//! observed, as desired and ready. The order is that of the hook's response, except that a child which
-//! is unavailable anyway moves first, unless the first one is missing: after a change of the parent
-//! in mid-rollout, another child would be unavailable beside it.
+//! observed, as desired and ready. The next child is:
+//!
+//! 1. the first child of an older revision in the hook's response, if it is missing;
+//! 2. else the first one that is unavailable, so that no second child becomes unavailable beside it;
+//! 3. else the first one.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
-//! except for that order, and for a child that exists, differs and has no revision: it is left as
+//! except for this order, and for a child that exists, differs and has no revision: it is left as
 //! it is until its turn, where Metacontroller would update all such children at once.
 
 use std::{
@@ -216,7 +218,7 @@ pub(crate) fn plan(
 
 /// Returns the revision of each wanted child, as far as one is recorded, and the children that
 /// several revisions record: a process has ended in the middle of their move. The latest revision
-/// wins over others, and a revision whose response lacks the child has no form for it.
+/// wins over others, and a revision whose response lacks the child does not describe it.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
@@ -285,8 +287,8 @@ impl Unfinished {
             ChildState::Deleting => true,
             ChildState::Present { ready, .. } => ready.is_err(),
         };
-        // A missing child is created in this sync. Another that moved beside it could become ready
-        // before its own write.
+        // A missing child is created in this sync. Moving another child beside it could make two
+        // children unavailable.
         let behind = old.iter().find(is_behind).or_else(|| old.first().filter(missing));
         let next = behind.or_else(|| old.iter().find(is_unavailable));
         let next: ChildId = (*next.unwrap_or(first)).clone();

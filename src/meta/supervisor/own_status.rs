@@ -150,7 +150,7 @@ impl DeclarationReconciler {
 
     /// Logs once where the conditions are that the CRD keeps in no status.
     fn say_that_nothing_is_kept(&self) {
-        if !self.pruning_said.swap(true, Ordering::Relaxed) {
+        if !self.logged_pruning.swap(true, Ordering::Relaxed) {
             let crd = self.kind.crd_name();
             tracing::info!(
                 crd,

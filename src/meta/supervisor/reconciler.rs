@@ -55,7 +55,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
     /// True once the log says that the CRD keeps no status.
-    pub(super) pruning_said: AtomicBool,
+    pub(super) logged_pruning: AtomicBool,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -110,18 +110,18 @@ impl DeclarationReconciler {
                 Err(rejected) => Acceptance::Rejected(rejected),
             }
         };
-        let nothing_declared = match &acceptance {
+        let has_no_runnable = match &acceptance {
             Acceptance::Accepted => false,
             Acceptance::Paused => true,
             // A rejected edit leaves the previous run in place, but only if the same object
             // declared it.
             Acceptance::Rejected(_) => another || declared.run.is_none(),
         };
-        if !nothing_declared && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
+        if !has_no_runnable && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
             // The earlier edit that still waits is no longer declared. The previous run continues.
             again = self.withdraw_edit(name, &mut declared).await;
         }
-        if nothing_declared {
+        if has_no_runnable {
             (declared.run, declared.before) = (None, None);
             // Parents may have the finalizer from a time before this process.
             if let Ok(definition) = self.definition(object) {
@@ -134,7 +134,7 @@ impl DeclarationReconciler {
         // Stored before the next await, so that a cancelled reconcile forgets no running
         // controller.
         self.changes.put(name, declared.clone());
-        if nothing_declared
+        if has_no_runnable
             && self.manager.status_of(self.kind.runnable_name(name)).is_some()
             && self.stop(name).await.is_err()
         {

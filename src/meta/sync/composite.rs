@@ -71,7 +71,8 @@ impl ParentReconciler {
         let Executed { as_desired: children_are_desired, confirmed } = managed?;
         let as_desired = children_are_desired & written?;
         let is_settled = rollout.as_ref().is_none_or(PlannedRollout::is_settled);
-        // No event follows a move without a write of the child, or a write without a change.
+        // Requeued at once: no watch event follows a move that needs no write, or a write that
+        // changes nothing.
         let is_next = (has_moved && children_are_desired) || (!is_settled && confirmed);
         let next = is_next.then_some(Duration::ZERO);
         let recheck = recheck.into_iter().chain(rechecked).chain(next).min();

@@ -101,13 +101,13 @@ impl ParentReconciler {
         let PlannedRollout { revisions, plan, .. } = rollout;
         let progress = &plan.progress;
         if revisions.needs_write(plan) || matches!(progress, RolloutProgress::Updating(_)) {
-            // The steps of a rollout are no loop, though own writes alone lead to them.
+            // Steps of a rollout follow own writes, but are finite: the write limit exempts them.
             self.parents.writes.begin_work(&parent.key);
         }
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
         let Recorded { report, is_completed, recheck } = recorded;
-        let told = match (report, is_completed) {
+        let event = match (report, is_completed) {
             (Some(wait), _) => Some(("RolloutWaiting", format!("Rollout waits: {wait}"))),
             (None, true) => {
                 let name = &revisions.latest.key.name;
@@ -115,7 +115,7 @@ impl ParentReconciler {
             }
             (None, false) => None,
         };
-        if let Some((reason, text)) = told {
+        if let Some((reason, text)) = event {
             self.recorder.publish(context, &subject(parent), Severity::Normal, reason, &text);
         }
         Ok(recheck)

@@ -9,7 +9,7 @@ const KEPT: usize = 1024;
 
 /// Last epoch numbers of removed names, bounded by [`KEPT`].
 #[derive(Debug, Default)]
-pub(super) struct Retired {
+pub(super) struct LastEpochNumbers {
     numbers: HashMap<ControllerName, u64>,
     // Names in the order of removal.
     order: VecDeque<ControllerName>,
@@ -17,7 +17,7 @@ pub(super) struct Retired {
     floor: u64,
 }
 
-impl Retired {
+impl LastEpochNumbers {
     /// Keeps the last number of a name that is removed.
     pub(super) fn add(&mut self, name: &ControllerName, number: u64) {
         if number == 0 {
@@ -57,25 +57,25 @@ mod tests {
 
     #[test]
     fn a_new_name_begins_at_one_and_a_returning_name_repeats_no_number() {
-        let mut retired = Retired::default();
+        let mut numbers = LastEpochNumbers::default();
         let (a, b) = (ControllerName::from("a"), ControllerName::from("b"));
-        retired.add(&a, 7);
+        numbers.add(&a, 7);
 
-        assert_eq!(retired.take(&b), 0, "another name has nothing to do with it");
-        assert_eq!(retired.take(&a), 7);
-        assert_eq!(retired.len(), 0);
+        assert_eq!(numbers.take(&b), 0, "another name has nothing to do with it");
+        assert_eq!(numbers.take(&a), 7);
+        assert_eq!(numbers.len(), 0);
     }
 
     #[test]
     fn names_beyond_the_bound_are_forgotten_and_their_numbers_are_not_used_again() {
-        let mut retired = Retired::default();
+        let mut numbers = LastEpochNumbers::default();
         let name = |number: usize| ControllerName::from(format!("c{number}"));
         for number in 0..10 * KEPT {
-            retired.add(&name(number), 3);
+            numbers.add(&name(number), 3);
         }
 
-        assert_eq!(retired.len(), KEPT);
-        assert_eq!(retired.take(&name(0)), 3);
-        assert_eq!(retired.take(&ControllerName::from("new")), 3);
+        assert_eq!(numbers.len(), KEPT);
+        assert_eq!(numbers.take(&name(0)), 3);
+        assert_eq!(numbers.take(&ControllerName::from("new")), 3);
     }
 }
