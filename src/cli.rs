@@ -63,6 +63,8 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the controllers that are declared in a cluster.
+    // The last one of a repeated flag counts, as in Go.
+    #[command(args_override_self = true)]
     Run(Box<run::RunArgs>),
     /// Start a temporary Kubernetes control plane on this machine, with a manager, until Ctrl-C.
     /// The first run builds it with Go, which takes some minutes.
@@ -269,6 +271,77 @@ mod tests {
             let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
             assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
         }
+    }
+
+    /// Flags of Metacontroller with values that it accepts.
+    const ACCEPTED: [(&str, &[&str]); 23] = [
+        ("discovery-interval", &["20s", "1h30m", "1.5m", ".5s", "+1s", "500ms", "1us", "1\u{b5}s"]),
+        ("cache-flush-interval", &["30m", "0", "-1s", "100us", "2562047h47m"]),
+        ("metrics-address", &["0", ":9999", "", "127.0.0.1:0", "[::1]:0", "localhost:9999"]),
+        ("client-go-qps", &["5", "-1", "1e3", "0.5", "+Inf", "NaN", ".5"]),
+        ("client-go-burst", &["10", "-1", "0x10", "1_000", "+5"]),
+        ("workers", &["5", "0", "-1", "0x10", "010", "1_000", "+5"]),
+        ("events-qps", &["0.0033", "0", "-1", "1e-3", "Inf", "NaN"]),
+        ("events-burst", &["25", "0", "-1", "0b11", "9223372036854775807"]),
+        ("pprof-address", &["0", "", ":6060", "anything"]),
+        ("leader-election-resource-lock", &["leases", "endpointsleases", ""]),
+        ("leader-election-namespace", &["", "metacontroller"]),
+        ("leader-election-id", &["metacontroller", "a.b-c"]),
+        ("health-probe-bind-address", &["0", "", ":8081", "[::]:8081"]),
+        (
+            "target-label-selector",
+            &["", "a", "!a", "a=b", "a==b", "a!=b", "a in (b, c),d notin (e)", " a = b ", "a="],
+        ),
+        ("apply-strategy", &["dynamic-apply", "server-side-apply"]),
+        ("apply-strategy-ssa-field-manager", &["metacontroller", "", "a/b c"]),
+        ("kubeconfig", &["", "/does/not/exist"]),
+        ("zap-encoder", &["json", "console", "JSON"]),
+        ("zap-log-level", &["debug", "INFO", "error", "panic", "1", "+5", "10", "4294967296"]),
+        ("zap-stacktrace-level", &["info", "error", "panic"]),
+        ("zap-time-encoding", &["epoch", "millis", "nanos", "iso8601", "rfc3339", "RFC3339Nano"]),
+        ("leader-election", BOOLEANS),
+        ("zap-devel", BOOLEANS),
+    ];
+
+    const BOOLEANS: &[&str] = &["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false"];
+
+    #[test]
+    fn every_value_that_metacontroller_accepts_is_accepted_in_each_form() {
+        let check = |arguments: &[&str]| {
+            let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+            assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
+        };
+        for (flag, values) in ACCEPTED {
+            for value in values {
+                check(&[&format!("--{flag}={value}")]);
+                check(&[&format!("-{flag}={value}")]);
+                // The last one counts.
+                check(&[&format!("--{flag}={value}"), &format!("-{flag}={value}"), "--workers=5"]);
+                // A boolean has no separate value in Go.
+                if values != BOOLEANS {
+                    check(&[&format!("--{flag}"), value]);
+                    check(&[&format!("-{flag}"), value, "--workers=5"]);
+                }
+            }
+            if values == BOOLEANS {
+                check(&[&format!("--{flag}")]);
+                check(&[&format!("-{flag}"), "--workers=5"]);
+            }
+        }
+    }
+
+    #[test]
+    fn table_of_accepted_values_has_every_flag_of_metacontroller() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metacontroller.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let row = page.lines().find(|line| line.starts_with("| all flags of Metacontroller"));
+        let named: Vec<_> = row.unwrap().split("`--").skip(1).collect();
+
+        for (flag, _) in ACCEPTED {
+            let name = |named: &&str| named.split('`').next() == Some(flag);
+            assert!(named.iter().any(|it| name(&it)), "the row lacks {flag}");
+        }
+        assert_eq!(named.len(), ACCEPTED.len(), "{named:?}");
     }
 
     #[test]

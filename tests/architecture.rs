@@ -64,6 +64,28 @@ fn every_test_in_the_table_of_faults_exists() {
     assert!(named > 80, "too few names were found: {named}");
 }
 
+#[test]
+fn every_row_about_metacontroller_names_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/metacontroller.md")).unwrap();
+    let (mut rows, mut wrong) = (0, Vec::new());
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let shown = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().unwrap_or_default();
+        if shown == "shown by" {
+            continue;
+        }
+        rows += 1;
+        let names = shown.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
+        let names: Vec<_> = names.collect();
+        if names.is_empty() || !names.iter().all(|(file, test)| has_test(file, test)) {
+            wrong.push(row);
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(rows > 150, "too few rows were found: {rows}");
+}
+
 /// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -2,6 +2,7 @@
 
 mod children;
 mod hook;
+mod related;
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! `deploy/` on a real API server with RBAC: the binary runs with a token of its service account.
 
+mod rights;
+
 use std::{
     io,
     net::SocketAddr,
@@ -80,20 +82,24 @@ fn read(path: &Path) -> Vec<Value> {
 
 async fn apply(client: &Client, path: &Path) {
     for object in read(path) {
-        let types: TypeMeta = serde_json::from_value(object.clone()).unwrap();
-        let object: DynamicObject = serde_json::from_value(object).unwrap();
-        let gvk = GroupVersionKind::try_from(&types).unwrap();
-        let (resource, capabilities) = discovery::pinned_kind(client, &gvk).await.unwrap();
-        let api: Api<DynamicObject> = match capabilities.scope {
-            discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
-            discovery::Scope::Namespaced => {
-                let namespace = object.namespace().expect("the manifest names its namespace");
-                Api::namespaced_with(client.clone(), &namespace, &resource)
-            }
-        };
-        let by = PatchParams::apply("deploy").force();
-        api.patch(&object.name_any(), &by, &Patch::Apply(&object)).await.unwrap();
+        apply_object(client, object).await;
     }
+}
+
+async fn apply_object(client: &Client, object: Value) {
+    let types: TypeMeta = serde_json::from_value(object.clone()).unwrap();
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let gvk = GroupVersionKind::try_from(&types).unwrap();
+    let (resource, capabilities) = discovery::pinned_kind(client, &gvk).await.unwrap();
+    let api: Api<DynamicObject> = match capabilities.scope {
+        discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
+        discovery::Scope::Namespaced => {
+            let namespace = object.namespace().expect("the manifest names its namespace");
+            Api::namespaced_with(client.clone(), &namespace, &resource)
+        }
+    };
+    let by = PatchParams::apply("deploy").force();
+    api.patch(&object.name_any(), &by, &Patch::Apply(&object)).await.unwrap();
 }
 
 /// Process of the manager, with the flags of the Deployment.

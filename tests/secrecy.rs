@@ -1,6 +1,8 @@
 //! Secrets stay in the process: text planted in hook responses, URLs, Secrets and credentials
 //! appears in no status, Event, metric, endpoint or log, at the highest log level of every crate.
 
+mod credentials;
+
 use std::{net::SocketAddr, process::Stdio, time::Duration};
 
 use axum::{
@@ -94,11 +96,13 @@ fn hooks() -> Router {
         .route("/label-key", post(async move || json_answer(&label_key)))
         .route("/label-value", post(async move || json_answer(&label_value)))
         .route("/late", post(async move || json_answer(&late)))
+        .merge(credentials::echoes())
 }
 
 /// Manager in a separate process, between a simulated server and hooks.
 struct Scene {
     server: SimulatedServer,
+    hooks_at: SocketAddr,
     probes: SocketAddr,
     metrics: SocketAddr,
     kubeconfig: tempfile::NamedTempFile,
@@ -177,6 +181,7 @@ impl Scene {
         };
         let scene = Self {
             server,
+            hooks_at,
             probes,
             metrics,
             kubeconfig: file,
@@ -186,13 +191,19 @@ impl Scene {
             _tasks: tasks,
             _socket: socket,
         };
-        scene.declare(hooks_at);
         scene
     }
 
-    fn declare(&self, hooks_at: SocketAddr) {
+    /// Starts with a controller for each fault.
+    async fn declared(flags: &[&str]) -> Self {
+        let scene = Self::start(flags).await;
+        scene.declare();
+        scene
+    }
+
+    fn declare(&self) {
         for (name, path, _) in CONTROLLERS {
-            self.declare_one(name, &format!("http://{hooks_at}{path}"));
+            self.declare_one(name, &format!("http://{}{path}", self.hooks_at));
         }
         self.declare_one("credentials", "http://user:hush-password@127.0.0.1:1/?key=hush-query");
         self.declare_one("scheme", "ftp://user:hush-password@127.0.0.1:1/?key=hush-query");
@@ -202,6 +213,10 @@ impl Scene {
     }
 
     fn declare_one(&self, name: &str, url: &str) {
+        self.declare_hook(name, &json!({"url": url}));
+    }
+
+    fn declare_hook(&self, name: &str, webhook: &Value) {
         // Separate object, because the Events per object are limited; separate namespace, because
         // the children have the same names.
         let namespace = json!({
@@ -234,7 +249,7 @@ impl Scene {
                     },
                     {"apiVersion": "v1", "resource": "configmaps"},
                 ],
-                "hooks": {"sync": {"webhook": {"url": url}}},
+                "hooks": {"sync": {"webhook": webhook}},
             },
         });
         if name == "late" {
@@ -334,11 +349,10 @@ impl Scene {
             said.push((path.to_owned(), self.get(self.metrics, path).await));
         }
         said.push(("Events".to_owned(), self.events()));
-        for name in CONTROLLERS.map(|(name, ..)| name) {
-            said.push((format!("status of {name}"), self.status_of(name).to_string()));
-        }
-        for name in ["credentials", "scheme", "broken", "unreachable", "proxied"] {
-            said.push((format!("status of {name}"), self.status_of(name).to_string()));
+        let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        for controller in self.server.list(kind.0, kind.1).unwrap() {
+            let name = controller["metadata"]["name"].as_str().unwrap();
+            said.push((format!("status of {name}"), controller["status"].to_string()));
         }
         let address = format!("--address={}", self.metrics);
         let file = format!("--kubeconfig={}", self.kubeconfig.path().display());
@@ -370,7 +384,7 @@ fn leaks(name: &str, text: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_secret_leaves_the_process() {
-    let scene = Scene::start(&[]).await;
+    let scene = Scene::declared(&[]).await;
     scene.reported().await;
 
     let said = scene.said().await;
@@ -397,11 +411,29 @@ async fn nothing_secret_leaves_the_process() {
     assert!(probe.contains("controller/CompositeController-refused"), "{probe}");
     assert!(!probe.contains("status 500"), "names and reasons, no messages: {probe}");
     assert!(log.contains("reconcile failed"), "it is logged");
+    assert!(!log.contains("hook_bodies"), "no level of --log-level logs bodies");
+}
+
+#[tokio::test]
+async fn bodies_of_hooks_are_logged_without_data_of_secrets_at_level_6() {
+    let scene = Scene::start(&["--zap-log-level=6"]).await;
+    scene.declare_one("updated", &format!("http://{}/secret", scene.hooks_at));
+    scene.until("the hook's answer", || scene.events().contains("updating Secret")).await;
+
+    let log = scene.end().await;
+
+    let bodies: Vec<_> = log.lines().filter(|line| line.contains("hook_bodies")).collect();
+    assert!(bodies.iter().any(|line| line.contains("Secret.v1")), "requests: {bodies:#?}");
+    assert!(bodies.iter().any(|line| line.contains("stringData")), "responses: {bodies:#?}");
+    // As text, and as the observed Secret has it.
+    for data in ["hush-data", "aHVzaC1kYXRh"] {
+        assert!(!log.contains(data), "{data}: {log}");
+    }
 }
 
 #[tokio::test]
 async fn excerpt_of_a_hook_error_is_shown_if_a_flag_is_set() {
-    let scene = Scene::start(&["--hook-error-excerpts"]).await;
+    let scene = Scene::declared(&["--hook-error-excerpts"]).await;
     scene.reported().await;
     scene.until("the excerpt", || scene.events().contains("hush-body")).await;
 

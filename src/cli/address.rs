@@ -29,6 +29,16 @@ impl FromStr for BindAddress {
     }
 }
 
+/// Parses the address of the metrics. An empty one is the default of controller-runtime.
+pub(super) fn metrics(text: &str) -> Result<BindAddress, String> {
+    if text.is_empty() { Ok(BindAddress::Any(8080)) } else { text.parse() }
+}
+
+/// Parses the address of the probes; an empty one means no server, as in controller-runtime.
+pub(super) fn probes(text: &str) -> Result<BindAddress, String> {
+    if text.is_empty() { Ok(BindAddress::Off) } else { text.parse() }
+}
+
 impl fmt::Display for BindAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -66,6 +76,8 @@ mod tests {
         assert_eq!("0".parse(), Ok(BindAddress::Off));
         assert_eq!(":9999".parse(), Ok(BindAddress::Any(9999)));
         assert_eq!("[::1]:0".parse(), Ok(BindAddress::Host("[::1]:0".into())));
+        assert_eq!(metrics(""), Ok(BindAddress::Any(8080)));
+        assert_eq!(probes(""), Ok(BindAddress::Off));
         for wrong in ["", "9999", ":", ":http", ":70000"] {
             assert!(wrong.parse::<BindAddress>().is_err(), "{wrong}");
         }

@@ -1,6 +1,9 @@
 //! Connection to the API server: its address and credentials.
 
-use std::path::PathBuf;
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context;
 use clap::Args;
@@ -18,7 +21,7 @@ pub(super) struct ConnectionArgs {
     /// Kubeconfig file. Default: $KUBECONFIG, else the service account of the pod, else
     /// ~/.kube/config.
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<OsString>,
     /// Context of the kubeconfig. Default: its current context.
     #[arg(long, value_name = "NAME", help_heading = HEADING)]
     context: Option<String>,
@@ -33,7 +36,9 @@ impl ConnectionArgs {
     }
 
     async fn of_server(&self) -> anyhow::Result<Config> {
-        if let Some(file) = &self.kubeconfig {
+        // An empty name is the default of Metacontroller's flag.
+        let file = self.kubeconfig.as_deref().filter(|file| !file.is_empty());
+        if let Some(file) = file.map(Path::new) {
             let kubeconfig = Kubeconfig::read_from(file)
                 .with_context(|| format!("--kubeconfig {}", file.display()))?;
             return self
@@ -142,7 +147,7 @@ mod tests {
         });
         let file = folder.path().join("kubeconfig");
         std::fs::write(&file, kubeconfig.to_string()).unwrap();
-        let arguments = ConnectionArgs { kubeconfig: Some(file), context: None };
+        let arguments = ConnectionArgs { kubeconfig: Some(file.into()), context: None };
 
         let config = arguments.config().await.unwrap();
 

@@ -69,6 +69,29 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a whole number as Go's flags do: decimal, or with the prefix of another base, such as
+/// `0x1F`, `0o17` and `017`, and with `_` between digits.
+pub(super) fn go_int(text: &str) -> Result<i64, String> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_lowercase();
+    let prefixes = [("0x", 16), ("0b", 2), ("0o", 8), ("0", 8)];
+    let based =
+        prefixes.iter().find_map(|(prefix, base)| Some((lower.strip_prefix(prefix)?, *base)));
+    let (digits, base) = match based {
+        Some((digits, base)) if !digits.is_empty() => {
+            (digits.strip_prefix('_').unwrap_or(digits), base)
+        }
+        _ => (&*lower, 10),
+    };
+    let parts: Vec<_> = digits.split('_').collect();
+    let is_number = parts.iter().all(|part| part.starts_with(|first: char| first.is_digit(base)));
+    let number = i64::from_str_radix(&format!("{sign}{}", parts.concat()), base).ok();
+    number.filter(|_| is_number).ok_or_else(|| "give a whole number".to_owned())
+}
+
 /// Parses a boolean as Go does.
 pub(super) fn go_bool(text: &str) -> Result<bool, String> {
     match text {
@@ -97,6 +120,28 @@ mod tests {
     fn at_least_one_worker_is_used() {
         for (given, used) in [(i64::MIN, 1), (-1, 1), (0, 1), (1, 1), (50, 50)] {
             assert_eq!(used_workers(given), used);
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_written_as_in_go() {
+        for (text, number) in [
+            ("0", 0),
+            ("+5", 5),
+            ("-7", -7),
+            ("1_000", 1000),
+            ("0x1F", 31),
+            ("-0X_1f", -31),
+            ("0b11", 3),
+            ("0o17", 15),
+            ("017", 15),
+            ("0_7", 7),
+            ("-9223372036854775808", i64::MIN),
+        ] {
+            assert_eq!(go_int(text), Ok(number), "{text:?}");
+        }
+        for text in ["", "-", "+-1", "08", "0x", "1__0", "_1", "1_", "1.0", "9223372036854775808"] {
+            assert!(go_int(text).is_err(), "{text:?}");
         }
     }
 

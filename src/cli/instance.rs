@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
-    address::BindAddress,
+    address::{self, BindAddress},
     admin::{Admin, Listeners, Shown},
     budget::BudgetArgs,
     election::ElectionArgs,
@@ -47,7 +47,7 @@ pub(super) struct ManagerArgs {
     /// not counted; at most 50 parents of a controller, or this number if it is higher, are synced
     /// at once. Less than 1 counts as 1. The annotation pilotlight.dev/workers of a controller
     /// takes precedence.
-    #[arg(long, value_name = "NUMBER", default_value = "5", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::go_int, allow_hyphen_values = true)]
     workers: i64,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Further
     /// calls wait in order; a wait is no failure of the hook.
@@ -149,11 +149,11 @@ impl ManagerArgs {
 #[command(next_help_heading = "Manager")]
 pub(super) struct ServerArgs {
     /// Address of /metrics, /debug/status and /debug/types, without authentication: :PORT,
-    /// HOST:PORT, or 0 for no server.
-    #[arg(long, value_name = "ADDRESS", default_value = ":9999")]
+    /// HOST:PORT, or 0 for no server. Empty means :8080.
+    #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
     pub(super) metrics_address: BindAddress,
-    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server.
-    #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
+    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 or nothing for no server.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address::probes)]
     pub(super) health_probe_bind_address: BindAddress,
 }
 

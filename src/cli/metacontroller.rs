@@ -44,17 +44,17 @@ pub(super) struct MetacontrollerArgs {
     #[arg(long, value_name = "ENCODING")]
     zap_time_encoding: Option<String>,
     /// Ignored: requests are not rate-limited by the client.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     client_go_qps: Option<f64>,
     /// Ignored: requests are not rate-limited by the client.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     client_go_burst: Option<i64>,
     /// Events of one object per second, after the burst; with zero or less, none follow the burst.
     /// Default: 1/300.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     events_qps: Option<f64>,
     /// Events of one object that are written at once. Default: 25.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     events_burst: Option<i64>,
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
     #[arg(long, value_name = "ADDRESS")]
@@ -65,7 +65,7 @@ pub(super) struct MetacontrollerArgs {
     apply_strategy: Option<ApplyStrategy>,
     /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a
     /// controller takes precedence. Default: metacontroller.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = field_manager)]
     apply_strategy_ssa_field_manager: Option<FieldManager>,
 }
 
@@ -152,8 +152,14 @@ impl MetacontrollerArgs {
     }
 }
 
+/// Parses a field manager. An empty one counts as not given: Metacontroller refuses it only when
+/// it applies a child.
+fn field_manager(text: &str) -> Result<FieldManager, String> {
+    if text.is_empty() { Ok(FieldManager::default()) } else { text.parse() }
+}
+
 fn zap_level(text: &str) -> Result<LevelFilter, String> {
-    match (text.to_lowercase().as_str(), text.parse::<u32>()) {
+    match (text.to_lowercase().as_str(), text.parse::<i64>()) {
         (_, Ok(6..)) => Ok(LevelFilter::TRACE),
         ("debug", _) | (_, Ok(1..)) => Ok(LevelFilter::DEBUG),
         ("info", _) => Ok(LevelFilter::INFO),
@@ -165,7 +171,7 @@ fn zap_level(text: &str) -> Result<LevelFilter, String> {
 }
 
 fn zap_encoder(text: &str) -> Result<LogFormat, String> {
-    match text {
+    match text.to_lowercase().as_str() {
         "json" => Ok(LogFormat::Json),
         "console" => Ok(LogFormat::Text),
         _ => Err("give json or console; or use --log-format".to_owned()),
@@ -237,6 +243,7 @@ mod tests {
         let applied = (ApplyStrategy::ServerSideApply, usual);
         assert_eq!(set(&["--apply-strategy=server-side-apply"]), applied);
         assert_eq!(set(&["--apply-strategy-ssa-field-manager=team"]).1, "team");
+        assert_eq!(set(&["--apply-strategy-ssa-field-manager="]).1, "metacontroller");
     }
 
     #[test]
@@ -244,7 +251,8 @@ mod tests {
         for (argument, hint) in [
             ("--zap-devel=maybe", "true or false"),
             ("--apply-strategy=kubectl", "dynamic-apply or server-side-apply"),
-            ("--apply-strategy-ssa-field-manager=", "1 to 128 bytes"),
+            ("--apply-strategy-ssa-field-manager=\u{7}", "1 to 128 bytes"),
+            ("--client-go-burst=1.5", "whole number"),
             ("--zap-log-level=0", "--log-level"),
             ("--zap-log-level=loud", "--log-level"),
             ("--zap-encoder=xml", "--log-format"),
@@ -266,6 +274,8 @@ mod tests {
             ("--zap-log-level=5", Some(LevelFilter::DEBUG)),
             ("--zap-log-level=6", Some(LevelFilter::TRACE)),
             ("--zap-log-level=10", Some(LevelFilter::TRACE)),
+            ("--zap-log-level=9223372036854775807", Some(LevelFilter::TRACE)),
+            ("--zap-log-level=PANIC", Some(LevelFilter::ERROR)),
             ("--zap-log-level=info", Some(LevelFilter::INFO)),
             ("--zap-log-level=error", Some(LevelFilter::ERROR)),
             ("--zap-devel", Some(LevelFilter::DEBUG)),
@@ -282,7 +292,7 @@ mod tests {
     fn zap_encoders_are_formats() {
         for (arguments, format) in [
             (&["--zap-encoder=json"] as &[_], Some(LogFormat::Json)),
-            (&["--zap-encoder=console"], Some(LogFormat::Text)),
+            (&["--zap-encoder=Console"], Some(LogFormat::Text)),
             (&["--zap-devel"], Some(LogFormat::Text)),
             (&["--zap-devel", "--zap-encoder=json"], Some(LogFormat::Json)),
             (&[], None),
@@ -319,5 +329,7 @@ mod tests {
         );
         assert_eq!(limit(&["--events-qps=0", "--events-burst=-1"]), (0, Duration::MAX));
         assert_eq!(limit(&["--events-qps=-1"]).1, Duration::MAX);
+        assert_eq!(limit(&["--events-qps=NaN"]).1, Duration::MAX);
+        assert_eq!(limit(&["--events-qps=+Inf"]).1, Duration::ZERO);
     }
 }

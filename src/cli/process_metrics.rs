@@ -151,5 +151,6 @@ mod tests {
         ] {
             assert!(text.contains(&format!("\n{series} ")), "{series}: {text}");
         }
+        assert!(!text.contains("go_"), "there is no Go runtime: {text}");
     }
 }

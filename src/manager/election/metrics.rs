@@ -85,3 +85,21 @@ impl ElectionMetrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_the_lease_has_the_name_and_label_of_client_go() {
+        let (metrics, mut registry) = (ElectionMetrics::default(), Registry::default());
+        metrics.register(&mut registry);
+
+        metrics.of("metacontroller").leads.set(1);
+
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let series = "\nleader_election_master_status{name=\"metacontroller\"} 1\n";
+        assert!(text.contains(series), "{text}");
+    }
+}

@@ -513,6 +513,11 @@ mod tests {
         assert_eq!(of(composite, r#"{"children":[{}]}"#), (Some(1), Some(1)));
         assert_eq!(of(composite, r#"{"attachments":[{}]}"#), (None, Some(0)));
         assert_eq!(of(composite, r#"{"labels":1}"#), (None, Some(0)));
+        // Requests of users that no hook can make.
+        for refused in [r#"{"events":[]}"#, r#"{"related":{}}"#, r#"{"deleteParent":true}"#] {
+            assert_eq!(of(composite, refused), (None, Some(0)));
+            assert_eq!(of(decorator, refused), (None, Some(0)));
+        }
         assert_eq!(of(decorator, r#"{"attachments":[{}]}"#), (Some(1), Some(1)));
         assert_eq!(of(decorator, r#"{"attachments":null}"#), (Some(0), Some(0)));
         assert_eq!(of(decorator, r#"{"children":[{}]}"#), (None, Some(0)));

@@ -66,3 +66,24 @@ pub(in crate::meta) fn configuration(
         None => Ok(builder.with_no_client_auth()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::{ClientConnection, pki_types::ServerName};
+
+    use super::*;
+
+    #[test]
+    fn hook_is_offered_tls_1_3_and_1_2_and_nothing_older() {
+        let config = configuration(Some(&[]), None).unwrap();
+        let name = ServerName::try_from("hook.example.com").unwrap();
+        let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
+
+        let mut hello = Vec::new();
+        connection.write_tls(&mut hello).unwrap();
+
+        // Extension supported_versions with two versions, 0x0304 and 0x0303.
+        let versions = [0x00, 0x2b, 0x00, 0x05, 0x04, 0x03, 0x04, 0x03, 0x03];
+        assert!(hello.windows(versions.len()).any(|bytes| bytes == versions), "{hello:x?}");
+    }
+}

@@ -82,6 +82,26 @@ async fn discovery_is_requested_at_growing_intervals_until_the_group_is_current(
 }
 
 #[tokio::test(start_paused = true)]
+async fn server_that_does_not_answer_at_the_start_is_asked_again_until_it_does() {
+    let server = Server::new();
+    for path in ["get /api", "get /apis"] {
+        server.fail(path, 503, Duration::ZERO);
+    }
+    let harness = Harness::on(server);
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!(harness.word(&deployments()), UNKNOWN);
+    assert!(!harness.registry.health().is_current());
+
+    harness.server.heal("get /api");
+    harness.server.heal("get /apis");
+
+    let begun = Instant::now();
+    until(&mut harness.registry.subscribe(&deployments()), SERVED).await;
+    assert!(begun.elapsed() <= Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(harness.registry.health().is_current());
+}
+
+#[tokio::test(start_paused = true)]
 async fn discovery_that_hangs_is_cancelled_and_requested_again() {
     let server = Server::new();
     server.fail("get /apis", 200, Duration::from_secs(3600));
