@@ -182,6 +182,27 @@ async fn related_type_comes_and_goes_within_the_epoch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn related_type_that_is_missing_keeps_its_empty_key_in_the_next_epoch() {
+    let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
+    let (harness, calls) = declared("v2", rules).await;
+    harness.server.install(&gadgets().build()).unwrap();
+    pass().await;
+    harness.server.uninstall(&gadgets().name()).unwrap();
+    pass().await;
+    let mut edited = customizing("v2");
+    edited["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    let before = count(&calls, HookKind::Sync);
+
+    harness.declare("a", edited);
+    harness.running("a", 2).await;
+    pass().await;
+
+    assert!(count(&calls, HookKind::Sync) > before);
+    assert_eq!(related(&calls), json!({"Gadget.example.com/v1": {}}), "its kind is known");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn namespace_that_begins_or_ends_to_match_syncs_its_parents() {
     let rules = json!([{
         "apiVersion": "v1", "resource": "configmaps",
