@@ -15,7 +15,7 @@ use crate::{
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, some_of, subresource_served_unless_built_in, type_served,
+        all_of, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
         ControllerKind, ControllerRevision, Definition, HookKind, Lenience, ParentType, Parents,
@@ -197,12 +197,11 @@ impl ConditionalRunnable for DeclaredRunnable {
         let current = self.current.get();
         let (types, parents) = (&self.cluster.types, current.definition.parent_types());
         let parents = match current.definition.kind {
-            // The status is written through its subresource, which a CRD must have. Of a built-in
-            // type without one no status is written.
-            ControllerKind::Composite => all_of(
-                parents
-                    .map(|it| subresource_served_unless_built_in(types, it, Subresource::Status)),
-            ),
+            // The status is written through its subresource, which a CRD must have. Of another type
+            // without one no status is written.
+            ControllerKind::Composite => {
+                all_of(parents.map(|it| subresource_served_if_crd(types, it, Subresource::Status)))
+            }
             ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
         all_of([parents, self.controller.ready(), current.hooks.ready()])
