@@ -1,6 +1,7 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
 mod built_in;
+mod child_status;
 mod customize;
 mod decorator;
 mod finalize;
