@@ -52,7 +52,7 @@ pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
 #[cfg(any(test, feature = "meta"))]
-pub(crate) use condition::{some_of, subresource_served_unless_built_in};
+pub(crate) use condition::{some_of, subresource_served_if_crd};
 pub use conditional::Conditional;
 #[cfg(all(test, feature = "meta", feature = "testing"))]
 pub(crate) use election::fixture::RuntimeClock;

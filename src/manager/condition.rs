@@ -93,15 +93,15 @@ pub fn subresource_served(
     of_type(registry, type_ref, Some(RequiredSubresource::OfAny(subresource)))
 }
 
-/// Returns a condition like [`subresource_served`] that a built-in type without the subresource
-/// meets.
+/// Returns a condition like [`subresource_served`] that a type without the subresource meets if it
+/// has no CRD.
 #[cfg(any(test, feature = "meta"))]
-pub(crate) fn subresource_served_unless_built_in(
+pub(crate) fn subresource_served_if_crd(
     registry: &TypeRegistry,
     type_ref: &TypeRef,
     subresource: Subresource,
 ) -> Readiness {
-    of_type(registry, type_ref, Some(RequiredSubresource::UnlessBuiltIn(subresource)))
+    of_type(registry, type_ref, Some(RequiredSubresource::OfCrd(subresource)))
 }
 
 fn of_type(

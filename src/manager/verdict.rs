@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Reason;
 use crate::{
     discovery::{DiscoveryMode, TypeChange, TypeState, TypeStatus},
-    kind::{ServedType, TypeIdentity, TypeRef},
+    kind::{ServedType, TypeIdentity, TypeRef, VersionOrder},
 };
 
 /// Unmet part of a condition, with its reason.
@@ -47,16 +47,17 @@ pub enum Subresource {
 pub(super) enum RequiredSubresource {
     /// Of any type.
     OfAny(Subresource),
-    /// Of a type of a CRD or of an aggregated server: a built-in type cannot get one.
+    /// Of a type of a CRD, which can be given one. A built-in type cannot, nor one of an aggregated
+    /// server.
     #[cfg_attr(not(any(test, feature = "meta")), expect(dead_code, reason = "of declared ones"))]
-    UnlessBuiltIn(Subresource),
+    OfCrd(Subresource),
 }
 
 impl RequiredSubresource {
     fn name(self) -> &'static str {
         match self {
-            Self::OfAny(Subresource::Status) | Self::UnlessBuiltIn(Subresource::Status) => "status",
-            Self::OfAny(Subresource::Scale) | Self::UnlessBuiltIn(Subresource::Scale) => "scale",
+            Self::OfAny(Subresource::Status) | Self::OfCrd(Subresource::Status) => "status",
+            Self::OfAny(Subresource::Scale) | Self::OfCrd(Subresource::Scale) => "scale",
         }
     }
 
@@ -67,7 +68,12 @@ impl RequiredSubresource {
         };
         match self {
             Self::OfAny(subresource) => has(subresource),
-            Self::UnlessBuiltIn(subresource) => has(subresource) || served.identity.uid.is_none(),
+            Self::OfCrd(subresource) => {
+                // Versions of an aggregated server are opaque, and built-in types have no uid.
+                let comparable = served.version_order == VersionOrder::Comparable;
+                let is_of_crd = served.identity.uid.is_some() && comparable;
+                has(subresource) || !is_of_crd
+            }
         }
     }
 }

@@ -20,10 +20,8 @@ use crate::{
     redaction,
 };
 
-/// Maximum number of rules in one response, and of names in one rule: no useful response has more.
-const MAX_RULES: usize = 1000;
-/// Maximum number of namespaces and names that the rules of one parent select in objects of one
-/// type: each is an entry of an index.
+/// Maximum number of rules in one response, of names in one rule, and of namespaces and names that
+/// the rules of one parent select in objects of one type: each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;
@@ -44,7 +42,7 @@ struct DeclaredRule {
     names: BoundedList<String>,
 }
 
-/// List of at most [`MAX_RULES`] elements.
+/// List of at most [`MAX_INTERESTS`] elements.
 #[derive(Clone, Debug, PartialEq)]
 struct BoundedList<T>(Vec<T>);
 
@@ -147,8 +145,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
             ) -> Result<BoundedList<T>, A::Error> {
                 let mut few = Vec::new();
                 while let Some(item) = items.next_element()? {
-                    if few.len() == MAX_RULES {
-                        return Err(A::Error::custom(format!("more than {MAX_RULES} of them")));
+                    if few.len() == MAX_INTERESTS {
+                        return Err(A::Error::custom(format!("more than {MAX_INTERESTS} of them")));
                     }
                     few.push(item);
                 }
@@ -495,11 +493,11 @@ mod tests {
             false,
             Err("relatedResources[0].resource: "),
         );
-        let many = vec![rule; MAX_RULES + 1].join(",");
-        check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 1000"));
-        let names = vec!["\"n\""; MAX_RULES + 1].join(",");
+        let many = vec![rule; MAX_INTERESTS + 1].join(",");
+        check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 10000"));
+        let names = vec!["\"n\""; MAX_INTERESTS + 1].join(",");
         let body = format!(r#"{{"relatedResources":[{{"names":[{names}]}}]}}"#);
-        check(&body, false, Err("more than 1000"));
+        check(&body, false, Err("more than 10000"));
         check(&format!("{{\"x\":\"{}\"}}", "x".repeat(MAX_BYTES)), false, Err("at most 1048576"));
     }
 

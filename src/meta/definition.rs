@@ -101,6 +101,9 @@ pub struct ChildRule {
     pub rolling: Option<RollingRule>,
     /// True if the controller also runs while the type is missing.
     pub optional: bool,
+    /// True if a change of nothing but the status of a child does not sync its parent. Has no effect
+    /// on rolling types, whose update waits for the status.
+    pub ignore_status_changes: bool,
 }
 
 /// Rule of rolling updates of one type of children.

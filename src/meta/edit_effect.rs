@@ -118,11 +118,13 @@ fn of_children(old: &[ChildRule], new: &[ChildRule]) -> EditEffect {
         return EditEffect::Restart;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
-        let ChildRule { type_ref, strategy, rolling, optional } = old;
+        let ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
             return EditEffect::Restart;
         }
-        if *strategy != new.strategy || *rolling != new.rolling {
+        // Once status changes count again, no parent may miss the earlier ones.
+        let is_same_trigger = *ignore_status_changes == new.ignore_status_changes;
+        if *strategy != new.strategy || *rolling != new.rolling || !is_same_trigger {
             return EditEffect::Swap(NextSyncs::AtOnce);
         }
         EditEffect::Keep

@@ -352,10 +352,12 @@ impl Related {
     ) -> Result<Cache, RelatedError> {
         let handle = self.lock().types.get(input).map(|related| related.handle.clone());
         let handle = handle.ok_or(RelatedError::Cancelled)?;
-        if types.get(type_ref).state.is_missing() {
+        let status = types.get(type_ref);
+        if status.state.is_missing() {
             let state = self.lock();
             let served = state.types.get(input).and_then(|related| related.served.clone());
-            return Ok(Cache::Missing(served));
+            // After a restart of the epoch only the registry knows the kind.
+            return Ok(Cache::Missing(served.or(status.last_served)));
         }
         tokio::select! {
             biased;

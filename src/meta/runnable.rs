@@ -11,15 +11,15 @@ use tokio_util::task::TaskTracker;
 use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
-    informer::{Delta, Object},
+    informer::{Delta, Header, Object},
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, some_of, subresource_served_unless_built_in, type_served,
+        all_of, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        ControllerKind, ControllerRevision, Definition, HookKind, Lenience, ParentType, Parents,
-        apply::Apply, counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer,
+        ChildRule, ControllerKind, ControllerRevision, Definition, HookKind, Lenience, ParentType,
+        Parents, apply::Apply, counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer,
         hook_health::Health, recorder::EventRecorder, related::Related, rollout::PendingRollouts,
         sync::ParentReconciler,
     },
@@ -87,9 +87,15 @@ impl DeclaredRunnable {
                 builder = builder.managed_fields();
             }
         }
-        for rule in &definition.children {
+        for (child, rule) in definition.children.iter().enumerate() {
             let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
+            let current = current.clone();
             let handler = Handler::delta(move |delta, enqueue| {
+                let current = current.get();
+                let rule = current.definition.children.get(child);
+                if rule.is_some_and(|rule| !child_triggers_sync(delta, rule)) {
+                    return;
+                }
                 for parent in parents.index.concerned(delta) {
                     enqueue.add(parent);
                 }
@@ -197,12 +203,11 @@ impl ConditionalRunnable for DeclaredRunnable {
         let current = self.current.get();
         let (types, parents) = (&self.cluster.types, current.definition.parent_types());
         let parents = match current.definition.kind {
-            // The status is written through its subresource, which a CRD must have. Of a built-in
-            // type without one no status is written.
-            ControllerKind::Composite => all_of(
-                parents
-                    .map(|it| subresource_served_unless_built_in(types, it, Subresource::Status)),
-            ),
+            // The status is written through its subresource, which a CRD must have. Of another type
+            // without one no status is written.
+            ControllerKind::Composite => {
+                all_of(parents.map(|it| subresource_served_if_crd(types, it, Subresource::Status)))
+            }
             ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
         all_of([parents, self.controller.ready(), current.hooks.ready()])
@@ -236,9 +241,25 @@ fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> b
     rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
 }
 
-/// Returns whether a change of a parent is more than one of its status. Without generations, as of
-/// a ConfigMap, any change counts.
+/// Returns whether a change of a parent is more than one of its status.
 fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
+    changes_beside_status(delta, |old, new| {
+        new.deletion_timestamp.is_some() || finalizer.is_on(old) != finalizer.is_on(new)
+    })
+}
+
+/// Returns whether a change of a child triggers syncs of the parents that it concerns.
+fn child_triggers_sync(delta: &Delta, rule: &ChildRule) -> bool {
+    let ignored = rule.ignore_status_changes && rule.rolling.is_none();
+    !ignored
+        || changes_beside_status(delta, |old, new| {
+            old.deletion_timestamp != new.deletion_timestamp || old.owners != new.owners
+        })
+}
+
+/// Returns whether an object came, went, or differs in its generation, labels, annotations or what
+/// `differs` compares. Without generations, as of a ConfigMap, any change counts.
+fn changes_beside_status(delta: &Delta, differs: impl Fn(&Header, &Header) -> bool) -> bool {
     match (&delta.old, &delta.new) {
         (Some(old), Some(new)) => {
             let (old, new) = (old.header(), new.header());
@@ -247,8 +268,7 @@ fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
                 || new.generation == 0
                 || old.labels != new.labels
                 || old.annotations != new.annotations
-                || new.deletion_timestamp.is_some()
-                || finalizer.is_on(old) != finalizer.is_on(new)
+                || differs(old, new)
         }
         (None, _) | (_, None) => true,
     }

@@ -94,6 +94,10 @@ pub struct ChildResource {
     /// Runs the controller even while this type is not served; false when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
+    /// True if a change of nothing but the status of such an object does not sync its parent; false
+    /// when absent. Has no effect on types with a rolling update, which waits for the status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_status_changes: Option<bool>,
 }
 
 /// Update of children.

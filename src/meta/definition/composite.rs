@@ -36,6 +36,7 @@ pub(super) fn read(spec: &CompositeControllerSpec, problems: &mut Problems) -> O
                     .unwrap_or_default(),
             ),
             optional: child.optional.unwrap_or_default(),
+            ignore_status_changes: child.ignore_status_changes.unwrap_or_default(),
         },
         problems,
     );

@@ -35,6 +35,7 @@ pub(super) fn read(spec: &DecoratorControllerSpec, problems: &mut Problems) -> O
             method: method(attachment),
             checks: None,
             optional: attachment.optional.unwrap_or_default(),
+            ignore_status_changes: attachment.ignore_status_changes.unwrap_or_default(),
         },
         problems,
     );

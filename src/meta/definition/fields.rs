@@ -20,6 +20,7 @@ pub(super) struct DeclaredChild<'a> {
     /// Conditions of updated children; `None` if all children are always updated at once.
     pub(super) checks: Option<StatusChecks>,
     pub(super) optional: bool,
+    pub(super) ignore_status_changes: bool,
 }
 
 /// Declared hooks of either kind.
@@ -87,7 +88,14 @@ pub(super) fn child_rules<C: PartialEq>(
     let mut rules = Vec::with_capacity(children.len());
     for (index, child) in children.iter().enumerate() {
         let field = format!("{list}[{index}]");
-        let DeclaredChild { api_version, resource, method, checks, optional } = read(child);
+        let DeclaredChild {
+            api_version,
+            resource,
+            method,
+            checks,
+            optional,
+            ignore_status_changes,
+        } = read(child);
         let strategy = update_method(&field, method, problems);
         let Some(type_ref) = type_ref(&field, api_version, resource, problems) else {
             continue;
@@ -102,7 +110,7 @@ pub(super) fn child_rules<C: PartialEq>(
                 let is_rolling = method.is_some_and(|method| method.starts_with(ROLLING));
                 let rolling = checks.filter(|_| is_rolling);
                 let rolling = rolling.map(|checks| RollingRule { is_in_place, checks });
-                ChildRule { type_ref, strategy, rolling, optional }
+                ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes }
             })),
         }
     }

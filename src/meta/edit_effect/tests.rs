@@ -88,6 +88,7 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     check("/spec/childResources/0/apiVersion", json!("v2"), EditEffect::Restart);
     check("/spec/childResources/0/resource", json!("pods"), EditEffect::Restart);
     check("/spec/childResources/0/optional", json!(true), EditEffect::Restart);
+    check("/spec/childResources/0/ignoreStatusChanges", json!(true), AT_ONCE);
     check(
         "/spec/childResources/-",
         json!({"apiVersion": "v1", "resource": "pods"}),

@@ -2,6 +2,7 @@
 
 mod answering;
 mod built_in;
+mod child_status;
 mod customize;
 mod decorator;
 mod finalize;

@@ -1,4 +1,4 @@
-//! Parents of a built-in type, which has no status.
+//! Parents of a type without a status that has no CRD.
 
 use super::{
     answering::{harness, pass},
@@ -41,5 +41,48 @@ async fn parent_of_a_built_in_type_without_a_status_gets_children_and_no_status(
     assert_eq!(requests, 0, "no status and no finalizer is written");
     sleep(Duration::from_secs(600)).await;
     assert_eq!((of_parents(), calls.lock().unwrap().len()), (requests, called), "it is settled");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_of_an_aggregated_type_without_a_status_gets_children_and_no_status() {
+    let (harness, calls) = harness(|_, _| {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "copy"},
+        });
+        json!({"status": {"seen": true}, "children": [secret]})
+    })
+    .await;
+    let (name, gears) = ("v1.y.test", CrdBuilder::new("y.test", "Gear").without_status());
+    harness.server.back_api_service(name, &[gears]);
+    harness.server.set_available(name, true);
+    let api_service = json!({
+        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+        "metadata": {"name": name},
+        "spec": {
+            "group": "y.test", "version": "v1", "groupPriorityMinimum": 10, "versionPriority": 10,
+            "service": {"name": "s", "namespace": "default"},
+        },
+    });
+    harness.server.apply(api_service).unwrap();
+    let mut spec = good();
+    spec["parentResource"] = json!({"apiVersion": "y.test/v1", "resource": "gears"});
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "secrets"}]);
+
+    harness.declare("copies", spec);
+    harness.running("copies", 1).await;
+    let parent = json!({
+        "apiVersion": "y.test/v1", "kind": "Gear",
+        "metadata": {"name": "p", "namespace": "default"},
+    });
+    harness.server.apply(parent).unwrap();
+    pass().await;
+
+    assert_eq!(harness.server.list("v1", "Secret").unwrap().len(), 1);
+    let parent = harness.server.get("y.test/v1", "Gear", "default", "p").unwrap();
+    assert_eq!(parent.get("status"), None);
+    let called = calls.lock().unwrap().len();
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(calls.lock().unwrap().len(), called, "it is settled");
     harness.end().await;
 }

@@ -182,6 +182,27 @@ async fn related_type_comes_and_goes_within_the_epoch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn related_type_that_is_missing_keeps_its_empty_key_in_the_next_epoch() {
+    let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
+    let (harness, calls) = declared("v2", rules).await;
+    harness.server.install(&gadgets().build()).unwrap();
+    pass().await;
+    harness.server.uninstall(&gadgets().name()).unwrap();
+    pass().await;
+    let mut edited = customizing("v2");
+    edited["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    let before = count(&calls, HookKind::Sync);
+
+    harness.declare("a", edited);
+    harness.running("a", 2).await;
+    pass().await;
+
+    assert!(count(&calls, HookKind::Sync) > before);
+    assert_eq!(related(&calls), json!({"Gadget.example.com/v1": {}}), "its kind is known");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn namespace_that_begins_or_ends_to_match_syncs_its_parents() {
     let rules = json!([{
         "apiVersion": "v1", "resource": "configmaps",
@@ -330,11 +351,45 @@ async fn unchanged_sync_with_related_objects_sends_no_request() {
     let (harness, calls) = declared("v2", maps(json!({}))).await;
     harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
     pass().await;
-    let (requests, synced) = (harness.server.requests().len(), count(&calls, HookKind::Sync));
+    sends_no_request_when_it_is_resynced(harness, &calls).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn unchanged_sync_with_a_finalizer_and_related_objects_sends_no_request() {
+    let child = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "c", "namespace": "default"},
+    });
+    let (harness, calls) = harness(move |kind, request| match kind {
+        HookKind::Customize => as_declared(kind, request),
+        HookKind::Sync | HookKind::Finalize => {
+            json!({"children": [child], "status": {"seen": true}})
+        }
+    })
+    .await;
+    let mut spec = customizing("v2");
+    spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+    spec["childResources"] = json!([
+        {"apiVersion": "v1", "resource": "secrets", "updateStrategy": {"method": "InPlace"}},
+    ]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    harness.server.apply(thing("p", json!({"relatedResources": maps(json!({}))}))).unwrap();
+    harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
+    pass().await;
+    assert_eq!(keys(&calls, "ConfigMap.v1"), ["default/l"]);
+    let parent = &calls.lock().unwrap().last().unwrap().1["parent"].clone();
+    assert_eq!(parent["metadata"]["finalizers"].as_array().unwrap().len(), 1);
+    sends_no_request_when_it_is_resynced(harness, &calls).await;
+}
+
+/// Resyncs the parents, and asserts that the hook is called and nothing else is sent.
+async fn sends_no_request_when_it_is_resynced(harness: Harness, calls: &Calls) {
+    let (requests, synced) = (harness.server.requests().len(), count(calls, HookKind::Sync));
 
     sleep(RESYNC).await;
 
-    assert!(count(&calls, HookKind::Sync) > synced);
+    assert!(count(calls, HookKind::Sync) > synced);
     let sent = harness.server.requests();
     // Watches are renewed, and discovery is refreshed.
     let is_refresh =
