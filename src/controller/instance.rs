@@ -168,6 +168,7 @@ impl Builder {
             works_on_standby: self.works_on_standby,
             sync_timeout: self.sync_timeout,
             queue: self.queue,
+            limiter: self.limiter,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
             #[cfg(feature = "meta")]

@@ -36,9 +36,10 @@ use tokio::{
 };
 
 use self::core::{Core, QueueTimer};
+use self::limit::OwnLimiter;
 pub use self::{
     item::{Add, Delayed, Item, LOW_PRIORITY},
-    limit::{Backoff, Limit, QueueOptions},
+    limit::{Backoff, FastSlow, Limit, MaxOf, QueueOptions, RateLimiter, TokenBucketLimiter},
 };
 use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
 
@@ -94,6 +95,17 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             finished: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Delays failed keys by a rate limiter, in place of the back-off of the options.
+    #[must_use]
+    pub fn rate_limited_by(self, limiter: impl RateLimiter<K> + 'static) -> Self {
+        self.limit_by(Box::new(limiter));
+        self
+    }
+
+    pub(super) fn limit_by(&self, limiter: Box<dyn RateLimiter<K>>) {
+        self.shared.lock().core.limit_by(OwnLimiter::new(limiter));
     }
 
     /// Adds a key; ignored once the queue is shut down.
@@ -168,8 +180,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.forget(key);
     }
 
-    /// Returns the failures of a key since it was last forgotten.
-    pub fn failures(&self, key: &K) -> u32 {
+    /// Returns the number of failed adds of a key since it was last forgotten.
+    pub fn requeues(&self, key: &K) -> u32 {
         self.shared.lock().core.failures(key)
     }
 

@@ -110,6 +110,9 @@ pub(super) async fn run(
 impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
+        if let Some(limiter) = &spec.limiter {
+            queue.limit_by((limiter.0)());
+        }
         spec.series.watch_work(queue.probe());
         spec.series.max_concurrent.set(i64::try_from(spec.workers.workers()).unwrap_or(i64::MAX));
         for delayed in spec.carried_over.take(&spec.primaries) {

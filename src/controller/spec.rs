@@ -1,6 +1,6 @@
 //! Specification of a controller, from which each epoch is built.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
-    metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
-    run::slots::WorkerBound,
+    metrics::Series, queue::QueueOptions, queue::RateLimiter, run::carried_over::CarriedOver,
+    run::input::Input, run::slots::WorkerBound,
 };
 use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
 
@@ -20,6 +20,18 @@ use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
 pub(super) type Reconcile = Arc<
     dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
 >;
+
+/// Function that builds the rate limiter of an epoch.
+#[derive(Clone)]
+pub(super) struct NewLimiter(pub(super) Arc<NewLimiterFn>);
+
+type NewLimiterFn = dyn Fn() -> Box<dyn RateLimiter<Request>> + Send + Sync;
+
+impl fmt::Debug for NewLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NewLimiter")
+    }
+}
 
 /// Specification of a controller, without the state of an epoch.
 pub(super) struct Spec {
@@ -37,6 +49,7 @@ pub(super) struct Spec {
     pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
+    pub(super) limiter: Option<NewLimiter>,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
     /// Context of the run, while one lasts.

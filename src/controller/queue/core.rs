@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     item::{Add, Delayed, Item, LOW_PRIORITY},
-    limit::QueueOptions,
+    limit::{OwnLimiter, QueueOptions},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
 use crate::token_bucket::TokenBucket;
@@ -34,6 +34,8 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
+    // In place of the back-off of the options.
+    limiter: Option<OwnLimiter<K>>,
     bucket: Option<TokenBucket>,
     // Slab: a key is hashed once, and then addressed by its slot.
     entries: Vec<SlotEntry<K>>,
@@ -102,6 +104,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         Self {
             bucket: options.limit.map(|limit| limit.bucket(now)),
             options,
+            limiter: None,
             entries: Vec::new(),
             free: Vec::new(),
             slots: HashMap::new(),
@@ -258,8 +261,16 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
+    /// Delays failed keys by a rate limiter in place of the back-off.
+    pub(super) fn limit_by(&mut self, limiter: OwnLimiter<K>) {
+        self.limiter = Some(limiter);
+    }
+
     /// Resets the failures of a key.
     pub(super) fn forget(&mut self, key: &K) {
+        if let Some(limiter) = &mut self.limiter {
+            limiter.forget(key);
+        }
         if let Some(&slot) = self.slots.get(key) {
             self.entries[slot as usize].failures = 0;
             self.free_if_unused(slot);
@@ -408,8 +419,11 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let mut delay = add.after;
         if add.rate_limited || add.failed {
             let entry = &mut self.entries[slot as usize];
-            let backoff = self.options.backoff.delay(entry.failures);
+            let requeues = entry.failures;
             entry.failures = entry.failures.saturating_add(1);
+            let own = self.limiter.as_mut().filter(|_| add.rate_limited).zip(entry.key.as_ref());
+            let own = own.and_then(|(limiter, key)| limiter.when(key, requeues, now));
+            let backoff = own.unwrap_or_else(|| self.options.backoff.delay(requeues));
             let limit = self.bucket.as_mut().map_or(Duration::ZERO, |bucket| bucket.reserve(now));
             delay = match add.rate_limited {
                 true if delay.is_zero() => backoff.max(limit),

@@ -256,6 +256,7 @@ impl Make {
             works_on_standby: false,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
+            limiter: None,
             series: metrics.series(&name),
             carried_over: CarriedOverByName::default().of(&name),
             name,
