@@ -47,6 +47,7 @@
 mod builder;
 mod cluster;
 mod context;
+mod debug;
 #[cfg(test)]
 mod fixture;
 mod handler;
@@ -80,7 +81,7 @@ pub use predicate::Predicate;
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{
     Add, Backoff, Delayed, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions,
-    RateLimiter, TokenBucketLimiter,
+    QueueRow, QueueRowState, RateLimiter, TokenBucketLimiter,
 };
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;

@@ -4,15 +4,19 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
-#[cfg(feature = "meta")]
 use parking_lot::Mutex;
 
 #[cfg(feature = "meta")]
 use super::context::WeakContext;
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
-    metrics::Series, queue::QueueOptions, queue::RateLimiter, run::carried_over::CarriedOver,
-    run::input::Input, run::slots::WorkerBound,
+    Context, Outcome, ReconcileError, Reconciler, Request,
+    inputs::state::NamedInputs,
+    metrics::Series,
+    queue::QueueOptions,
+    queue::{RateLimiter, WeakQueue},
+    run::carried_over::CarriedOver,
+    run::input::Input,
+    run::slots::WorkerBound,
 };
 use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
 
@@ -52,6 +56,8 @@ pub(super) struct Spec {
     pub(super) limiter: Option<NewLimiter>,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
+    /// Queue of the run, while one lasts.
+    pub(super) running_queue: Mutex<WeakQueue<Request>>,
     /// Context of the run, while one lasts.
     #[cfg(feature = "meta")]
     pub(super) running: Mutex<WeakContext>,

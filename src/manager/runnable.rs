@@ -76,6 +76,12 @@ pub trait Runnable: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Returns inner state for debugging, such as the requests in a queue; none by default. Read by
+    /// [`ManagerHandle::debug`](super::ManagerHandle::debug).
+    fn debug(&self) -> Option<serde_json::Value> {
+        None
+    }
+
     /// Releases what [`Runnable::prepare`] acquired: the prepared start does not happen now.
     fn unprepare(&self) {}
 }

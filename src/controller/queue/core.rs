@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    item::{Add, Delayed, Item, LOW_PRIORITY},
+    item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
     limit::{OwnLimiter, QueueOptions},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
@@ -238,6 +238,61 @@ impl<K: Clone + Eq + Hash> Core<K> {
             return Some(Item { key, priority: entry.priority, failures: entry.failures });
         }
         None
+    }
+
+    /// Returns whether a key is ready that no worker processes.
+    pub(super) fn has_available(&mut self) -> bool {
+        if self.phase == QueuePhase::Closed {
+            return false;
+        }
+        while let Some(ticket) = self.ready.peek() {
+            let entry = &self.entries[ticket.slot as usize];
+            if entry.holds(ticket) && entry.processing.is_none() {
+                return true;
+            }
+            // Outdated, as in `pop`.
+            self.ready.pop();
+        }
+        false
+    }
+
+    /// Returns the keys in processing, then the ready ones in order, then the delayed ones by time.
+    pub(super) fn dump(&self, now: Instant) -> Vec<QueueRow<K>> {
+        let mut rows = Vec::new();
+        for (slot, entry) in (0..).zip(&self.entries) {
+            let Some(key) = entry.key.clone() else { continue };
+            let (state, due) = match (entry.processing, entry.place) {
+                (Some(_), SlotPlace::Ready { ticket, since }) => {
+                    (QueueRowState::Running, Some((since, ticket)))
+                }
+                (Some(_), SlotPlace::Idle | SlotPlace::Waiting { .. }) => {
+                    (QueueRowState::Running, self.due(slot))
+                }
+                (None, SlotPlace::Ready { ticket, since }) => {
+                    (QueueRowState::Ready, Some((since, ticket)))
+                }
+                (None, SlotPlace::Idle | SlotPlace::Waiting { .. }) => {
+                    (QueueRowState::Waiting, self.due(slot))
+                }
+            };
+            if state == QueueRowState::Waiting && due.is_none() {
+                continue; // Known only for its failures.
+            }
+            let SlotEntry { priority, failures: requeues, .. } = *entry;
+            let row = QueueRow { key, priority, state, due: due.map(|(at, _)| at), requeues };
+            let rank = due.map_or(0, |(_, rank)| rank);
+            let order = match state {
+                QueueRowState::Running => (0, 0, None),
+                QueueRowState::Ready => {
+                    let since = row.due.unwrap_or(now);
+                    (1, -i64::from(effective_priority(priority, since, now)), None)
+                }
+                QueueRowState::Waiting => (2, 0, row.due),
+            };
+            rows.push((order, rank, row));
+        }
+        rows.sort_by_key(|(order, rank, _)| (*order, *rank));
+        rows.into_iter().map(|(.., row)| row).collect()
     }
 
     /// Ends the processing of a key; returns whether a key became available.

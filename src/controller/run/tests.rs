@@ -250,6 +250,7 @@ impl Make {
             primaries: Arc::default(),
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
             workers: WorkerBound::new(self.workers, self.most_running),
+            running_queue: parking_lot::Mutex::default(),
             #[cfg(feature = "meta")]
             running: parking_lot::Mutex::default(),
             reconcile_timeout: self.reconcile_timeout,

@@ -95,7 +95,14 @@ impl Owner {
             false => (Leadership::NotNeeded, None),
         };
         let grace = entry.spec.options.grace;
-        let epoch = Epoch::counted(entry.name.clone(), count, grace, panics, leadership);
+        let epoch = Epoch::counted(
+            entry.name.clone(),
+            count,
+            grace,
+            panics,
+            leadership,
+            self.reconciles.clone(),
+        );
         if let Some(term) = term {
             epoch.lead(term);
         }

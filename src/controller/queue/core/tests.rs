@@ -553,3 +553,36 @@ fn limiter_that_panics_leaves_the_queue_with_its_back_off() {
     queue.core.forget(&1);
     assert_eq!(queue.core.failures(&1), 0);
 }
+
+#[test]
+fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
+    let mut queue = Bench::new();
+    let start = queue.now;
+    queue.add(1, FAILED).advance(ms(5));
+    queue.add(2, NOW).add(3, at(9)).add(4, after(500)).add(5, Add { priority: 20, ..after(100) });
+    queue.resync(6, Some(ms(300)));
+    assert_eq!(queue.pop(), Some(3));
+    queue.add(3, after(50));
+    queue.core.forget(&2);
+
+    let rows = queue.core.dump(queue.now);
+
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let due = row.due.map(|due| (due - start).as_millis());
+            (row.key, row.state, row.priority, due, row.requeues)
+        })
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (3, QueueRowState::Running, 0, Some(55), 0),
+            (1, QueueRowState::Ready, 0, Some(5), 1),
+            (2, QueueRowState::Ready, 0, Some(5), 0),
+            (5, QueueRowState::Waiting, 20, Some(105), 0),
+            (6, QueueRowState::Waiting, 0, Some(305), 0),
+            (4, QueueRowState::Waiting, 0, Some(505), 0),
+        ]
+    );
+}
