@@ -32,6 +32,7 @@ pub(super) enum ManagerCommand {
     Add(ControllerName, RunnableSpec, ManagerReply),
     Replace(ControllerName, RunnableSpec, ManagerReply),
     Remove(ControllerName, oneshot::Sender<()>),
+    Restart(ControllerName, ManagerReply),
     Find(ControllerName, oneshot::Sender<Option<GuardedDrop<Arc<dyn ConditionalRunnable>>>>),
 }
 
@@ -102,6 +103,24 @@ impl ManagerHandle {
         let name = name.into();
         let spec = RunnableSpec::new(runnable, options);
         self.ask(|reply| ManagerCommand::Replace(name, spec, reply)).await
+    }
+
+    /// Stops the running epoch of a runnable as superseded, and starts the next one without a
+    /// back-off. Resolves when the old epoch is done; [`ManagerHandle::watch`] shows the new one.
+    ///
+    /// A runnable that backs off, or has stopped for good, starts again at once. One that waits for
+    /// its condition still waits. A replacement that can start takes over.
+    ///
+    /// # Errors
+    ///
+    /// [`AddError::NotThere`], [`AddError::Stopping`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the restart happens even if the future is dropped.
+    pub async fn restart(&self, name: impl Into<ControllerName>) -> Result<(), AddError> {
+        let name = name.into();
+        self.ask(|reply| ManagerCommand::Restart(name, reply)).await
     }
 
     /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no

@@ -225,6 +225,7 @@ impl Owner {
                 let replaced = self.replace(&name, spec);
                 self.outgoing.push(Outgoing::Answer(reply, replaced));
             }
+            ManagerCommand::Restart(name, reply) => self.restart(&name, reply),
             ManagerCommand::Find(name, reply) => {
                 let entry = self.names.get(&name).and_then(|id| self.entries.get(id));
                 let found = entry.map(|entry| entry.spec.runnable.clone());
@@ -268,6 +269,7 @@ impl Owner {
                 epoch: None,
                 pending: None,
                 removers: Vec::new(),
+                restarters: Vec::new(),
                 watching,
                 last_done: None,
                 returned: None,
