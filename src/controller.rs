@@ -47,6 +47,7 @@
 mod builder;
 mod cluster;
 mod context;
+mod debug;
 #[cfg(test)]
 mod fixture;
 mod handler;
@@ -78,7 +79,10 @@ pub use metrics::ControllerMetrics;
 pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
-pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
+pub use queue::{
+    Add, Backoff, Delayed, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions,
+    QueueRow, QueueRowState, RateLimiter, TokenBucketLimiter,
+};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;
 #[cfg(feature = "runtime")]

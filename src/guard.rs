@@ -8,7 +8,7 @@
 use std::{
     any::Any,
     fmt, mem,
-    ops::Deref,
+    ops::{Deref, DerefMut},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     task::{Context, Poll},
@@ -95,6 +95,12 @@ impl<T> Deref for GuardedDrop<T> {
 
     fn deref(&self) -> &T {
         self.value.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T> DerefMut for GuardedDrop<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("it is there until it is dropped")
     }
 }
 

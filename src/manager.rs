@@ -49,7 +49,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
 pub use condition::{
-    Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
+    Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,
+    type_served,
 };
 #[cfg(any(test, feature = "meta"))]
 pub(crate) use condition::{some_of, subresource_served_if_crd};

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use axum::{
     Json, Router,
-    extract::{RawQuery, State},
+    extract::{Path, RawQuery, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
@@ -169,6 +169,7 @@ fn metrics_router(shown: Arc<Shown>) -> Router {
         .route("/metrics", get(scrape))
         .route("/debug/status", get(status))
         .route("/debug/types", get(types))
+        .route("/debug/queues/{*controller}", get(queue))
         .with_state(shown)
 }
 
@@ -220,6 +221,14 @@ async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
     let (status, declared) = (shown.manager.status(), shown.declared.list());
     Json(StatusReport::new(&shown.cluster, &status, &declared, shown.election()))
+}
+
+/// Requests in the queue of one controller.
+async fn queue(State(shown): State<Arc<Shown>>, Path(controller): Path<String>) -> Response {
+    match shown.manager.debug(controller).await {
+        Some(queue) => Json(queue).into_response(),
+        None => (StatusCode::NOT_FOUND, "no such controller has a queue").into_response(),
+    }
 }
 
 async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {

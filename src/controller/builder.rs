@@ -10,10 +10,11 @@ use serde::de::DeserializeOwned;
 pub use self::error::BuildError;
 use self::input_options::{InputKind, InputOptions, KindOptions, Role};
 use super::{
-    Cluster, ConditionalSource, Enqueue, Handler, Predicate,
+    Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request,
     handler::OnSynced,
-    queue::{Backoff, Limit, QueueOptions},
+    queue::{Backoff, Limit, QueueOptions, RateLimiter},
     run::{input::Input, input_status::InputMode},
+    spec::NewLimiter,
 };
 use crate::{
     guard::GuardedDrop,
@@ -37,6 +38,7 @@ pub struct Builder {
     pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
+    pub(super) limiter: Option<NewLimiter>,
     pub(super) group: RunnableGroup,
     pub(super) conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     // First error; returned by `build`, so that calls can be chained.
@@ -55,6 +57,7 @@ impl Builder {
             works_on_standby: false,
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
+            limiter: None,
             group: RunnableGroup::LeaderElection,
             conditions: Vec::new(),
             error: None,
@@ -270,6 +273,29 @@ impl Builder {
     /// Sets the back-off of failed requests; 5 ms doubling to 1000 s by default.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.queue.backoff = backoff;
+        self
+    }
+
+    /// Sets a rate limiter of failed requests in place of the back-off; each epoch begins with a
+    /// clone of it.
+    ///
+    /// Requests that the API server throttles (429, 503) still wait for [`Builder::backoff`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use pilotlight::controller::{Backoff, Controller, FastSlow, MaxOf};
+    ///
+    /// let (fast, slow) = (Duration::from_millis(1), Duration::from_secs(120));
+    /// let limiter = MaxOf(Backoff::default(), FastSlow { fast, slow, fast_retries: 30 });
+    /// let builder = Controller::builder("widgets").rate_limiter(limiter);
+    /// # drop(builder);
+    /// ```
+    pub fn rate_limiter(
+        mut self,
+        limiter: impl RateLimiter<Request> + Clone + Sync + 'static,
+    ) -> Self {
+        let limiter = GuardedDrop::new(limiter);
+        self.limiter = Some(NewLimiter(Arc::new(move || Box::new((*limiter).clone()))));
         self
     }
 

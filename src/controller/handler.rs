@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Request;
+use super::{Add, Request};
 use crate::{
     guard::GuardedDrop,
     informer::{Delta, Object, ObjectKey},
@@ -12,17 +12,26 @@ use crate::{
 /// Collects the requests that a handler adds to its controller's queue.
 #[derive(Debug)]
 pub struct Enqueue<'a> {
-    requests: &'a mut Vec<Request>,
+    requests: &'a mut Vec<MappedRequest>,
 }
 
+/// Request of a handler, with the add that the handler chose, if it did.
+pub(super) type MappedRequest = (Request, Option<Add>);
+
 impl<'a> Enqueue<'a> {
-    pub(super) fn new(requests: &'a mut Vec<Request>) -> Self {
+    pub(super) fn new(requests: &'a mut Vec<MappedRequest>) -> Self {
         Self { requests }
     }
 
     /// Adds a request; a request added twice is queued once.
     pub fn add(&mut self, request: impl Into<Request>) {
-        self.requests.push(request.into());
+        self.requests.push((request.into(), None));
+    }
+
+    /// Adds a request with a priority or a delay of its own, in place of those of the change: low
+    /// priority for objects of the initial list and for resyncs.
+    pub fn add_with(&mut self, request: impl Into<Request>, add: Add) {
+        self.requests.push((request.into(), Some(add)));
     }
 }
 
@@ -82,11 +91,11 @@ impl Handler {
         &self,
         delta: &Delta,
         scope: impl Fn(&GroupKind) -> Option<Scope>,
-        requests: &mut Vec<Request>,
+        requests: &mut Vec<MappedRequest>,
     ) {
         let both = || delta.old.iter().chain(&delta.new);
         match self {
-            Self::Object => requests.push(delta.key.clone().into()),
+            Self::Object => requests.push((delta.key.clone().into(), None)),
             Self::Owner { owner, only_controller } => {
                 for object in both() {
                     let header = object.header();
@@ -100,7 +109,7 @@ impl Handler {
                             Some(Scope::Namespaced) | None => header.key.namespace.clone(),
                         };
                         let key = ObjectKey { namespace, name: Arc::clone(&reference.name) };
-                        let request = Request::from(key);
+                        let request = (Request::from(key), None);
                         if requests.last() != Some(&request) {
                             requests.push(request);
                         }
@@ -109,7 +118,7 @@ impl Handler {
             }
             Self::Map(map) => {
                 for object in both() {
-                    requests.extend(map(object));
+                    requests.extend(map(object).into_iter().map(|request| (request, None)));
                 }
             }
             Self::Delta(map) => map(delta, &mut Enqueue::new(requests)),
@@ -149,7 +158,7 @@ mod tests {
     fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
         let mut requests = Vec::new();
         handler.requests(delta, |_| scope, &mut requests);
-        requests.iter().map(ToString::to_string).collect()
+        requests.iter().map(|(request, _)| request.to_string()).collect()
     }
 
     fn owner_of(only_controller: bool) -> Handler {

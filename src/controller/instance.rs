@@ -12,7 +12,7 @@ use tokio::time::timeout;
 #[cfg(feature = "meta")]
 use super::Context;
 use super::{
-    BuildError, Builder, Cluster, Inputs, Reconciler,
+    BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request, debug,
     inputs::state::NamedInputs,
     run::input::InputSource,
     run::input_status::InputMode,
@@ -83,6 +83,13 @@ impl Controller {
     /// any time, and belong to this controller only, not to one that replaces it.
     pub fn inputs(&self) -> Inputs {
         Inputs { named: Arc::clone(&self.spec.named), epoch: None }
+    }
+
+    /// Returns the requests in the queue of the running epoch, for debugging; empty while none runs.
+    /// A manager shows them by [`ManagerHandle::debug`](crate::manager::ManagerHandle::debug).
+    pub fn queue(&self) -> Vec<QueueRow<Request>> {
+        let queue = self.spec.running_queue.lock().upgrade();
+        queue.map(|queue| queue.dump()).unwrap_or_default()
     }
 
     /// Adds the controller to a manager that does not run yet, under its own name and with default
@@ -168,8 +175,10 @@ impl Builder {
             works_on_standby: self.works_on_standby,
             sync_timeout: self.sync_timeout,
             queue: self.queue,
+            limiter: self.limiter,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
+            running_queue: parking_lot::Mutex::default(),
             #[cfg(feature = "meta")]
             running: Mutex::default(),
             name,
@@ -228,6 +237,10 @@ impl Runnable for Controller {
             Ok(())
         }
         .boxed()
+    }
+
+    fn debug(&self) -> Option<serde_json::Value> {
+        Some(debug::queue(&self.queue()))
     }
 
     fn unprepare(&self) {

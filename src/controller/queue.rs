@@ -25,7 +25,7 @@ use std::{
     future::poll_fn,
     hash::Hash,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{self, Poll},
 };
 
@@ -36,9 +36,10 @@ use tokio::{
 };
 
 use self::core::{Core, QueueTimer};
+use self::limit::OwnLimiter;
 pub use self::{
-    item::{Add, Delayed, Item, LOW_PRIORITY},
-    limit::{Backoff, Limit, QueueOptions},
+    item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
+    limit::{Backoff, FastSlow, Limit, MaxOf, QueueOptions, RateLimiter, TokenBucketLimiter},
 };
 use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
 
@@ -46,6 +47,9 @@ use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
 pub struct Queue<K> {
     shared: Arc<SharedQueue<K>>,
 }
+
+/// Handle that does not keep the queue alive.
+pub(super) struct WeakQueue<K>(Weak<SharedQueue<K>>);
 
 struct SharedQueue<K> {
     state: Mutex<QueueState<K>>,
@@ -96,6 +100,17 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         Self { shared: Arc::new(shared) }
     }
 
+    /// Delays failed keys by a rate limiter, in place of the back-off of the options.
+    #[must_use]
+    pub fn rate_limited_by(self, limiter: impl RateLimiter<K> + 'static) -> Self {
+        self.limit_by(Box::new(limiter));
+        self
+    }
+
+    pub(super) fn limit_by(&self, limiter: Box<dyn RateLimiter<K>>) {
+        self.shared.lock().core.limit_by(OwnLimiter::new(limiter));
+    }
+
     /// Adds a key; ignored once the queue is shut down.
     pub fn add(&self, key: K) {
         self.add_with(key, Add::default());
@@ -137,14 +152,31 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Like [`Queue::get`]. Without `capacity` it returns no key and only drives the timers, so
     /// that delayed keys still become ready in the order of their times.
     pub(super) async fn get_if(&self, capacity: bool) -> Option<Item<K>> {
+        self.take(|core| if capacity { core.pop(Instant::now()) } else { None }).await
+    }
+
+    /// Waits until a key is ready that no worker processes; `None` as for [`Queue::get`]. Cancel
+    /// safe.
+    pub(super) async fn available(&self) -> Option<()> {
+        self.take(|core| core.has_available().then_some(())).await
+    }
+
+    /// Returns the next key, if one is ready that no worker processes.
+    pub(super) fn try_get(&self) -> Option<Item<K>> {
+        self.shared.lock().core.pop(Instant::now())
+    }
+
+    /// Waits until `take` returns something, or the queue is finished, and drives the timers
+    /// meanwhile.
+    async fn take<T>(&self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
         self.shared.lock().getters += 1;
         let _getter = Getter(&self.shared);
         loop {
             let mut changed = pin!(self.shared.changed.notified());
             let got = poll_fn(|context| {
-                // Polled first, so that an add after `poll_get` wakes this task.
+                // Polled first, so that an add after `poll_take` wakes this task.
                 let notified = changed.as_mut().poll(context).is_ready();
-                match self.shared.lock().poll_get(capacity, context) {
+                match self.shared.lock().poll_take(&take, context) {
                     Poll::Ready(got) => Poll::Ready(Some(got)),
                     Poll::Pending if notified => Poll::Ready(None),
                     Poll::Pending => Poll::Pending,
@@ -168,8 +200,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.forget(key);
     }
 
-    /// Returns the failures of a key since it was last forgotten.
-    pub fn failures(&self, key: &K) -> u32 {
+    /// Returns the number of failed adds of a key since it was last forgotten.
+    pub fn requeues(&self, key: &K) -> u32 {
         self.shared.lock().core.failures(key)
     }
 
@@ -186,6 +218,16 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Returns whether no key is ready.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns every key for debugging: those in processing, then the ready ones in the order in
+    /// which workers get them, then the delayed ones by time.
+    pub fn dump(&self) -> Vec<QueueRow<K>> {
+        self.shared.lock().core.dump(Instant::now())
+    }
+
+    pub(super) fn downgrade(&self) -> WeakQueue<K> {
+        WeakQueue(Arc::downgrade(&self.shared))
     }
 
     /// Closes the queue for adds and gets; returns the keys left: the ready ones, then the delayed
@@ -249,19 +291,16 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash> QueueState<K> {
-    fn poll_get(
+    fn poll_take<T>(
         &mut self,
-        capacity: bool,
+        take: impl Fn(&mut Core<K>) -> Option<T>,
         context: &mut task::Context<'_>,
-    ) -> Poll<Option<Item<K>>> {
+    ) -> Poll<Option<T>> {
         self.poll_timers(context);
         if self.core.is_finished() {
             return Poll::Ready(None);
         }
-        if !capacity {
-            return Poll::Pending;
-        }
-        self.core.pop(Instant::now()).map_or(Poll::Pending, |item| Poll::Ready(Some(item)))
+        take(&mut self.core).map_or(Poll::Pending, |taken| Poll::Ready(Some(taken)))
     }
 
     fn clear_timers(&mut self) {
@@ -332,9 +371,21 @@ impl<K: Clone + Eq + Hash + Send + Sync> WorkProbe for SharedQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Send + Sync + 'static> Queue<K> {
-    pub(super) fn probe(&self) -> std::sync::Weak<dyn WorkProbe> {
+    pub(super) fn probe(&self) -> Weak<dyn WorkProbe> {
         let probe: Arc<dyn WorkProbe> = self.shared.clone();
         Arc::downgrade(&probe)
+    }
+}
+
+impl<K> WeakQueue<K> {
+    pub(super) fn upgrade(&self) -> Option<Queue<K>> {
+        self.0.upgrade().map(|shared| Queue { shared })
+    }
+}
+
+impl<K> Default for WeakQueue<K> {
+    fn default() -> Self {
+        Self(Weak::new())
     }
 }
 

@@ -12,6 +12,7 @@ pub(in crate::controller) mod outcome;
 mod settlement;
 mod shutdown;
 pub(in crate::controller) mod slots;
+mod turn;
 pub(in crate::controller) mod unconfirmed;
 
 use std::{
@@ -22,7 +23,7 @@ use std::{
 
 use tokio::{
     select,
-    sync::mpsc,
+    sync::{OwnedSemaphorePermit, mpsc},
     task::{AbortHandle, Id, JoinError, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
@@ -40,6 +41,7 @@ use super::{
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
     run::slots::WorkerSlots,
+    run::turn::WorkerTurn,
     spec::{Spec, resource_of},
 };
 use crate::{
@@ -110,7 +112,11 @@ pub(super) async fn run(
 impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
+        if let Some(limiter) = &spec.limiter {
+            queue.limit_by((limiter.0)());
+        }
         spec.series.watch_work(queue.probe());
+        *spec.running_queue.lock() = queue.downgrade();
         spec.series.max_concurrent.set(i64::try_from(spec.workers.workers()).unwrap_or(i64::MAX));
         for delayed in spec.carried_over.take(&spec.primaries) {
             queue.restore(delayed);
@@ -275,6 +281,7 @@ impl EpochRun {
     async fn reconcile(&mut self) -> Result<(), RunError> {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
+        let mut turn = WorkerTurn::new(epoch.reconciles());
         loop {
             let capacity = self.slots.has_free(self.workers.len());
             let due = self.failures.due();
@@ -294,13 +301,13 @@ impl EpochRun {
                     self.spec.carried_over.unconfirmed.expire();
                 }
                 () = self.slots.freed(), if !capacity => {}
-                Some(item) = self.queue.get_if(capacity) => self.spawn(item),
+                Some((item, shared)) = turn.next(&self.queue, capacity) => self.spawn(item, shared),
             }
         }
     }
 
     /// Starts the reconcile of a request in a slot; a throttled request returns to the queue.
-    fn spawn(&mut self, item: Item<Request>) {
+    fn spawn(&mut self, item: Item<Request>, shared: Option<OwnedSemaphorePermit>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
             let priority = item.priority;
@@ -309,7 +316,7 @@ impl EpochRun {
             return;
         }
         let receipt = self.deliveries.receipt(&item.key);
-        let slot = self.slots.take(&self.spec.series);
+        let slot = self.slots.take(&self.spec.series, shared);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);

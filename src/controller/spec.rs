@@ -1,17 +1,21 @@
 //! Specification of a controller, from which each epoch is built.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
-#[cfg(feature = "meta")]
 use parking_lot::Mutex;
 
 #[cfg(feature = "meta")]
 use super::context::WeakContext;
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, inputs::state::NamedInputs,
-    metrics::Series, queue::QueueOptions, run::carried_over::CarriedOver, run::input::Input,
+    Context, Outcome, ReconcileError, Reconciler, Request,
+    inputs::state::NamedInputs,
+    metrics::Series,
+    queue::QueueOptions,
+    queue::{RateLimiter, WeakQueue},
+    run::carried_over::CarriedOver,
+    run::input::Input,
     run::slots::WorkerBound,
 };
 use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
@@ -20,6 +24,18 @@ use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
 pub(super) type Reconcile = Arc<
     dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
 >;
+
+/// Function that builds the rate limiter of an epoch.
+#[derive(Clone)]
+pub(super) struct NewLimiter(pub(super) Arc<NewLimiterFn>);
+
+type NewLimiterFn = dyn Fn() -> Box<dyn RateLimiter<Request>> + Send + Sync;
+
+impl fmt::Debug for NewLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NewLimiter")
+    }
+}
 
 /// Specification of a controller, without the state of an epoch.
 pub(super) struct Spec {
@@ -37,8 +53,11 @@ pub(super) struct Spec {
     pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
+    pub(super) limiter: Option<NewLimiter>,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
+    /// Queue of the run, while one lasts.
+    pub(super) running_queue: Mutex<WeakQueue<Request>>,
     /// Context of the run, while one lasts.
     #[cfg(feature = "meta")]
     pub(super) running: Mutex<WeakContext>,

@@ -41,12 +41,14 @@ mod own_sources;
 mod panics;
 mod preparation;
 mod primaries;
+mod priorities;
 mod projections;
 mod server;
 mod throttling;
 mod typed;
 mod types;
 mod unknown_outcome;
+mod worker_limit;
 mod write;
 
 /// Running cluster and manager, with the log of a controller's requests.
@@ -87,9 +89,13 @@ impl Reconciler for LoggingReconciler {
 
 impl Harness {
     fn new() -> Self {
+        Self::with(ManagerOptions::default())
+    }
+
+    fn with(options: ManagerOptions) -> Self {
         let server = Server::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-        let mut manager = Manager::new(ManagerOptions::default());
+        let mut manager = Manager::new(options);
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
         let stop = CancellationToken::new();

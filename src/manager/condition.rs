@@ -71,6 +71,7 @@ enum Node {
     #[cfg(any(test, feature = "meta"))]
     SomeOf(Vec<Readiness>),
     Optional(Box<Readiness>),
+    Not(Box<Readiness>),
 }
 
 /// Returns a condition that is always met.
@@ -140,6 +141,23 @@ pub fn optional(part: Readiness) -> Readiness {
     Readiness(Node::Optional(Box::new(part)))
 }
 
+/// Returns a condition that is met while `part` is proven unmet, and unmet while `part` is met.
+/// While `part` is unknown, so is this.
+///
+/// ```
+/// # fn example(registry: &pilotlight::discovery::TypeRegistry) {
+/// use pilotlight::{kind::TypeRef, manager::{not, type_served}};
+///
+/// // A fallback that runs only where cert-manager is not installed.
+/// let certificates = TypeRef::kind("cert-manager.io", "v1", "Certificate");
+/// let is_missing = not(type_served(registry, &certificates));
+/// # drop(is_missing);
+/// # }
+/// ```
+pub fn not(part: Readiness) -> Readiness {
+    Readiness(Node::Not(Box::new(part)))
+}
+
 impl Readiness {
     /// Subscribes to a published verdict. When the sender is dropped its last verdict stands;
     /// unless it is `Met`, the reason [`Reason::ConditionAbandoned`] is added to it.
@@ -188,6 +206,7 @@ impl Readiness {
                 part.verdict();
                 Verdict::Met(Vec::new())
             }
+            Node::Not(part) => verdict::not(part.verdict()),
         }
     }
 
@@ -211,7 +230,7 @@ impl Readiness {
             Node::AllOf(parts, _) | Node::AnyOf(parts, _) => any_changed(parts),
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => any_changed(parts),
-            Node::Optional(part) => part.changed(),
+            Node::Optional(part) | Node::Not(part) => part.changed(),
         }
     }
 
@@ -244,6 +263,7 @@ impl fmt::Debug for Readiness {
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => f.debug_tuple("SomeOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
+            Node::Not(part) => f.debug_tuple("Not").field(part).finish(),
         }
     }
 }
@@ -385,6 +405,23 @@ mod tests {
 
         first.send_replace(Verdict::Met(Vec::new()));
         assert!(readiness.met().await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn not_is_met_by_proof_of_the_opposite_only() {
+        let (sender, one) = part(Verdict::Unknown(said("A")));
+        let mut readiness = not(one);
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("A")));
+
+        sender.send_replace(Verdict::Unmet(said("A")));
+        assert!(futures::poll!(readiness.changed()).is_ready());
+        assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
+
+        sender.send_replace(met_by("1"));
+        let Verdict::Unmet(why) = readiness.verdict() else { panic!("the part is met") };
+        assert_eq!(why[0].reason, Reason::ConditionMet);
+        assert_eq!(why[0].message, "widgets.example.com/v1 is served, which this excludes");
+        assert_eq!(not(not(part(met_by("1")).1)).verdict(), Verdict::Met(Vec::new()));
     }
 
     #[tokio::test]

@@ -79,6 +79,10 @@ impl Runnable for Conditional {
     fn unprepare(&self) {
         self.runnable.unprepare();
     }
+
+    fn debug(&self) -> Option<serde_json::Value> {
+        self.runnable.debug()
+    }
 }
 
 impl ConditionalRunnable for Conditional {

@@ -11,6 +11,7 @@ use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
     end::RunEnd,
+    handle::ManagerReply,
     lifecycle::{Lifecycle, StopCause},
 };
 use crate::guard::{self, GuardedDrop};
@@ -119,6 +120,8 @@ pub(super) struct RunnableEntry {
     pub(super) epoch_number: u64,
     pub(super) pending: Option<PendingReplacement>,
     pub(super) removers: Vec<oneshot::Sender<()>>,
+    /// Callers that wait for the epoch to be done, to be restarted.
+    pub(super) restarters: Vec<ManagerReply>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
     /// End of the epoch's run, once it has returned.

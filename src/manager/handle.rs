@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
+use tracing::warn;
+
 use super::{
     Always, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
     RunnableStatus, Snapshot, Transition, entry::RunnableSpec,
 };
+use crate::guard::{self, GuardedDrop};
 
 /// Reason for which a runnable was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +32,8 @@ pub(super) enum ManagerCommand {
     Add(ControllerName, RunnableSpec, ManagerReply),
     Replace(ControllerName, RunnableSpec, ManagerReply),
     Remove(ControllerName, oneshot::Sender<()>),
+    Restart(ControllerName, ManagerReply),
+    Find(ControllerName, oneshot::Sender<Option<GuardedDrop<Arc<dyn ConditionalRunnable>>>>),
 }
 
 pub(super) type ManagerReply = oneshot::Sender<Result<(), AddError>>;
@@ -100,6 +105,24 @@ impl ManagerHandle {
         self.ask(|reply| ManagerCommand::Replace(name, spec, reply)).await
     }
 
+    /// Stops the running epoch of a runnable as superseded, and starts the next one without a
+    /// back-off. Resolves when the old epoch is done; [`ManagerHandle::watch`] shows the new one.
+    ///
+    /// A runnable that backs off, or has stopped for good, starts again at once. One that waits for
+    /// its condition still waits. A replacement that can start takes over.
+    ///
+    /// # Errors
+    ///
+    /// [`AddError::NotThere`], [`AddError::Stopping`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the restart happens even if the future is dropped.
+    pub async fn restart(&self, name: impl Into<ControllerName>) -> Result<(), AddError> {
+        let name = name.into();
+        self.ask(|reply| ManagerCommand::Restart(name, reply)).await
+    }
+
     /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
     /// runnable has that name.
     ///
@@ -133,6 +156,24 @@ impl ManagerHandle {
     /// `Lagged`.
     pub fn transitions(&self) -> broadcast::Receiver<Transition> {
         self.transitions.subscribe()
+    }
+
+    /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the
+    /// requests in its queue. `None` if there is no such runnable, or if it has no such state.
+    ///
+    /// Runs the code of the runnable in the caller's task.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing changes.
+    pub async fn debug(&self, name: impl Into<ControllerName>) -> Option<serde_json::Value> {
+        let (reply, found) = oneshot::channel();
+        self.commands.send(ManagerCommand::Find(name.into(), reply)).await.ok()?;
+        let runnable = found.await.ok()??;
+        guard::run(|| runnable.debug()).unwrap_or_else(|error| {
+            warn!(error, "debug of a runnable panicked");
+            None
+        })
     }
 
     async fn ask(

@@ -1,6 +1,6 @@
 //! Settings of a manager.
 
-use std::time::Duration;
+use std::{num::NonZeroUsize, time::Duration};
 
 use super::{ManagerMetrics, RestartBackoff};
 
@@ -13,6 +13,13 @@ pub struct ManagerOptions {
     /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
     /// and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
+    /// Maximum number of concurrent reconciles of all controllers together, beside the maximum of
+    /// each; none by default.
+    ///
+    /// Controllers take turns: each waits with one request at a time, in the order of arrival, so a
+    /// controller with many requests delays another by one reconcile of each that waits. A request
+    /// that waits, for its time or for another reconcile of the same object, takes no slot.
+    pub max_concurrent_reconciles: Option<NonZeroUsize>,
     /// Delay between a failed run and the next.
     pub restart_backoff: RestartBackoff,
     /// Metrics of this manager; register them with the process's registry.
@@ -24,6 +31,7 @@ impl Default for ManagerOptions {
         Self {
             graceful_shutdown_timeout: Some(Duration::from_secs(30)),
             group_start_timeout: Some(Duration::from_secs(120)),
+            max_concurrent_reconciles: None,
             restart_backoff: RestartBackoff::default(),
             metrics: ManagerMetrics::default(),
         }

@@ -14,7 +14,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
-    sync::{broadcast, mpsc, oneshot, watch},
+    sync::{Semaphore, broadcast, mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -52,6 +52,8 @@ pub(super) struct Owner {
     /// Last epoch numbers of removed names.
     last_epoch_numbers: LastEpochNumbers,
     next: u64,
+    /// Slots for the reconciles of all controllers, if they are limited.
+    reconciles: Option<Arc<Semaphore>>,
     /// Runs under way; at most one for each entry.
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<PreparationResult>>,
@@ -85,8 +87,12 @@ impl Owner {
         transitions: broadcast::Sender<Transition>,
         election: Option<Election>,
     ) -> Self {
+        let limit = options.max_concurrent_reconciles;
+        let reconciles =
+            limit.map(|most| Arc::new(Semaphore::new(most.get().min(Semaphore::MAX_PERMITS))));
         Self {
             options,
+            reconciles,
             metrics,
             commands,
             snapshot,
@@ -219,6 +225,12 @@ impl Owner {
                 let replaced = self.replace(&name, spec);
                 self.outgoing.push(Outgoing::Answer(reply, replaced));
             }
+            ManagerCommand::Restart(name, reply) => self.restart(&name, reply),
+            ManagerCommand::Find(name, reply) => {
+                let entry = self.names.get(&name).and_then(|id| self.entries.get(id));
+                let found = entry.map(|entry| entry.spec.runnable.clone());
+                reply.send(found).unwrap_or_default();
+            }
             ManagerCommand::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {
                     let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
@@ -257,6 +269,7 @@ impl Owner {
                 epoch: None,
                 pending: None,
                 removers: Vec::new(),
+                restarters: Vec::new(),
                 watching,
                 last_done: None,
                 returned: None,

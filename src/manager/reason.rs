@@ -65,6 +65,8 @@ reasons! {
     ConditionPanicked = "ConditionPanicked",
     /// The condition has published no verdict.
     ConditionUnknown = "ConditionUnknown",
+    /// A condition holds that must not.
+    ConditionMet = "ConditionMet",
     /// The condition flaps, so the next epoch is delayed.
     ConditionFlaps = "ConditionFlaps",
     /// `group`, `reports_running`, `keeps_grace` or `warms_up` of the runnable panicked.

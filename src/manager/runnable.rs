@@ -3,7 +3,7 @@
 
 use futures::future::BoxFuture;
 
-use super::{Epoch, Readiness, RunResult};
+use super::{Epoch, Readiness, RunResult, always};
 
 /// Order in which runnables start and stop.
 ///
@@ -31,7 +31,22 @@ pub enum RunnableGroup {
     LeaderElection,
 }
 
-/// Unit of work that a manager starts and stops.
+/// Unit of work that a manager starts and stops. A closure is a runnable that runs always, on the
+/// leader; [`Conditional`](super::Conditional) adds a condition.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use pilotlight::manager::{Epoch, Manager, ManagerOptions, RunnableOptions};
+///
+/// let mut manager = Manager::new(ManagerOptions::default());
+/// let report = |epoch: Epoch| async move {
+///     println!("epoch {} has begun", epoch.number());
+///     epoch.stopping().await;
+///     Ok(())
+/// };
+/// manager.add("report", Arc::new(report), RunnableOptions::default()).expect("the name is free");
+/// ```
 pub trait Runnable: Send + Sync + 'static {
     /// Runs one epoch: until [`Epoch::stopping`] resolves, or until the work is done.
     ///
@@ -76,6 +91,12 @@ pub trait Runnable: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Returns inner state for debugging, such as the requests in a queue; none by default. Read by
+    /// [`ManagerHandle::debug`](super::ManagerHandle::debug).
+    fn debug(&self) -> Option<serde_json::Value> {
+        None
+    }
+
     /// Releases what [`Runnable::prepare`] acquired: the prepared start does not happen now.
     fn unprepare(&self) {}
 }
@@ -87,4 +108,24 @@ pub trait Runnable: Send + Sync + 'static {
 pub trait ConditionalRunnable: Runnable {
     /// Returns a subscription to the condition under which this can run.
     fn ready(&self) -> Readiness;
+}
+
+impl<F, R> Runnable for F
+where
+    F: Fn(Epoch) -> R + Send + Sync + 'static,
+    R: Future<Output = RunResult> + Send + 'static,
+{
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(self(epoch))
+    }
+}
+
+impl<F, R> ConditionalRunnable for F
+where
+    F: Fn(Epoch) -> R + Send + Sync + 'static,
+    R: Future<Output = RunResult> + Send + 'static,
+{
+    fn ready(&self) -> Readiness {
+        always()
+    }
 }

@@ -7,7 +7,9 @@ mod ending;
 mod fence;
 mod groups;
 mod panics;
+mod races;
 mod replacement;
+mod restart;
 
 use std::{
     sync::{

@@ -261,6 +261,24 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
+/// Returns the opposite of a verdict, without a basis; unknown stays unknown.
+pub(super) fn not(verdict: Verdict) -> Verdict {
+    let excluded = |message| vec![Unmet { reason: Reason::ConditionMet, message, type_ref: None }];
+    match verdict {
+        Verdict::Met(basis) if basis.is_empty() => {
+            Verdict::Unmet(excluded("a condition is met, which this excludes".to_owned()))
+        }
+        Verdict::Met(basis) => Verdict::Unmet(
+            basis
+                .iter()
+                .flat_map(|it| excluded(format!("{} is served, which this excludes", it.identity)))
+                .collect(),
+        ),
+        Verdict::Unmet(_) => Verdict::Met(Vec::new()),
+        Verdict::Unknown(why) => Verdict::Unknown(why),
+    }
+}
+
 /// Returns the verdict of parts: met if any part is met, without a basis.
 #[cfg(any(test, feature = "meta"))]
 pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {

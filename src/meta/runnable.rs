@@ -196,6 +196,10 @@ impl Runnable for DeclaredRunnable {
     fn unprepare(&self) {
         self.controller.unprepare();
     }
+
+    fn debug(&self) -> Option<serde_json::Value> {
+        self.controller.debug()
+    }
 }
 
 impl ConditionalRunnable for DeclaredRunnable {

@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    item::{Add, Delayed, Item, LOW_PRIORITY},
-    limit::QueueOptions,
+    item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
+    limit::{OwnLimiter, QueueOptions},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
 use crate::token_bucket::TokenBucket;
@@ -34,6 +34,8 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
+    // In place of the back-off of the options.
+    limiter: Option<OwnLimiter<K>>,
     bucket: Option<TokenBucket>,
     // Slab: a key is hashed once, and then addressed by its slot.
     entries: Vec<SlotEntry<K>>,
@@ -102,6 +104,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         Self {
             bucket: options.limit.map(|limit| limit.bucket(now)),
             options,
+            limiter: None,
             entries: Vec::new(),
             free: Vec::new(),
             slots: HashMap::new(),
@@ -237,6 +240,61 @@ impl<K: Clone + Eq + Hash> Core<K> {
         None
     }
 
+    /// Returns whether a key is ready that no worker processes.
+    pub(super) fn has_available(&mut self) -> bool {
+        if self.phase == QueuePhase::Closed {
+            return false;
+        }
+        while let Some(ticket) = self.ready.peek() {
+            let entry = &self.entries[ticket.slot as usize];
+            if entry.holds(ticket) && entry.processing.is_none() {
+                return true;
+            }
+            // Outdated, as in `pop`.
+            self.ready.pop();
+        }
+        false
+    }
+
+    /// Returns the keys in processing, then the ready ones in order, then the delayed ones by time.
+    pub(super) fn dump(&self, now: Instant) -> Vec<QueueRow<K>> {
+        let mut rows = Vec::new();
+        for (slot, entry) in (0..).zip(&self.entries) {
+            let Some(key) = entry.key.clone() else { continue };
+            let (state, due) = match (entry.processing, entry.place) {
+                (Some(_), SlotPlace::Ready { ticket, since }) => {
+                    (QueueRowState::Running, Some((since, ticket)))
+                }
+                (Some(_), SlotPlace::Idle | SlotPlace::Waiting { .. }) => {
+                    (QueueRowState::Running, self.due(slot))
+                }
+                (None, SlotPlace::Ready { ticket, since }) => {
+                    (QueueRowState::Ready, Some((since, ticket)))
+                }
+                (None, SlotPlace::Idle | SlotPlace::Waiting { .. }) => {
+                    (QueueRowState::Waiting, self.due(slot))
+                }
+            };
+            if state == QueueRowState::Waiting && due.is_none() {
+                continue; // Known only for its failures.
+            }
+            let SlotEntry { priority, failures: requeues, .. } = *entry;
+            let row = QueueRow { key, priority, state, due: due.map(|(at, _)| at), requeues };
+            let rank = due.map_or(0, |(_, rank)| rank);
+            let order = match state {
+                QueueRowState::Running => (0, 0, None),
+                QueueRowState::Ready => {
+                    let since = row.due.unwrap_or(now);
+                    (1, -i64::from(effective_priority(priority, since, now)), None)
+                }
+                QueueRowState::Waiting => (2, 0, row.due),
+            };
+            rows.push((order, rank, row));
+        }
+        rows.sort_by_key(|(order, rank, _)| (*order, *rank));
+        rows.into_iter().map(|(.., row)| row).collect()
+    }
+
     /// Ends the processing of a key; returns whether a key became available.
     pub(super) fn done(&mut self, key: &K, now: Instant) -> bool {
         let Some(&slot) = self.slots.get(key) else { return false };
@@ -258,8 +316,16 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
+    /// Delays failed keys by a rate limiter in place of the back-off.
+    pub(super) fn limit_by(&mut self, limiter: OwnLimiter<K>) {
+        self.limiter = Some(limiter);
+    }
+
     /// Resets the failures of a key.
     pub(super) fn forget(&mut self, key: &K) {
+        if let Some(limiter) = &mut self.limiter {
+            limiter.forget(key);
+        }
         if let Some(&slot) = self.slots.get(key) {
             self.entries[slot as usize].failures = 0;
             self.free_if_unused(slot);
@@ -408,8 +474,11 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let mut delay = add.after;
         if add.rate_limited || add.failed {
             let entry = &mut self.entries[slot as usize];
-            let backoff = self.options.backoff.delay(entry.failures);
+            let requeues = entry.failures;
             entry.failures = entry.failures.saturating_add(1);
+            let own = self.limiter.as_mut().filter(|_| add.rate_limited).zip(entry.key.as_ref());
+            let own = own.and_then(|(limiter, key)| limiter.when(key, requeues, now));
+            let backoff = own.unwrap_or_else(|| self.options.backoff.delay(requeues));
             let limit = self.bucket.as_mut().map_or(Duration::ZERO, |bucket| bucket.reserve(now));
             delay = match add.rate_limited {
                 true if delay.is_zero() => backoff.max(limit),

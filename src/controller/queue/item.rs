@@ -48,3 +48,30 @@ pub struct Delayed<K> {
     /// Time at which the key is due.
     pub at: Instant,
 }
+
+/// Key of a queue, as [`Queue::dump`](super::Queue::dump) shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueRow<K> {
+    /// Key.
+    pub key: K,
+    /// Priority of the key.
+    pub priority: i32,
+    /// State of the key.
+    pub state: QueueRowState,
+    /// Time at which the key is, or became, ready; `None` for a running key that was not added
+    /// again.
+    pub due: Option<Instant>,
+    /// Failed adds of the key since it was last forgotten.
+    pub requeues: u32,
+}
+
+/// State of a key in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueRowState {
+    /// A worker processes the key.
+    Running,
+    /// The key waits for a worker.
+    Ready,
+    /// The key waits for its time.
+    Waiting,
+}

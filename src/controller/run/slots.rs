@@ -8,7 +8,8 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use tokio::sync::Notify;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::controller::metrics::Series;
 
@@ -36,6 +37,8 @@ pub(in crate::controller) struct WorkerSlot {
     slots: Arc<WorkerSlots>,
     series: Arc<Series>,
     is_released: AtomicBool,
+    /// Slot among the reconciles of all controllers, if the manager limits them.
+    shared: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl WorkerBound {
@@ -70,10 +73,15 @@ impl WorkerSlots {
     }
 
     /// Takes a slot for a reconcile.
-    pub(in crate::controller) fn take(self: &Arc<Self>, series: &Arc<Series>) -> Arc<WorkerSlot> {
+    pub(in crate::controller) fn take(
+        self: &Arc<Self>,
+        series: &Arc<Series>,
+        shared: Option<OwnedSemaphorePermit>,
+    ) -> Arc<WorkerSlot> {
         series.active.inc();
         let (slots, series) = (Arc::clone(self), Arc::clone(series));
-        Arc::new(WorkerSlot { slots, series, is_released: AtomicBool::new(false) })
+        let (is_released, shared) = (AtomicBool::new(false), Mutex::new(shared));
+        Arc::new(WorkerSlot { slots, series, is_released, shared })
     }
 
     /// Returns whether a slot is free beside these reconciles. A reconcile that has ended, and is
@@ -96,6 +104,7 @@ impl WorkerSlot {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
+            drop(self.shared.lock().take());
             self.slots.bound.freed.notify_one();
         }
     }

@@ -14,7 +14,7 @@ use self::run::KindRun;
 use crate::{
     controller::{
         ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-        handler::OnSynced,
+        handler::{MappedRequest, OnSynced},
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
@@ -281,13 +281,13 @@ impl KindSource {
         }
     }
 
-    fn requests(&self, delta: &Delta, requests: &mut Vec<Request>) {
+    fn requests(&self, delta: &Delta, requests: &mut Vec<MappedRequest>) {
         match &self.mapping {
             Mapping::Handler(handler) => {
                 handler.requests(delta, |owner| self.scope_of(owner), requests);
             }
             Mapping::Primary(primary) => {
-                requests.push(Request::new(*primary, delta.key.clone()));
+                requests.push((Request::new(*primary, delta.key.clone()), None));
             }
             Mapping::OwnerOf { primaries, only_controller } => {
                 for (position, primary) in primaries.iter().enumerate() {
@@ -300,7 +300,7 @@ impl KindSource {
                     };
                     let first = requests.len();
                     handler.requests(delta, |_| Some(primary.identity.scope), requests);
-                    for request in &mut requests[first..] {
+                    for (request, _) in &mut requests[first..] {
                         request.primary = position;
                     }
                 }

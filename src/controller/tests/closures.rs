@@ -92,6 +92,34 @@ async fn requeue_ends_a_streak_of_failures() {
     harness.shutdown().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn limiter_of_the_user_decides_when_a_request_is_retried() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let (log, start) = (Arc::clone(&harness.log), Instant::now());
+    let reconcile = move |_: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let second = start.elapsed().as_secs();
+            log.lock().unwrap().push(format!("{} after {second} s", context.attempt()));
+            if context.attempt() < 3 { Err("not yet".into()) } else { Ok(Outcome::Done) }
+        }
+    };
+    let (fast, slow) = (Duration::from_secs(10), Duration::from_secs(100));
+    let bucket = TokenBucketLimiter::new(Limit { per_second: 0.025, burst: 1 });
+    let limiter = MaxOf(FastSlow { fast, slow, fast_retries: 2 }, bucket);
+    let described = builder().for_type(widgets()).rate_limiter(limiter);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    sleep(Duration::from_secs(3600)).await;
+
+    let expected = ["0 after 0 s", "1 after 10 s", "2 after 40 s", "3 after 140 s"];
+    assert_eq!(harness.log().await, expected);
+    harness.shutdown().await;
+}
+
 #[test]
 fn error_is_made_terminal_or_retried_after_a_time() {
     let bad = || "many".parse::<u32>();

@@ -95,7 +95,14 @@ impl Owner {
             false => (Leadership::NotNeeded, None),
         };
         let grace = entry.spec.options.grace;
-        let epoch = Epoch::counted(entry.name.clone(), count, grace, panics, leadership);
+        let epoch = Epoch::counted(
+            entry.name.clone(),
+            count,
+            grace,
+            panics,
+            leadership,
+            self.reconciles.clone(),
+        );
         if let Some(term) = term {
             epoch.lead(term);
         }
@@ -186,6 +193,8 @@ impl Owner {
         }
         let at = Timestamp::now();
         entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });
+        let restarters = std::mem::take(&mut entry.restarters);
         self.announce(&name, epoch, TransitionKind::Done(reason));
+        self.outgoing.extend(restarters.into_iter().map(|reply| Outgoing::Answer(reply, Ok(()))));
     }
 }

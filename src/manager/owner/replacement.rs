@@ -8,9 +8,10 @@ use super::{
     super::{
         AddError, ControllerName, ControllerState, TransitionKind, Verdict,
         entry::{PendingReplacement, Preparation, RunnableEntry, RunnableSpec},
+        handle::ManagerReply,
         lifecycle::LifecycleInput,
     },
-    Id, Owner,
+    Id, Outgoing, Owner,
     event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};
@@ -54,6 +55,40 @@ impl Owner {
         self.watch(id, serial, readiness, &watching);
         self.judge_pending(id, verdict);
         Ok(())
+    }
+
+    /// Ends the live epoch, or the wait for a back-off, so that the next epoch starts.
+    pub(super) fn restart(&mut self, name: &ControllerName, reply: ManagerReply) {
+        let (id, closing) = (self.names.get(name).copied(), self.is_closing());
+        let entry = id.and_then(|id| Some((id, self.entries.get_mut(&id)?)));
+        let refused = match &entry {
+            _ if closing => Some(AddError::Stopping),
+            Some((_, entry)) if entry.removers.is_empty() => None,
+            Some(_) | None => Some(AddError::NotThere(name.clone())),
+        };
+        let (Some((id, entry)), None) = (entry, &refused) else {
+            let answer = refused.map_or(Ok(()), Err);
+            return self.outgoing.push(Outgoing::Answer(reply, answer));
+        };
+        if entry.lifecycle.live() {
+            entry.restarters.push(reply);
+            return self.step(id, LifecycleInput::Supersede);
+        }
+        let (before, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict().clone());
+        entry.lifecycle.renew(entry.spec.options.restart);
+        if before != ControllerState::Waiting {
+            self.entered_waiting(id, before);
+        }
+        self.outgoing.push(Outgoing::Answer(reply, Ok(())));
+        self.step(id, LifecycleInput::Verdict(verdict));
+    }
+
+    /// Announces that an entry between two epochs waits for its condition.
+    fn entered_waiting(&mut self, id: Id, before: ControllerState) {
+        let Some(entry) = self.entries.get(&id) else { return };
+        let (name, epoch) = (entry.name.clone(), entry.epoch_number);
+        self.metrics.entered(&name, before, ControllerState::Waiting);
+        self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
     }
 
     /// Judges the waiting specification, which takes over when it can run and is prepared, or when
@@ -171,9 +206,7 @@ impl Owner {
         entry.lifecycle.renew(pending.spec.options.restart);
         entry.spec = pending.spec;
         if before != ControllerState::Waiting {
-            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
-            self.metrics.entered(&name, before, ControllerState::Waiting);
-            self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
+            self.entered_waiting(id, before);
         }
         // The new specification may be of another group.
         self.allow(id);

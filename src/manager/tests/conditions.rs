@@ -162,3 +162,57 @@ async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
     harness.until("plain", ControllerState::Waiting).await;
     harness.stop().await.unwrap();
 }
+
+/// Runnable whose every answer differs from the default.
+struct Particular(Arc<AtomicUsize>);
+
+impl Runnable for Particular {
+    fn start(&self, _: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { Err("started".into()) })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Warmup
+    }
+
+    fn reports_running(&self) -> bool {
+        true
+    }
+
+    fn keeps_grace(&self) -> bool {
+        true
+    }
+
+    fn warms_up(&self) -> bool {
+        true
+    }
+
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { Err("prepared".into()) })
+    }
+
+    fn unprepare(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn debug(&self) -> Option<serde_json::Value> {
+        Some("state".into())
+    }
+}
+
+#[tokio::test]
+async fn a_condition_is_added_to_any_runnable_and_everything_else_is_forwarded() {
+    let unprepared = Arc::new(AtomicUsize::new(0));
+    let particular = Arc::new(Particular(Arc::clone(&unprepared)));
+    let conditional = Conditional::new(particular, || Readiness::fixed(unmet()));
+
+    assert_eq!(conditional.ready().verdict(), unmet());
+    assert_eq!(conditional.group(), RunnableGroup::Warmup);
+    assert!(conditional.reports_running() && conditional.keeps_grace() && conditional.warms_up());
+    let epoch = Epoch::new("particular", 1, Duration::ZERO);
+    assert_eq!(conditional.start(epoch).await.unwrap_err().to_string(), "started");
+    assert_eq!(conditional.prepare().await.unwrap_err().to_string(), "prepared");
+    conditional.unprepare();
+    assert_eq!(unprepared.load(Ordering::SeqCst), 1);
+    assert_eq!(conditional.debug(), Some("state".into()));
+}

@@ -1,9 +1,11 @@
 mod model;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
 
 use super::*;
-use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit};
+use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit, RateLimiter};
 
 /// Queue core with a clock, and with the timers that `Queue` keeps otherwise.
 struct Bench {
@@ -500,4 +502,87 @@ fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
 
     let work = queue.core.work(queue.now);
     assert_eq!((work.unfinished, work.longest), (4.0, 3.0));
+}
+
+/// Limiter with a fixed delay, which records the keys that were forgotten.
+struct Recorded(Arc<Mutex<Vec<(u8, u32)>>>, bool);
+
+impl RateLimiter<u8> for Recorded {
+    fn when(&mut self, key: &u8, requeues: u32, _: Instant) -> Duration {
+        assert!(!self.1, "a limiter that fails");
+        self.0.lock().push((*key, requeues));
+        ms(700)
+    }
+
+    fn forget(&mut self, key: &u8) {
+        assert!(!self.1, "a limiter that fails");
+        self.0.lock().push((*key, u32::MAX));
+    }
+}
+
+#[test]
+fn users_limiter_decides_the_delay_and_learns_what_is_forgotten() {
+    let calls = Arc::default();
+    let mut queue = Bench::new();
+    queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::clone(&calls), false))));
+
+    for requeues in 0..2 {
+        queue.add(1, FAILED);
+        assert_eq!(queue.core.failures(&1), requeues + 1);
+        queue.advance(ms(699));
+        assert_eq!(queue.pop(), None);
+        queue.advance(ms(1));
+        assert_eq!(queue.pop(), Some(1));
+        queue.done(1);
+    }
+    queue.core.forget(&1);
+
+    assert_eq!(*calls.lock(), [(1, 0), (1, 1), (1, u32::MAX)]);
+    assert_eq!(queue.core.failures(&1), 0);
+}
+
+#[test]
+fn limiter_that_panics_leaves_the_queue_with_its_back_off() {
+    let mut queue = Bench::new();
+    queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::default(), true))));
+
+    queue.add(1, FAILED).advance(ms(5));
+
+    assert_eq!(queue.pop(), Some(1));
+    queue.done(1);
+    queue.core.forget(&1);
+    assert_eq!(queue.core.failures(&1), 0);
+}
+
+#[test]
+fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
+    let mut queue = Bench::new();
+    let start = queue.now;
+    queue.add(1, FAILED).advance(ms(5));
+    queue.add(2, NOW).add(3, at(9)).add(4, after(500)).add(5, Add { priority: 20, ..after(100) });
+    queue.resync(6, Some(ms(300)));
+    assert_eq!(queue.pop(), Some(3));
+    queue.add(3, after(50));
+    queue.core.forget(&2);
+
+    let rows = queue.core.dump(queue.now);
+
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let due = row.due.map(|due| (due - start).as_millis());
+            (row.key, row.state, row.priority, due, row.requeues)
+        })
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (3, QueueRowState::Running, 0, Some(55), 0),
+            (1, QueueRowState::Ready, 0, Some(5), 1),
+            (2, QueueRowState::Ready, 0, Some(5), 0),
+            (5, QueueRowState::Waiting, 20, Some(105), 0),
+            (6, QueueRowState::Waiting, 0, Some(305), 0),
+            (4, QueueRowState::Waiting, 0, Some(505), 0),
+        ]
+    );
 }

@@ -12,8 +12,8 @@ use tracing::error;
 use super::KindSource;
 use crate::{
     controller::{
-        Enqueue, Request, SourceContext,
-        handler::OnSynced,
+        Enqueue, SourceContext,
+        handler::{MappedRequest, OnSynced},
         queue::{Add, LOW_PRIORITY},
         run::input_status::{Attached, InputStatus},
     },
@@ -27,7 +27,7 @@ pub(super) struct KindRun<'a> {
     source: &'a KindSource,
     context: SourceContext,
     // Kept for its capacity.
-    requests: Vec<Request>,
+    requests: Vec<MappedRequest>,
 }
 
 impl<'a> KindRun<'a> {
@@ -197,7 +197,7 @@ impl<'a> KindRun<'a> {
         &mut self,
         priority: i32,
         about: impl Display,
-        map: impl FnOnce(&KindSource, &mut Vec<Request>),
+        map: impl FnOnce(&KindSource, &mut Vec<MappedRequest>),
     ) {
         let Self { source, context, requests } = self;
         if context.feed.is_cancelled() {
@@ -205,9 +205,9 @@ impl<'a> KindRun<'a> {
         }
         // A panic at one object must not stop the events of the others.
         let panicked = guard::run(|| map(source, requests)).err();
-        let add = Add { priority, ..Add::default() };
-        for request in requests.drain(..) {
-            context.queue.add_with(request, add);
+        let usual = Add { priority, ..Add::default() };
+        for (request, own) in requests.drain(..) {
+            context.queue.add_with(request, own.unwrap_or(usual));
         }
         if let Some(panic) = panicked {
             self.panicked("event handler", about, &panic);
@@ -239,4 +239,25 @@ fn priority(delta: &Delta) -> i32 {
         (None, _) | (_, None) => false,
     };
     if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    #[test]
+    fn objects_of_the_initial_list_and_resyncs_have_low_priority_and_changes_do_not() {
+        let version = |version: &str| Some(widget(json!({"resourceVersion": version})));
+        let initial = Delta { initial: true, ..delta(None, version("1")) };
+
+        assert_eq!(priority(&initial), LOW_PRIORITY);
+        assert_eq!(priority(&delta(version("1"), version("1"))), LOW_PRIORITY, "a resync");
+        assert_eq!(priority(&delta(None, version("1"))), 0);
+        assert_eq!(priority(&delta(version("1"), version("2"))), 0);
+        assert_eq!(priority(&delta(version("2"), None)), 0);
+        assert_eq!(priority(&delta(version(""), version(""))), 0, "nothing is known of versions");
+    }
 }

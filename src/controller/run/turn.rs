@@ -1,0 +1,67 @@
+//! Turn of a controller: the limit of reconciles over all controllers of a manager.
+//!
+//! A run waits for a slot only while one of its requests is ready, and for one slot at a time. The
+//! semaphore serves those who wait in the order of their arrival, so that controllers alternate.
+
+use std::sync::Arc;
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::{
+    select,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::yield_now,
+};
+
+use crate::controller::{
+    Request,
+    queue::{Item, Queue},
+};
+
+/// Place of one run among all controllers that wait for a slot.
+pub(super) struct WorkerTurn {
+    /// Slots of all controllers; `None` without a limit.
+    slots: Option<Arc<Semaphore>>,
+    /// Kept between two calls, so that the place is not lost.
+    waiting: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
+}
+
+impl WorkerTurn {
+    pub(super) fn new(slots: Option<&Arc<Semaphore>>) -> Self {
+        Self { slots: slots.cloned(), waiting: None }
+    }
+
+    /// Waits for the next request, and for a slot if there is a limit; `None` once the queue has
+    /// finished. Without `capacity` it only drives the timers of the queue. Cancel safe.
+    pub(super) async fn next(
+        &mut self,
+        queue: &Queue<Request>,
+        capacity: bool,
+    ) -> Option<(Item<Request>, Option<OwnedSemaphorePermit>)> {
+        let Some(slots) = self.slots.as_ref().filter(|_| capacity) else {
+            // A slot that this run cannot use is for others.
+            self.waiting = None;
+            return Some((queue.get_if(capacity).await?, None));
+        };
+        loop {
+            if self.waiting.is_none() {
+                queue.available().await?;
+                // The controller whose reconcile has just freed a slot joins the line first.
+                yield_now().await;
+            }
+            let slots = Arc::clone(slots);
+            let acquire = || async { slots.acquire_owned().await.ok() }.boxed();
+            let waiting = self.waiting.get_or_insert_with(acquire);
+            let slot = select! {
+                biased;
+                slot = waiting => slot,
+                _ = queue.get_if(false) => None,
+            };
+            self.waiting = None;
+            // `None` once the queue has finished; the semaphore is never closed.
+            let slot = slot?;
+            if let Some(item) = queue.try_get() {
+                return Some((item, Some(slot)));
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Commands of many callers at once.
+
+use tokio::task::{JoinSet, yield_now};
+
+use super::*;
+
+/// Runs that have begun and ended.
+#[derive(Clone, Default)]
+struct Runs(Arc<(AtomicUsize, AtomicUsize)>);
+
+impl Runs {
+    /// Returns a runnable that is counted here: a closure.
+    fn runnable(&self) -> Arc<dyn ConditionalRunnable> {
+        let runs = self.clone();
+        Arc::new(move |epoch: Epoch| {
+            let runs = runs.clone();
+            async move {
+                runs.0.0.fetch_add(1, Ordering::SeqCst);
+                epoch.stopping().await;
+                runs.0.1.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+        })
+    }
+
+    fn begun_and_ended(&self) -> (usize, usize) {
+        (self.0.0.load(Ordering::SeqCst), self.0.1.load(Ordering::SeqCst))
+    }
+}
+
+async fn add(handle: &ManagerHandle, name: &str, runs: &Runs) -> Result<(), AddError> {
+    handle.add(name, runs.runnable(), RunnableOptions::default()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_adds_that_race_start_and_stop_succeed_or_are_refused() {
+    let runs = Runs::default();
+    let manager = Manager::new(ManagerOptions::default());
+    let (handle, stop) = (manager.handle(), CancellationToken::new());
+    let mut adds = JoinSet::new();
+    let mut begin = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            let (handle, runs) = (handle.clone(), runs.clone());
+            adds.spawn(async move {
+                for _ in 0..number % 7 {
+                    yield_now().await;
+                }
+                add(&handle, &number.to_string(), &runs).await
+            });
+        }
+    };
+    begin(0..100);
+    let mut running = JoinSet::new();
+    running.spawn(manager.run(stop.clone()));
+    begin(100..150);
+    handle.watch().wait_for(|snapshot| snapshot.len() >= 20).await.unwrap();
+    stop.cancel();
+    begin(150..200);
+
+    let results = adds.join_all().await;
+    running.join_next().await.unwrap().unwrap().unwrap();
+
+    let accepted = results.iter().filter(|result| result.is_ok()).count();
+    let refused = results.iter().filter(|result| **result == Err(AddError::Stopping)).count();
+    assert_eq!((accepted + refused, results.len()), (200, 200));
+    assert!(accepted >= 20, "{accepted}");
+    let (begun, ended) = runs.begun_and_ended();
+    assert_eq!(begun, ended, "whatever has begun has ended");
+    assert!(begun <= accepted, "{begun} of {accepted}");
+}
+
+/// Adds, watches, restarts and removes runnables of its own, and one that others add too.
+async fn use_manager(handle: ManagerHandle, runs: Runs, user: u32) {
+    for number in 0..125 {
+        let name = format!("user-{user}-{number}");
+        add(&handle, &name, &runs).await.unwrap();
+        let mut watch = handle.watch();
+        let key = ControllerName::from(name.as_str());
+        let running = |snapshot: &Arc<Snapshot>| {
+            snapshot.get(&key).is_some_and(|status| status.state == ControllerState::Running)
+        };
+        match number % 5 {
+            0 => drop(watch),
+            1 => drop(watch.wait_for(running).await.unwrap()),
+            2 => handle.restart(name.as_str()).await.unwrap(),
+            3 => {
+                let again = add(&handle, &name, &runs).await;
+                assert_eq!(again, Err(AddError::AlreadyThere(key.clone())));
+            }
+            _ => {
+                let shared = add(&handle, "shared", &runs).await;
+                let taken = Err(AddError::AlreadyThere("shared".into()));
+                assert!(shared.is_ok() || shared == taken, "{shared:?}");
+                tokio::join!(handle.remove("shared"), handle.remove(name.as_str()));
+            }
+        }
+        handle.remove(name.as_str()).await;
+        assert!(handle.status_of(name.as_str()).is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_adds_removes_awaits_and_watches_at_once_leave_nothing() {
+    let before = Handle::current().metrics().num_alive_tasks();
+    let (runs, metrics) = (Runs::default(), ManagerMetrics::default());
+    let options = ManagerOptions { metrics: metrics.clone(), ..ManagerOptions::default() };
+    let harness = Harness::start(Manager::new(options));
+    let mut users = JoinSet::new();
+    for user in 0..8 {
+        users.spawn(use_manager(harness.handle.clone(), runs.clone(), user));
+    }
+
+    users.join_all().await;
+
+    assert!(harness.handle.status().is_empty());
+    let (begun, ended) = runs.begun_and_ended();
+    assert_eq!(begun, ended);
+    assert!(begun > 500, "{begun}");
+    let mut registry = prometheus_client::registry::Registry::default();
+    metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    assert!(!text.contains("user-") && !text.contains("shared"), "{text}");
+    // The manager itself.
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before + 1);
+    harness.stop().await.unwrap();
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+}
