@@ -1,5 +1,7 @@
 //! Two real processes elect a leader on the real API server. The audit log shows who has written.
 
+mod handovers;
+
 use std::{
     path::Path,
     process::Stdio,
