@@ -338,8 +338,8 @@ mod tests {
         let named: Vec<_> = row.unwrap().split("`--").skip(1).collect();
 
         for (flag, _) in ACCEPTED {
-            let name = |named: &&str| named.split('`').next() == Some(flag);
-            assert!(named.iter().any(|it| name(&it)), "the row lacks {flag}");
+            let is_named = |named: &str| named.split('`').next() == Some(flag);
+            assert!(named.iter().any(|it| is_named(it)), "the row lacks {flag}");
         }
         assert_eq!(named.len(), ACCEPTED.len(), "{named:?}");
     }

@@ -1,7 +1,7 @@
 //! Changes of the status of children.
 
 use super::{
-    finalize::{Calls, harness, pass},
+    answering::{Calls, harness, pass},
     *,
 };
 
@@ -80,10 +80,9 @@ async fn status_of_a_child_that_was_ignored_is_sent_once_it_counts_again() {
     harness.declare("a", spec(&json!({})));
     pass().await;
 
-    let calls = calls.lock().unwrap();
-    let children = &calls.last().unwrap().1["children"]["Gadget.example.com/v1"];
+    let (_, last) = calls.lock().unwrap().last().unwrap().clone();
+    let children = &last["children"]["Gadget.example.com/v1"];
     assert_eq!(children["default/c"]["status"]["ready"], 1, "{children}");
     assert_eq!(harness.epoch("a"), Some(1));
-    drop(calls);
     harness.end().await;
 }
