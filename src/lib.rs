@@ -160,6 +160,7 @@
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
+//! | live reads replace cached objects that stay behind own writes | `src/informer/store/overlay.rs::is_newer` |
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs` and `src/meta/children/check.rs` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
