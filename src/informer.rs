@@ -60,6 +60,7 @@ pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
 pub use store::{KeepsEntries, Store};
+pub(crate) use store::{LiveObject, Overlay};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};
 

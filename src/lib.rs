@@ -231,6 +231,7 @@
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
+//! | live reads replace cached objects that stay behind own writes | `src/informer/store/overlay.rs::is_newer` |
 //! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
 //! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |

@@ -21,7 +21,7 @@ use super::{
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
-    run::unconfirmed,
+    run::unconfirmed::{self, Overlays},
 };
 use crate::{
     informer::{InformerKey, MovingInterests, ObjectKey, Projection, Store},
@@ -40,6 +40,8 @@ pub struct Context {
     attempt: u32,
     reconcile_id: u64,
     after_unknown: bool,
+    // Live reads in place of cached objects that are behind own writes.
+    overlays: Option<Arc<Overlays>>,
     // Empty for a context from `Context::new`.
     #[cfg_attr(
         not(any(test, feature = "meta")),
@@ -115,6 +117,7 @@ impl Context {
             attempt: 0,
             reconcile_id: 0,
             after_unknown: false,
+            overlays: None,
             slot: Weak::new(),
         }
     }
@@ -140,8 +143,15 @@ impl Context {
             attempt,
             reconcile_id: fastrand::u64(..),
             after_unknown,
+            overlays: None,
             slot: Arc::downgrade(slot),
         }
+    }
+
+    /// Returns the context with live reads in place of cached objects that are older.
+    pub(super) fn overlaid_by(self, overlays: Overlays) -> Self {
+        let overlays = (!overlays.is_empty()).then(|| Arc::new(overlays));
+        Self { overlays, ..self }
     }
 
     /// Returns the statuses of the inputs.
@@ -216,14 +226,26 @@ impl Context {
     ///
     /// `None` for a type that is not an input. `None` too while an optional input has no complete
     /// list: its type is not served, not listed yet, or forbidden.
+    ///
+    /// The cache includes what this request wrote before, even while the watch is down: after a
+    /// second the written objects are read from the server.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.shared.statuses.attached(type_ref).map(|attached| attached.store)
+        self.shared.statuses.attached(type_ref).map(|attached| self.reader_of(attached))
     }
 
     /// Returns the cache of an input that was added by this name; `None` while it has no complete
     /// list.
     pub fn store_of(&self, input: &str) -> Option<Store> {
-        self.shared.statuses.named(input).map(|attached| attached.store)
+        self.shared.statuses.named(input).map(|attached| self.reader_of(attached))
+    }
+
+    /// Returns a reader of a cache with the live reads of this reconcile.
+    fn reader_of(&self, attached: Attached) -> Store {
+        let overlay = self.overlays.as_ref().and_then(|overlays| overlays.get(&attached.key));
+        match overlay {
+            Some(overlay) => attached.store.overlaid_by(overlay),
+            None => attached.store,
+        }
     }
 
     /// Returns the served type of an input that was added by this name, with its interests if it
@@ -262,7 +284,7 @@ impl Context {
             Some(attached) if attached.key.projection != Projection::Full => {
                 Err(ListerError::Projected(type_ref))
             }
-            Some(attached) => Ok(Lister::of(attached.store)),
+            Some(attached) => Ok(Lister::of(self.reader_of(attached))),
         }
     }
 
@@ -288,11 +310,11 @@ impl Context {
         let attached = self.shared.statuses.attached(&type_ref);
         let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
         let is_cached_whole = attached.key.projection == Projection::Full;
-        match attached.store.get(key) {
+        let path = attached.served.identity.path(key.namespace.as_deref());
+        match self.reader_of(attached).get(key) {
             None => Ok(None),
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {
-                let path = attached.served.identity.path(key.namespace.as_deref());
                 let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;
                 match self.client().request(request).await {
                     Ok(object) => Ok(Some(object)),
@@ -365,9 +387,9 @@ impl Context {
     /// Returns whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a
     /// write of unknown outcome: its future was dropped, or the response was lost.
     ///
-    /// The caches of the controller's inputs have since caught up with the server for the request's
-    /// own object and the objects written. Read from the server any other object that may have been
-    /// written.
+    /// The caches of the controller's inputs, as this context returns them, have since caught up with
+    /// the server for the request's own object and the objects written. Read from the server any
+    /// other object that may have been written.
     pub fn after_unknown(&self) -> bool {
         self.after_unknown
     }

@@ -339,9 +339,10 @@ impl EpochRun {
                 () = context.cancelled() => return Attempt::Aborted,
                 settled = reconciling.confirm(context.statuses(), || context.client(), &spec.primaries) => settled,
             };
-            if let Err(behind) = settled {
-                return Attempt::Behind(behind);
-            }
+            let context = match settled {
+                Ok(overlays) => context.overlaid_by(overlays),
+                Err(behind) => return Attempt::Behind(behind),
+            };
             let reconcile = reconciling.run(async { (spec.reconcile)(request, context).await });
             match spec.reconcile_timeout {
                 None => Attempt::of(reconcile.await),

@@ -21,7 +21,9 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::{Header, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap};
+use super::{
+    Header, InformerKey, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap,
+};
 use crate::{
     kind::{GroupKind, ServedType},
     redaction,
@@ -373,6 +375,16 @@ impl Object {
     pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
         let text = text(json.as_ref());
         Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
+    }
+
+    /// Decodes the JSON of a response as the cache of this key keeps it.
+    pub(crate) fn cached_by(
+        key: &InformerKey,
+        json: impl AsRef<[u8]>,
+        served: &ServedType,
+    ) -> Result<Self, ObjectError> {
+        let text = text(json.as_ref());
+        Decoder::new(served, key.projection, key.managed_fields).decode(&text, |_| true)
     }
 }
 

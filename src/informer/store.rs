@@ -3,6 +3,8 @@
 //! Many readers, one writer: the informer's task, between two events. What a reader returns depends
 //! on its own subscription alone, never on what others keep whole.
 
+mod overlay;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
@@ -16,6 +18,7 @@ use std::{
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection, SubscriberId},
@@ -36,6 +39,8 @@ pub struct Store {
     reader: Option<Arc<StoreReader>>,
     // Objects that the subscription keeps whole.
     whole: Arc<InterestIndex<()>>,
+    // Live reads in place of older objects, for the readers of one reconcile.
+    overlay: Overlay,
 }
 
 /// Error: a subscription keeps some objects as metadata entries, so that it cannot return all
@@ -97,7 +102,7 @@ struct HashedObject(Object);
 impl Store {
     /// Returns the cached object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Object> {
-        let object = self.read().objects.get(key).cloned();
+        let object = self.current(&self.read(), key);
         object.map(|object| self.view(object))
     }
 
@@ -124,17 +129,19 @@ impl Store {
     /// Returns the whole objects that name `uid` as their controller, by index.
     pub fn controlled_by(&self, uid: &str) -> Vec<Object> {
         let is_controlled =
-            |object: &&Object| object.controller().is_some_and(|owner| *owner.uid == *uid);
-        let state = self.read();
-        let owned = state.objects.owned_by(uid).iter().filter(is_controlled);
-        owned.filter(|object| self.keeps(object)).cloned().collect()
+            |object: &Object| object.controller().is_some_and(|owner| *owner.uid == *uid);
+        let mut owned = self.owned_by(uid);
+        owned.retain(is_controlled);
+        owned
     }
 
     /// Returns the whole objects that name `uid` as an owner, controller or not, by index.
     pub fn owned_by(&self, uid: &str) -> Vec<Object> {
         let state = self.read();
         let owned = state.objects.owned_by(uid).iter();
-        owned.filter(|object| self.keeps(object)).cloned().collect()
+        let owned = owned.filter(|object| self.keeps(object)).cloned().collect();
+        let owns = |object: &Object| object.header().owners.iter().any(|owner| *owner.uid == *uid);
+        self.updated(&state, owned, |object| owns(object) && self.keeps(object))
     }
 
     /// Returns the objects under `value` in an index added by [`Store::add_index`]. Empty if this
@@ -144,7 +151,12 @@ impl Store {
         let own = self.reader.as_ref().and_then(|it| state.custom.get(&it.id));
         let index = own.and_then(|own| own.indexes.iter().find(|(it, _)| it.name() == name));
         let bucket = index.and_then(|(_, buckets)| buckets.get(value));
-        bucket.into_iter().flatten().map(|entry| entry.0.clone()).collect()
+        let found = bucket.into_iter().flatten().map(|entry| entry.0.clone()).collect();
+        let has_value = |object: &Object| {
+            let values = index.map(|(index, _)| index.values(object));
+            values.is_some_and(|values| values.iter().any(|it| it == value))
+        };
+        self.updated(&state, found, |object| self.keeps(object) && has_value(object))
     }
 
     /// Adds an index, over the current and future objects that the subscription keeps whole, until
@@ -226,20 +238,30 @@ impl Store {
 
     /// Returns all objects; those that the subscription does not keep as entries.
     pub(crate) fn all(&self) -> Vec<Object> {
-        let all: Vec<_> = self.read().objects.iter().cloned().collect();
+        let state = self.read();
+        let all = self.updated(&state, state.objects.iter().cloned().collect(), |_| true);
+        drop(state);
         all.into_iter().map(|object| self.view(object)).collect()
     }
 
     /// Returns all objects of a namespace, like [`Store::all`].
     pub(crate) fn all_in(&self, namespace: &str) -> Vec<Object> {
-        let all: Vec<_> = self.read().objects.in_namespace(&namespace.into()).cloned().collect();
+        let (state, namespace) = (self.read(), namespace.into());
+        let all = state.objects.in_namespace(&namespace).cloned().collect();
+        let is_within = |object: &Object| object.key().namespace.as_ref() == Some(&namespace);
+        let all = self.updated(&state, all, is_within);
+        drop(state);
         all.into_iter().map(|object| self.view(object)).collect()
     }
 
     /// Returns the objects without a controller that a selection selects: by index, if an interest
     /// in them is set, and by a scan otherwise. They may be metadata entries.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
-        let orphans = self.read().objects.orphans(selection);
+        let state = self.read();
+        let orphan = Interest::Orphans(selection.clone());
+        let orphans = state.objects.orphans(selection);
+        let orphans = self.updated(&state, orphans, |object| orphan.concerns(object.header()));
+        drop(state);
         orphans.into_iter().map(|object| self.view(object)).collect()
     }
 
@@ -269,7 +291,8 @@ impl Store {
             accounted: AtomicUsize::new(0),
             version: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), reader: None, whole: Arc::new(whole) }
+        let (shared, whole) = (Arc::new(shared), Arc::new(whole));
+        Self { shared, reader: None, whole, overlay: Overlay::default() }
     }
 
     /// Returns a reader of the same objects for a new subscriber, with its own indexes.
@@ -289,7 +312,8 @@ impl Store {
             }
         };
         let reader = Some(Arc::new(StoreReader { id, left: AtomicBool::new(false), counted }));
-        Self { shared: self.shared.clone(), reader, whole: Arc::new(index) }
+        let whole = Arc::new(index);
+        Self { shared: self.shared.clone(), reader, whole, overlay: Overlay::default() }
     }
 
     /// Drops the subscriber's indexes.

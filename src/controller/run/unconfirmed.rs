@@ -2,7 +2,8 @@
 //!
 //! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older
 //! cache would write it again. An answer reports the version written; after a lost answer, one read
-//! of the server does. While a cache is behind, the request waits in the queue.
+//! of the server does. While a cache is behind, the request waits in the queue, a second or two. Then
+//! the server is read, and the reconcile has that state in place of the cached one.
 
 mod expectation;
 mod read;
@@ -14,6 +15,8 @@ use std::{
         BTreeMap, HashMap, HashSet,
         btree_map::Entry::{Occupied, Vacant},
     },
+    mem,
+    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -23,13 +26,14 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    expectation::{Expectation, Unconfirmed},
+    expectation::{Checked, Expectation, Unconfirmed},
     state::WriteAnswer,
     target::Target,
 };
 
 use crate::{
     controller::{Request, run::input_status::InputStatuses},
+    informer::{InformerKey, Overlay},
     kind::TypeRef,
     manager::{WriteEnd, WriteObserver, WriteRequest},
 };
@@ -41,13 +45,17 @@ const RETENTION: Duration = Duration::from_secs(600);
 /// First pause before the caches are compared again. Each pause is as long as the wait so far, so
 /// that the wait doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause before the caches are compared again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Longest pause before the caches are compared again. With the patience for a cache, a reconcile
+/// waits less than 5 s while the server answers.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 task_local! {
     // Request whose reconcile, or a task spawned by it, runs in this task.
     static CURRENT: Request;
 }
+
+/// Live reads for one reconcile, by the cache that is behind them.
+pub(in crate::controller) type Overlays = HashMap<InformerKey, Overlay>;
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
@@ -74,6 +82,9 @@ struct RequestWrites {
     own_object: bool,
     // Time of the first comparison that found the caches behind, since one has caught up.
     behind: Option<Instant>,
+    // True if the last reconcile had live reads in place of cached objects: the caches may lack
+    // these writes for as long as a watch is down.
+    live: bool,
 }
 
 /// Marks a request as in reconcile until dropped, and holds its unconfirmed writes.
@@ -150,7 +161,7 @@ impl UnconfirmedWrites {
     pub(in crate::controller) fn expire(&self) {
         let mut state = self.state();
         state.open.retain(|_, writes| {
-            writes.unknown || writes.behind.is_some() || {
+            writes.unknown || writes.behind.is_some() || writes.live || {
                 writes.targets.retain(|_, expected| expected.age() < RETENTION);
                 !writes.targets.is_empty()
             }
@@ -192,11 +203,12 @@ impl Reconciling {
     }
 
     /// Compares the caches of a run with the unconfirmed writes, and forgets those that the caches
-    /// hold. The client is called for if the server has to be read.
+    /// hold. Returns live reads of the others, by cache. The client is called for if the server has
+    /// to be read.
     ///
     /// # Errors
     ///
-    /// [`Behind`] while a cache does not hold one of them, or the server cannot be read.
+    /// [`Behind`] while a cache does not hold one of them yet, or the server cannot be read.
     ///
     /// # Cancel safety
     ///
@@ -206,8 +218,8 @@ impl Reconciling {
         statuses: &InputStatuses,
         client: impl Fn() -> &'c Client,
         primaries: &[TypeRef],
-    ) -> Result<(), Behind> {
-        let Some(writes) = &mut self.writes else { return Ok(()) };
+    ) -> Result<Overlays, Behind> {
+        let Some(writes) = &mut self.writes else { return Ok(Overlays::default()) };
         let primary = primaries.get(self.request.primary);
         let attached = primary.and_then(|primary| statuses.attached(primary));
         if let Some(attached) = attached.filter(|_| writes.own_object) {
@@ -216,15 +228,21 @@ impl Reconciling {
             writes.expect(own, Expectation::new(None));
         }
         let count = writes.targets.len();
-        if let Err(why) = writes.confirm(statuses, client).await {
-            if writes.targets.len() != count {
-                writes.behind = None;
+        let overlays = match writes.confirm(statuses, client).await {
+            Ok(overlays) => overlays,
+            Err(why) => {
+                if writes.targets.len() != count {
+                    writes.behind = None;
+                }
+                let waited = writes.behind.get_or_insert_with(Instant::now).elapsed();
+                return Err(Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) });
             }
-            let waited = writes.behind.get_or_insert_with(Instant::now).elapsed();
-            return Err(Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) });
-        }
-        self.writes = None;
-        Ok(())
+        };
+        // Every outcome is known. What a cache lacks is compared again before the next reconcile.
+        let targets = mem::take(&mut writes.targets);
+        let left = RequestWrites { targets, live: true, ..RequestWrites::default() };
+        self.writes = (!left.targets.is_empty()).then_some(left);
+        Ok(overlays)
     }
 
     /// Runs a reconcile, and attributes its writes to this request.
@@ -243,29 +261,40 @@ impl RequestWrites {
         }
     }
 
-    /// Compares the targets in sequence, until a cache is behind. A collection is read once, and is
-    /// then replaced by those of its objects that the caches lack.
+    /// Compares the targets in sequence, until a cache is behind, and keeps those that were read
+    /// live. A collection is read once, and is then replaced by those of its objects that the caches
+    /// lack, which follow it in the order of the targets.
     async fn confirm<'c>(
         &mut self,
         statuses: &InputStatuses,
         client: impl Fn() -> &'c Client,
-    ) -> Result<(), Unconfirmed> {
-        let waited = self.behind.map(|since| since.elapsed()).unwrap_or_default();
-        while let Some(mut first) = self.targets.first_entry() {
-            let target = first.key().clone();
-            let mut missing = Vec::new();
+    ) -> Result<Overlays, Unconfirmed> {
+        let (mut overlays, mut after) = (Overlays::default(), Bound::Unbounded);
+        while let Some((target, expected)) =
+            self.targets.range_mut((after, Bound::Unbounded)).next()
+        {
+            let (target, mut missing, mut live) = (target.clone(), Vec::new(), false);
             for cache in statuses.caches(&target.group, &target.plural) {
                 if target.may_be_in(&cache) {
-                    let expected = first.get_mut();
-                    missing.extend(expected.check(&target, &cache, client(), waited).await?);
+                    match expected.check(&target, &cache, client()).await? {
+                        Checked::Held => {}
+                        Checked::Missing(objects) => missing.extend(objects),
+                        Checked::Live(key, object) => {
+                            overlays.entry(cache.key).or_default().insert(key, object);
+                            live = true;
+                        }
+                    }
                 }
             }
-            first.remove();
+            if !live {
+                self.targets.remove(&target);
+            }
             for (key, state) in missing {
                 self.expect(target.object(key), Expectation::new(Some(state)));
             }
+            after = Bound::Excluded(target);
         }
-        Ok(())
+        Ok(overlays)
     }
 }
 
@@ -290,6 +319,7 @@ impl Drop for Reconciling {
             open.unknown |= writes.unknown;
             open.own_object |= writes.own_object;
             open.behind = writes.behind;
+            open.live |= writes.live;
         }
     }
 }

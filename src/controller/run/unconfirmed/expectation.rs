@@ -12,17 +12,15 @@ use super::{
 };
 use crate::{
     controller::run::input_status::Attached,
-    informer::{InformerKey, ObjectKey},
+    informer::{InformerKey, LiveObject, ObjectKey},
     kind::{TypeIdentity, VersionOrder},
     manager::retry_after,
 };
 
-/// Time after a write, and first time between two reads, in which a cache may be behind before the
-/// server is read: its selectors may exclude the object, or another client may have deleted it.
-/// Later times between reads are as long as the wait so far.
+/// Time after a write in which a cache may be behind, and time between two reads. After it the
+/// server is read, and the reconcile has the state of that read: the watch may be down, the
+/// selectors of the cache may exclude the object, or another client may have deleted it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest time between two reads, five minutes, so that many waiting requests add little load.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Expected state of a written object or collection.
 #[derive(Debug)]
@@ -37,7 +35,18 @@ pub(super) struct Expectation {
 #[derive(Debug)]
 struct LiveRead {
     state: ObjectState,
-    next: Instant,
+    at: Instant,
+}
+
+/// Result of the comparison of a cache with an expectation.
+#[derive(Debug)]
+pub(super) enum Checked {
+    /// The cache holds the write.
+    Held,
+    /// The cache lacks these objects of a collection.
+    Missing(Vec<(ObjectKey, ObjectState)>),
+    /// The cache is behind the object, which the reconcile reads from here.
+    Live(ObjectKey, LiveObject),
 }
 
 /// Error: the caches could not be shown to hold a write.
@@ -94,44 +103,50 @@ impl Expectation {
         }
     }
 
-    /// Checks a cache, and reads the server if that is due. Returns those objects of a collection
-    /// that the cache lacks. `waited` is the time for which the request has waited.
+    /// Checks a cache, and reads the server if that is due.
     ///
     /// # Errors
     ///
-    /// The cache is behind a single object, or the server cannot be read.
+    /// The cache is behind a single object that was written a moment ago, or the server cannot be
+    /// read.
     pub(super) async fn check(
         &mut self,
         target: &Target,
         cache: &Attached,
         client: &Client,
-        waited: Duration,
-    ) -> Result<Vec<(ObjectKey, ObjectState)>, Unconfirmed> {
+    ) -> Result<Checked, Unconfirmed> {
         let resource = || cache.served.identity.clone();
         let unread = |source| Unconfirmed::Unread { resource: resource(), source };
         let Some(key) = target.key() else {
-            return read::missing(target, cache, client).await.map_err(unread);
+            return read::missing(target, cache, client)
+                .await
+                .map(Checked::Missing)
+                .map_err(unread);
         };
-        let (known, next) = match self.reads.get(&cache.key) {
-            Some(read) => (Some(&read.state), Some(read.next)),
+        let (known, read) = match self.reads.get(&cache.key) {
+            Some(read) => (Some(&read.state), Some(read.at)),
             None => (self.answered.as_ref(), None),
         };
-        let due = match known.map(|state| state.compare(&key, cache)) {
-            Some(Comparison::Held) => return Ok(Vec::new()),
-            None => self.since,
-            Some(Comparison::Undecided) => next.unwrap_or(self.since),
-            Some(Comparison::Behind) => next.unwrap_or(self.since + PATIENCE),
+        let due = match (known.map(|state| state.compare(&key, cache)), read) {
+            (Some(Comparison::Held), _) => return Ok(Checked::Held),
+            (_, Some(read)) => read + PATIENCE,
+            (None | Some(Comparison::Undecided), None) => self.since,
+            (Some(Comparison::Behind), None) => self.since + PATIENCE,
         };
-        let now = Instant::now();
-        if due <= now {
+        if due <= Instant::now() {
             let state = read::object(target, &key, cache, client).await.map_err(unread)?;
             let comparison = state.compare(&key, cache);
-            let next = Instant::now() + waited.clamp(PATIENCE, LONGEST_PATIENCE);
-            self.reads.insert(cache.key.clone(), LiveRead { state, next });
+            let read = LiveRead { state, at: Instant::now() };
+            self.reads.insert(cache.key.clone(), read);
             if comparison == Comparison::Held {
-                return Ok(Vec::new());
+                return Ok(Checked::Held);
             }
         }
-        Err(Unconfirmed::Behind { resource: resource(), key })
+        match self.reads.get(&cache.key) {
+            Some(read) if self.age() >= PATIENCE => {
+                Ok(Checked::Live(key.clone(), read.state.live(&key, cache)))
+            }
+            Some(_) | None => Err(Unconfirmed::Behind { resource: resource(), key }),
+        }
     }
 }

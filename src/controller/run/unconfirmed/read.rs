@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     controller::run::input_status::Attached,
-    informer::{Object, ObjectKey, Projection},
+    informer::{Object, ObjectKey},
     list_page::ListPage,
     manager::ask,
     redaction,
@@ -97,10 +97,6 @@ async fn list(
         limit: target.name.is_none().then_some(PAGE),
         ..ListParams::default()
     };
-    // True if listed and cached objects are whole, so that their content can be compared.
-    let whole = target.name.is_some()
-        && cache.key.projection == Projection::Full
-        && !cache.key.managed_fields;
     let mut states = HashMap::new();
     loop {
         let mut request = Request::new(path.as_str()).list(&parameters)?;
@@ -112,9 +108,13 @@ async fn list(
         let version = Arc::from(page.resource_version());
         // A response without a list is no proof that objects are gone.
         for item in page.items.ok_or(ReadError::NoList)? {
-            match Object::from_json(item.get(), &cache.served) {
+            let object = match &target.name {
+                Some(_) => Object::cached_by(&cache.key, item.get(), &cache.served),
+                None => Object::from_json(item.get(), &cache.served),
+            };
+            match object {
                 Ok(object) => {
-                    states.insert(object.key().clone(), stored(object, whole));
+                    states.insert(object.key().clone(), stored(object, target.name.is_some()));
                 }
                 Err(error) => states.extend(error.key.map(|key| (key, ObjectState::Unreadable))),
             }
@@ -128,6 +128,6 @@ async fn list(
 fn stored(object: Object, whole: bool) -> ObjectState {
     let header = object.header();
     let (uid, version) = (Arc::clone(&header.uid), Arc::clone(&header.resource_version));
-    let content = (whole && version.is_empty()).then_some(object);
+    let content = whole.then_some(object);
     ObjectState::Stored { uid, version, content }
 }

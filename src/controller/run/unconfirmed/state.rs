@@ -7,14 +7,15 @@ use serde::Deserialize;
 
 use crate::{
     controller::run::input_status::Attached,
-    informer::{Object, ObjectKey},
+    informer::{LiveObject, Object, ObjectKey},
     kind::VersionOrder,
 };
 
 /// State of an object on the server.
 #[derive(Clone, Debug)]
 pub(super) enum ObjectState {
-    /// The object exists at a version. An object without a version is compared by its content.
+    /// The object exists at a version. A read of it has its content, as a cache keeps it, which is
+    /// compared if there is no version.
     Stored { uid: Arc<str>, version: Arc<str>, content: Option<Object> },
     /// The object has been deleted, so that it is gone or terminating.
     Deleted { uid: Arc<str> },
@@ -91,6 +92,17 @@ impl ObjectState {
         }
     }
 
+    /// Returns the state as a read found it, in place of what a cache has.
+    pub(super) fn live(&self, key: &ObjectKey, cache: &Attached) -> LiveObject {
+        let (object, version) = match self {
+            Self::Stored { version, content, .. } => (content.clone(), version),
+            Self::Absent { version } => (None, version),
+            Self::Deleted { .. } | Self::Unreadable => (None, &Arc::default()),
+        };
+        let (cached, order) = (cache.store.get(key), cache.served.version_order);
+        LiveObject { object, version: Arc::clone(version), cached, order }
+    }
+
     /// Compares the state with a cache.
     pub(super) fn compare(&self, key: &ObjectKey, cache: &Attached) -> Comparison {
         let reached = cache.store.version();
@@ -130,8 +142,9 @@ impl ObjectState {
     fn is_state_of(&self, cached: &Object) -> bool {
         let Self::Stored { uid, version, content } = self else { return false };
         let header = cached.header();
+        let content = content.as_ref().filter(|_| version.is_empty());
         (uid, version) == (&header.uid, &header.resource_version)
-            && content.as_ref().is_none_or(|content| match cached.is_whole() {
+            && content.is_none_or(|content| match cached.is_whole() {
                 true => content.json() == cached.json(),
                 false => content.reduced().header() == header,
             })
