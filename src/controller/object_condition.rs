@@ -19,7 +19,7 @@ use crate::{
 
 /// Condition that is met while one object exists and passes a check.
 ///
-/// It is unmet while the object's type is not served, and unknown while the object cannot be read.
+/// The condition is unmet while the object's type is not served, and unknown while the object cannot be read.
 /// The condition is a runnable too, which watches the object: add it to the manager. Cheap to clone.
 ///
 /// ```no_run
