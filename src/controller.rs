@@ -55,6 +55,8 @@ mod inputs;
 mod instance;
 mod lister;
 mod metrics;
+mod object_condition;
+mod permission;
 mod predicate;
 mod queue;
 mod reconciler;
@@ -76,6 +78,8 @@ pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
 pub use lister::{Cached, Decoded, Lister, ListerError, LookupError};
 pub use metrics::ControllerMetrics;
+pub use object_condition::ObjectCondition;
+pub use permission::Permission;
 pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};

@@ -13,7 +13,10 @@ use super::{
     Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request,
     handler::OnSynced,
     queue::{Backoff, Limit, QueueOptions, RateLimiter},
-    run::{input::Input, input_status::InputMode},
+    run::{
+        input::{Input, InputConditions},
+        input_status::InputMode,
+    },
     spec::NewLimiter,
 };
 use crate::{
@@ -119,7 +122,30 @@ impl Builder {
         self.inputs.push(InputOptions {
             kind: InputKind::Source(GuardedDrop::new(Arc::new(source))),
             mode: InputMode::Plain,
+            conditions: InputConditions::new(),
         });
+        self
+    }
+
+    /// Adds a condition to the input, besides that its type is served: a required input with an
+    /// unmet condition keeps the controller waiting, and an optional one comes and goes alone.
+    ///
+    /// ```
+    /// # use pilotlight::{controller::{Builder, Handler}, discovery::TypeRegistry, kind::TypeRef};
+    /// use pilotlight::manager::{Subresource, subresource_served};
+    ///
+    /// # fn example(builder: Builder, types: TypeRegistry) -> Builder {
+    /// let widgets = TypeRef::kind("example.com", "v1", "Widget");
+    /// let scaled = widgets.clone();
+    /// let scales = move || subresource_served(&types, &scaled, Subresource::Scale);
+    /// builder.watches_type(widgets, Handler::Object).optional().input_when(scales)
+    /// # }
+    /// ```
+    pub fn input_when(mut self, condition: impl Condition) -> Self {
+        match self.inputs.last_mut() {
+            Some(input) => input.conditions.push(GuardedDrop::new(Arc::new(condition))),
+            None => self.record(BuildError::NoInputYet, "input_when"),
+        }
         self
     }
 
@@ -368,8 +394,11 @@ impl Builder {
 
     fn kind(mut self, type_ref: TypeRef, role: Role, typed: bool) -> Self {
         let kind = KindOptions::new(type_ref, role, typed);
-        self.inputs
-            .push(InputOptions { kind: InputKind::Kind(Box::new(kind)), mode: InputMode::Plain });
+        self.inputs.push(InputOptions {
+            kind: InputKind::Kind(Box::new(kind)),
+            mode: InputMode::Plain,
+            conditions: InputConditions::new(),
+        });
         self
     }
 

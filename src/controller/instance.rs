@@ -22,7 +22,6 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
-    guard::GuardedDrop,
     informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
@@ -37,8 +36,6 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
-    /// Conditions besides those of the required inputs.
-    conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
@@ -116,11 +113,7 @@ impl Controller {
     }
 
     pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
-        Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
-    }
-
-    pub(super) fn with(self, conditions: Vec<GuardedDrop<Arc<dyn Condition>>>) -> Self {
-        Self { conditions, ..self }
+        Self { spec: Arc::new(spec), group, prepared: Arc::default() }
     }
 
     fn prepared(&self) -> MutexGuard<'_, PreparedSubscriptions> {
@@ -176,6 +169,7 @@ impl Builder {
             sync_timeout: self.sync_timeout,
             queue: self.queue,
             limiter: self.limiter,
+            conditions: self.conditions,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
             running_queue: parking_lot::Mutex::default(),
@@ -183,7 +177,7 @@ impl Builder {
             running: Mutex::default(),
             name,
         };
-        Ok(Controller::new(spec, self.group).with(self.conditions))
+        Ok(Controller::new(spec, self.group))
     }
 }
 
@@ -255,8 +249,8 @@ impl Runnable for Controller {
 impl ConditionalRunnable for Controller {
     fn ready(&self) -> Readiness {
         let required = self.spec.inputs.iter().filter(|input| input.mode == InputMode::Required);
-        let required = required.map(|input| input.source().ready());
-        all_of(required.chain(self.conditions.iter().map(|condition| condition.watch())))
+        let required = required.map(|input| input.ready());
+        all_of(required.chain(self.spec.conditions.iter().map(|condition| condition.watch())))
     }
 }
 

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, info_span};
 
 use super::{
-    Context, Request,
+    Context, ReconcileError, Request,
     queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
@@ -343,7 +343,13 @@ impl EpochRun {
                 Ok(overlays) => context.overlaid_by(overlays),
                 Err(behind) => return Attempt::Behind(behind),
             };
-            let reconcile = reconciling.run(async { (spec.reconcile)(request, context).await });
+            let reconcile = reconciling.run(async {
+                let result = (spec.reconcile)(request, context).await;
+                if result.as_ref().is_err_and(ReconcileError::is_forbidden) {
+                    spec.refused();
+                }
+                result
+            });
             match spec.reconcile_timeout {
                 None => Attempt::of(reconcile.await),
                 Some(after) => match timeout(after, reconcile).await {

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use parking_lot::Mutex;
+use tracing::warn;
 
 #[cfg(feature = "meta")]
 use super::context::WeakContext;
@@ -15,10 +16,14 @@ use super::{
     queue::QueueOptions,
     queue::{RateLimiter, WeakQueue},
     run::carried_over::CarriedOver,
-    run::input::Input,
+    run::input::{Input, InputConditions},
     run::slots::WorkerBound,
 };
-use crate::{guard::GuardedDrop, kind::TypeRef, manager::ControllerName};
+use crate::{
+    guard::{self, GuardedDrop},
+    kind::TypeRef,
+    manager::ControllerName,
+};
 
 /// Type-erased reconciler.
 pub(super) type Reconcile = Arc<
@@ -42,6 +47,8 @@ pub(super) struct Spec {
     pub(super) name: ControllerName,
     pub(super) client: Client,
     pub(super) inputs: Vec<Input>,
+    /// Conditions besides those of the required inputs.
+    pub(super) conditions: InputConditions,
     /// Inputs that are added while the controller exists.
     pub(super) named: Arc<NamedInputs>,
     /// Primary type, if the controller has one.
@@ -61,6 +68,18 @@ pub(super) struct Spec {
     /// Context of the run, while one lasts.
     #[cfg(feature = "meta")]
     pub(super) running: Mutex<WeakContext>,
+}
+
+impl Spec {
+    /// Tells the conditions that the API server has refused a request.
+    pub(super) fn refused(&self) {
+        let of_inputs = self.inputs.iter().flat_map(|input| &input.conditions);
+        for condition in self.conditions.iter().chain(of_inputs) {
+            if let Err(error) = guard::run(|| condition.refused()) {
+                warn!(controller = %self.name, error, "refused of a condition panicked");
+            }
+        }
+    }
 }
 
 /// Returns the primary type at this position for the log, if a controller has several.

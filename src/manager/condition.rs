@@ -34,6 +34,10 @@ use crate::{
 pub trait Condition: Send + Sync + 'static {
     /// Returns a subscription to the current verdict and every later one.
     fn watch(&self) -> Readiness;
+
+    /// Tells the condition that the API server has refused a request of its controller (403), so
+    /// that it asks for its permissions again. Must not block.
+    fn refused(&self) {}
 }
 
 /// Condition that always holds.
@@ -298,6 +302,10 @@ impl<F: Fn() -> Readiness + Send + Sync + 'static> Condition for F {
 impl<T: Condition + ?Sized> Condition for Arc<T> {
     fn watch(&self) -> Readiness {
         (**self).watch()
+    }
+
+    fn refused(&self) {
+        (**self).refused();
     }
 }
 

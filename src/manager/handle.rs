@@ -159,7 +159,7 @@ impl ManagerHandle {
     }
 
     /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the
-    /// requests in its queue. `None` if there is no such runnable, or if it has no such state.
+    /// requests in its queue. `None` if no runnable has this name, or if it has no such state.
     ///
     /// Runs the code of the runnable in the caller's task.
     ///

@@ -65,6 +65,8 @@ reasons! {
     ConditionPanicked = "ConditionPanicked",
     /// The condition has published no verdict.
     ConditionUnknown = "ConditionUnknown",
+    /// The object of a condition does not exist, or is not in the required state.
+    ObjectStateUnmet = "ObjectStateUnmet",
     /// A condition holds that must not.
     ConditionMet = "ConditionMet",
     /// The condition flaps, so the next epoch is delayed.

@@ -9,7 +9,7 @@ use crate::{
     controller::{
         Cluster, ConditionalSource, Handler, Predicate,
         handler::OnSynced,
-        run::input::{Input, InputSource},
+        run::input::{Input, InputConditions, InputSource},
         run::input_status::InputMode,
         source::kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
     },
@@ -23,6 +23,7 @@ use crate::{
 pub(in crate::controller) struct InputOptions {
     pub(super) kind: InputKind,
     pub(super) mode: InputMode,
+    pub(super) conditions: InputConditions,
 }
 
 /// Source of an input.
@@ -89,7 +90,7 @@ impl InputOptions {
                 InputSource::Kind(Arc::new(source))
             }
         };
-        Ok(Input { source, mode })
+        Ok(Input { source, mode, conditions: self.conditions })
     }
 }
 

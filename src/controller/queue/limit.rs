@@ -111,9 +111,9 @@ pub struct TokenBucketLimiter {
 /// Both limiters count each retry. Semantics: `MaxOfRateLimiter` of client-go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxOf<A, B>(
-    /// One limiter.
+    /// First limiter.
     pub A,
-    /// The other limiter.
+    /// Second limiter.
     pub B,
 );
 

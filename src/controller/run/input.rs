@@ -22,7 +22,7 @@ use crate::{
     duration::{after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
-    manager::{Basis, Epoch, Readiness, Unmet, Verdict, WatchState},
+    manager::{Basis, Condition, Epoch, Readiness, Unmet, Verdict, WatchState, all_of},
     redaction,
 };
 
@@ -39,7 +39,12 @@ const STOP_PATIENCE: Duration = Duration::from_secs(1);
 pub(in crate::controller) struct Input {
     pub(in crate::controller) source: InputSource,
     pub(in crate::controller) mode: InputMode,
+    /// Conditions besides that of the source.
+    pub(in crate::controller) conditions: InputConditions,
 }
+
+/// Conditions of a user.
+pub(in crate::controller) type InputConditions = Vec<GuardedDrop<Arc<dyn Condition>>>;
 
 #[derive(Clone)]
 pub(in crate::controller) enum InputSource {
@@ -81,6 +86,16 @@ impl Input {
         }
     }
 
+    /// Subscribes to the conditions of the input and of its source.
+    pub(in crate::controller) fn ready(&self) -> Readiness {
+        let own = self.source().ready();
+        if self.conditions.is_empty() {
+            return own;
+        }
+        let others = self.conditions.iter().map(|condition| condition.watch());
+        all_of(std::iter::once(own).chain(others))
+    }
+
     /// Returns whether the source is a user's.
     fn is_custom(&self) -> bool {
         self.type_ref().is_none()
@@ -105,7 +120,7 @@ impl InputRun {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
     pub(in crate::controller) async fn run(self) -> InputEnd {
         let (source, name) = (self.input.source(), self.input.name());
-        let mut readiness = match guard::run(|| source.ready()) {
+        let mut readiness = match guard::run(|| self.input.ready()) {
             Ok(readiness) => readiness,
             Err(panic) => return failed(&name, &format!("its condition panicked: {panic}")),
         };

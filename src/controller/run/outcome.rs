@@ -167,6 +167,20 @@ fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
 }
 
 /// Returns whether an error is a conflict with another writer. `AlreadyExists`, also 409, is not.
+fn is_forbidden(error: &(dyn Error + 'static)) -> bool {
+    statuses(error).any(|status| status.code == 403)
+}
+
+impl ReconcileError {
+    /// Returns whether the API server has refused a request (403).
+    ///
+    /// To be called in the reconcile's task: the sources of the error are user code.
+    pub(in crate::controller) fn is_forbidden(&self) -> bool {
+        let (Self::Retry(error) | Self::RetryAfter(error, _) | Self::Terminal(error)) = self;
+        is_forbidden(&**error)
+    }
+}
+
 fn is_conflict(error: &(dyn Error + 'static)) -> bool {
     let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
     statuses(error).any(|status| status.is_conflict() || no_reason(status))

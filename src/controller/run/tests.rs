@@ -191,8 +191,11 @@ fn make() -> Make {
 
 impl Make {
     fn input(mut self, mode: InputMode, source: impl ConditionalSource) -> Self {
-        self.inputs
-            .push(Input { source: InputSource::Other(GuardedDrop::new(Arc::new(source))), mode });
+        self.inputs.push(Input {
+            source: InputSource::Other(GuardedDrop::new(Arc::new(source))),
+            mode,
+            conditions: Vec::new(),
+        });
         self
     }
 
@@ -258,6 +261,7 @@ impl Make {
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             limiter: None,
+            conditions: Vec::new(),
             series: metrics.series(&name),
             carried_over: CarriedOverByName::default().of(&name),
             name,

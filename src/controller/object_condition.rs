@@ -1,0 +1,203 @@
+//! Condition on the state of one object, which is watched.
+
+use std::{fmt, sync::Arc};
+
+use futures::future::BoxFuture;
+use kube::core::DynamicObject;
+use tokio::{select, sync::watch};
+
+use super::Cluster;
+use crate::{
+    guard,
+    informer::{InformerKey, InformerProgress, Object, ObjectKey},
+    kind::{Scope, TypeRef},
+    manager::{
+        Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
+        RunnableGroup, Unmet, Verdict, all_of, type_served,
+    },
+};
+
+/// Condition that is met while one object exists and passes a check.
+///
+/// The condition is unmet while the object's type is not served, and unknown while the object cannot be read.
+/// The condition is a runnable too, which watches the object: add it to the manager. Cheap to clone.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use pilotlight::{controller::*, kind::TypeRef, informer::ObjectKey, manager::*};
+/// # fn example(cluster: Cluster, manager: &mut Manager, builder: Builder) -> Result<(), AddError> {
+/// let metrics = ObjectCondition::api_service(&cluster, "v1beta1.metrics.k8s.io");
+/// manager.add("metrics-available", Arc::new(metrics.clone()), RunnableOptions::default())?;
+/// let switch = ObjectCondition::new(
+///     &cluster,
+///     TypeRef::kind("", "v1", "ConfigMap"),
+///     ObjectKey::namespaced("ops", "switches"),
+///     |switches| switches.header().labels.get("autoscaling") == Some("on"),
+/// );
+/// manager.add("autoscaling-on", Arc::new(switch.clone()), RunnableOptions::default())?;
+/// let builder = builder.when(metrics).when(switch);
+/// # drop(builder);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ObjectCondition {
+    cluster: Cluster,
+    type_ref: TypeRef,
+    key: ObjectKey,
+    check: Arc<dyn Fn(&Object) -> bool + Send + Sync>,
+    verdicts: watch::Sender<Verdict>,
+}
+
+impl ObjectCondition {
+    /// Returns a condition on the object of this type and name. Starts nothing.
+    pub fn new(
+        cluster: &Cluster,
+        type_ref: impl Into<TypeRef>,
+        key: ObjectKey,
+        check: impl Fn(&Object) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let (cluster, type_ref, check) = (cluster.clone(), type_ref.into(), Arc::new(check));
+        let not_read = "was not read yet: add its condition to a manager";
+        let verdicts = watch::Sender::new(Verdict::Unknown(Vec::new()));
+        let condition = Self { cluster, type_ref, key, check, verdicts };
+        condition.verdicts.send_replace(condition.unknown(not_read));
+        condition
+    }
+
+    /// Returns a condition on an APIService that is available, such as `v1beta1.metrics.k8s.io`.
+    pub fn api_service(cluster: &Cluster, name: impl Into<Arc<str>>) -> Self {
+        let services = TypeRef::kind("apiregistration.k8s.io", "v1", "APIService");
+        Self::new(cluster, services, ObjectKey::cluster(name), |service| {
+            let Ok(service) = service.decode::<DynamicObject>() else { return false };
+            let conditions = service.data["status"]["conditions"].as_array();
+            conditions
+                .into_iter()
+                .flatten()
+                .any(|condition| condition["type"] == "Available" && condition["status"] == "True")
+        })
+    }
+
+    /// Returns a condition on a label of a CRD, such as `widgets.example.com`.
+    pub fn crd_label(
+        cluster: &Cluster,
+        crd: impl Into<Arc<str>>,
+        label: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Self {
+        let crds = TypeRef::kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+        let (label, value) = (label.into(), value.into());
+        Self::new(cluster, crds, ObjectKey::cluster(crd), move |crd| {
+            crd.header().labels.get(&label) == Some(&*value)
+        })
+    }
+
+    fn describe(&self) -> String {
+        format!("{} of {}", self.key, self.type_ref)
+    }
+
+    fn unknown(&self, message: &str) -> Verdict {
+        let message = format!("{} {message}", self.describe());
+        Verdict::Unknown(vec![Unmet { reason: Reason::ConditionUnknown, message, type_ref: None }])
+    }
+
+    fn judge(&self, object: Option<&Object>) -> Verdict {
+        let unmet = |message: &str| {
+            let message = format!("{} {message}", self.describe());
+            Verdict::Unmet(vec![Unmet {
+                reason: Reason::ObjectStateUnmet,
+                message,
+                type_ref: None,
+            }])
+        };
+        let Some(object) = object else { return unmet("does not exist") };
+        match guard::run(|| (self.check)(object)) {
+            Ok(true) => Verdict::Met(Vec::new()),
+            Ok(false) => unmet("is not in the required state"),
+            Err(panic) => self.unknown(&format!("cannot be judged: the check panicked: {panic}")),
+        }
+    }
+
+    fn publish(&self, verdict: Verdict) {
+        self.verdicts.send_if_modified(|current| {
+            let is_new = *current != verdict;
+            *current = verdict;
+            is_new
+        });
+    }
+
+    /// Publishes the state of the object until its informer ends.
+    async fn follow(&self) {
+        let Some(served) = self.cluster.types.served(&self.type_ref) else { return };
+        let mut key = InformerKey::new(served.identity.clone());
+        if served.identity.scope == Scope::Namespaced {
+            key.namespace.clone_from(&self.key.namespace);
+        }
+        key.fields = Some(format!("metadata.name={}", self.key.name).into());
+        let mut subscription = self.cluster.informers.subscribe(&served, key);
+        let mut progress = subscription.progress();
+        let complete = subscription.complete();
+        let failing = async {
+            loop {
+                if let InformerProgress::Forbidden(error) = &*progress.borrow_and_update() {
+                    self.publish(self.unknown(&format!("may not be read: {error}")));
+                }
+                if progress.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let ended = subscription.ended();
+        let deltas = async {
+            complete.await;
+            loop {
+                self.publish(self.judge(subscription.store().get(&self.key).as_ref()));
+                if subscription.next().await.is_err() {
+                    return;
+                }
+            }
+        };
+        select! {
+            () = deltas => {}
+            () = failing => {}
+            _ = ended => {}
+        }
+    }
+}
+
+impl Condition for ObjectCondition {
+    fn watch(&self) -> Readiness {
+        let served = type_served(&self.cluster.types, &self.type_ref);
+        all_of([served, Readiness::published(self.verdicts.subscribe())])
+    }
+}
+
+impl Runnable for ObjectCondition {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let own = self.clone();
+        Box::pin(async move {
+            select! {
+                _ = epoch.stopping() => {}
+                () = own.follow() => {}
+            }
+            own.publish(own.unknown("is not watched"));
+            Ok(())
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Others
+    }
+}
+
+impl ConditionalRunnable for ObjectCondition {
+    fn ready(&self) -> Readiness {
+        type_served(&self.cluster.types, &self.type_ref)
+    }
+}
+
+impl fmt::Debug for ObjectCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ObjectCondition").field(&self.describe()).finish()
+    }
+}

@@ -1,0 +1,204 @@
+//! Condition on a permission: an access review, which is asked again on a timer and after a 403.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use http::Request;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::{
+    select,
+    sync::{Notify, watch},
+    time::sleep,
+};
+
+use super::Cluster;
+use crate::manager::{
+    Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup,
+    Unmet, Verdict, always,
+};
+
+/// Interval between two reviews.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Pause after a review, in which further refusals lead to no other, and before a failed one is
+/// repeated.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Condition that is met while the process has a permission, by a `SelfSubjectAccessReview`.
+///
+/// The review is repeated once a minute, and when a reconcile of a controller with this condition
+/// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a review
+/// without an answer leaves them running. The condition is a runnable too, which asks: add it to the
+/// manager. Cheap to clone.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use pilotlight::{controller::*, kind::TypeRef, manager::*};
+/// # async fn example(cluster: Cluster, manager: &mut Manager, builder: Builder) -> Result<(), AddError> {
+/// let may_create = Permission::new(&cluster, "create", "apps", "deployments").namespace("prod");
+/// manager.add("may-create", Arc::new(may_create.clone()), RunnableOptions::default())?;
+/// let builder = builder.when(may_create);
+/// # drop(builder);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Permission {
+    client: PermissionClient,
+    verb: Arc<str>,
+    group: Arc<str>,
+    resource: Arc<str>,
+    namespace: Option<Arc<str>>,
+    interval: Duration,
+    verdicts: watch::Sender<Verdict>,
+    refused: Arc<Notify>,
+}
+
+#[derive(Clone)]
+struct PermissionClient(Client);
+
+impl Permission {
+    /// Returns a condition on a verb for a resource, such as `deployments` or
+    /// `deployments/status`; in all namespaces, if the resource is namespaced.
+    pub fn new(
+        cluster: &Cluster,
+        verb: impl Into<Arc<str>>,
+        group: impl Into<Arc<str>>,
+        resource: impl Into<Arc<str>>,
+    ) -> Self {
+        let not_asked = "the permission was not asked for yet: add its condition to a manager";
+        Self {
+            client: PermissionClient(cluster.unfenced_client().clone()),
+            verb: verb.into(),
+            group: group.into(),
+            resource: resource.into(),
+            namespace: None,
+            interval: INTERVAL,
+            verdicts: watch::Sender::new(Verdict::Unknown(why(
+                Reason::ConditionUnknown,
+                not_asked,
+            ))),
+            refused: Arc::default(),
+        }
+    }
+
+    /// Restricts the permission to one namespace.
+    #[must_use]
+    pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
+        Self { namespace: Some(namespace.into()), ..self }
+    }
+
+    /// Sets the interval between two reviews; 60 s by default.
+    #[must_use]
+    pub fn interval(self, interval: Duration) -> Self {
+        Self { interval, ..self }
+    }
+
+    /// Asks once, and returns the verdict.
+    async fn ask(&self, client: &Client) -> Verdict {
+        let unknown = |error: String| {
+            let message = format!("the review of a permission failed: {error}");
+            Verdict::Unknown(why(Reason::ConditionUnknown, &message))
+        };
+        let (resource, subresource) = match self.resource.split_once('/') {
+            Some((resource, subresource)) => (resource, subresource),
+            None => (&*self.resource, ""),
+        };
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": { "resourceAttributes": {
+                "verb": &*self.verb, "group": &*self.group, "resource": resource,
+                "subresource": subresource, "namespace": self.namespace.as_deref().unwrap_or(""),
+            } },
+        });
+        let request = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+            .header("content-type", "application/json")
+            .body(review.to_string().into_bytes());
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return unknown(error.to_string()),
+        };
+        let answer: Value = match client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => return unknown(error.to_string()),
+        };
+        match (&answer["status"]["allowed"], answer["status"]["evaluationError"].as_str()) {
+            (Value::Bool(true), _) => Verdict::Met(Vec::new()),
+            (_, Some(error)) if !error.is_empty() => unknown(error.to_owned()),
+            (Value::Bool(false), _) => {
+                let scope = match &self.namespace {
+                    Some(namespace) => format!(" in the namespace {namespace}"),
+                    None => String::new(),
+                };
+                let Self { verb, group, resource, .. } = self;
+                let message = format!("not allowed to {verb} {resource} of group {group:?}{scope}");
+                Verdict::Unmet(why(Reason::Forbidden, &message))
+            }
+            _ => unknown("its answer has no status".to_owned()),
+        }
+    }
+}
+
+fn why(reason: Reason, message: &str) -> Vec<Unmet> {
+    vec![Unmet { reason, message: message.to_owned(), type_ref: None }]
+}
+
+impl Condition for Permission {
+    fn watch(&self) -> Readiness {
+        Readiness::published(self.verdicts.subscribe())
+    }
+
+    fn refused(&self) {
+        self.refused.notify_one();
+    }
+}
+
+impl Runnable for Permission {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let own = self.clone();
+        Box::pin(async move {
+            let client = epoch.client(&own.client.0);
+            let ask = async {
+                loop {
+                    let verdict = own.ask(&client).await;
+                    let wait = match verdict {
+                        Verdict::Unknown(_) => own.interval.min(PAUSE),
+                        Verdict::Met(_) | Verdict::Unmet(_) => own.interval,
+                    };
+                    own.verdicts.send_if_modified(|current| {
+                        let is_new = *current != verdict;
+                        *current = verdict;
+                        is_new
+                    });
+                    select! {
+                        () = sleep(wait) => {}
+                        () = async {
+                            sleep(PAUSE).await;
+                            own.refused.notified().await;
+                        } => {}
+                    }
+                }
+            };
+            select! {
+                _ = epoch.stopping() => Ok(()),
+                () = ask => Ok(()),
+            }
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Others
+    }
+}
+
+impl ConditionalRunnable for Permission {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+}
+
+impl std::fmt::Debug for PermissionClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PermissionClient")
+    }
+}
