@@ -10,6 +10,8 @@ mod alone;
 mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
+mod changes;
+#[cfg(feature = "cli")]
 mod constant;
 mod counts;
 #[cfg(feature = "cli")]
@@ -91,7 +93,8 @@ pub(crate) use self::{
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
-    constant::{constant, of_run, uid_of},
+    changes::Changes,
+    constant::{constant, of_run},
     declared::Declared,
     deletions::Deletions,
     example::Example,
