@@ -22,6 +22,8 @@ mod deletions;
 mod example;
 #[cfg(feature = "cli")]
 mod hook_server;
+#[cfg(feature = "cli")]
+mod killed;
 mod life;
 #[cfg(feature = "meta")]
 mod logs;
@@ -99,6 +101,7 @@ pub(crate) use self::{
     deletions::Deletions,
     example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    killed::{Killed, When, start_binary},
     process::Process,
     supervised::{
         Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,
