@@ -4,7 +4,6 @@ mod handovers;
 
 use std::{
     path::Path,
-    process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -29,7 +28,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::support::{HookServer, Rule as Right, install_own_crds, rights, until, workload};
+use crate::support::{
+    HookServer, Rule as Right, install_own_crds, rights, start_binary, until, workload,
+};
 
 /// Label that selects the objects of this test's processes.
 const LABEL: &str = "pilotlight.test/scope";
@@ -136,20 +137,17 @@ impl Replicas {
     }
 
     fn start(&self, kubeconfig: &Path) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_pilotlight"))
-            .args(["run", "--metrics-address=0", "--health-probe-bind-address=0"])
-            .args(["--leader-election", "--leader-election-id=test"])
-            .args(["--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s"])
-            .arg("--leader-election-retry-period=300ms")
-            .arg(format!("--leader-election-namespace={}", self.scope.namespace))
-            .arg(format!("--target-label-selector={LABEL}={}", self.scope.namespace))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap()
+        let namespace = &self.scope.namespace;
+        let arguments = [
+            "--leader-election".to_owned(),
+            "--leader-election-id=test".to_owned(),
+            "--leader-election-lease-duration=3s".to_owned(),
+            "--leader-election-renew-deadline=2s".to_owned(),
+            "--leader-election-retry-period=300ms".to_owned(),
+            format!("--leader-election-namespace={namespace}"),
+            format!("--target-label-selector={LABEL}={namespace}"),
+        ];
+        start_binary(kubeconfig, &arguments)
     }
 
     /// Requests of a user in the order of their arrival, except those about the lease.

@@ -10,6 +10,8 @@ mod alone;
 mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
+mod changes;
+#[cfg(feature = "cli")]
 mod constant;
 mod counts;
 #[cfg(feature = "cli")]
@@ -20,6 +22,8 @@ mod deletions;
 mod example;
 #[cfg(feature = "cli")]
 mod hook_server;
+#[cfg(feature = "cli")]
+mod killed;
 mod life;
 #[cfg(feature = "meta")]
 mod logs;
@@ -91,11 +95,13 @@ pub(crate) use self::{
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
-    constant::{constant, of_run, uid_of},
+    changes::Changes,
+    constant::{constant, of_run},
     declared::Declared,
     deletions::Deletions,
     example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    killed::{Killed, When, start_binary},
     process::Process,
     supervised::{
         Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,

@@ -19,8 +19,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::When;
-use crate::support::{Deletions, Process, Workload, counted, workload};
+use crate::support::{Deletions, Process, When, Workload, counted, workload};
 
 /// Seed of all random values except the crash point.
 const SEED: u64 = 4;

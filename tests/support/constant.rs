@@ -33,7 +33,7 @@ pub(crate) fn of_run(supervised: &Supervised<'_>, text: &str) -> String {
 }
 
 /// Constant for the uid of an object.
-pub(crate) fn uid_of(object: &Value) -> Option<String> {
+fn uid_of(object: &Value) -> Option<String> {
     let (kind, name) = (object["kind"].as_str()?, object["metadata"]["name"].as_str()?);
     Some(format!("uid of {kind} {name}"))
 }

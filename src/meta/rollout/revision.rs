@@ -237,6 +237,32 @@ mod tests {
     }
 
     #[test]
+    fn names_and_labels_are_those_that_metacontroller_left() {
+        let file = include_str!("../../../tests/migration/metacontroller-4.17.2-rollouts.json");
+        let file: Value = serde_json::from_str(file).unwrap();
+        let objects = || ["dynamic-apply", "server-side-apply"].map(|it| &file[it]);
+        let objects = || objects().into_iter().flat_map(|it| it.as_array().unwrap());
+        let mut count = 0;
+        for left in objects().filter(|it| it["kind"] == "ControllerRevision") {
+            let metadata = &left["metadata"];
+            let plural = metadata["labels"][RESOURCE_LABEL].as_str().unwrap();
+            let group = metadata["labels"][GROUP_LABEL].as_str().unwrap();
+            let served = served(group, plural, "Thing", Scope::Namespaced);
+            let uid = metadata["ownerReferences"][0]["uid"].as_str().unwrap();
+            let owner = RevisionOwner { identity: &served.identity, uid };
+            let parent = objects().find(|it| it["metadata"]["uid"] == uid).unwrap();
+
+            let made = Revision::new(owner, "snapshot".into(), left["parentPatch"].clone());
+            let labels = labels_of(parent, owner, plural == "boats").unwrap();
+
+            assert_eq!(metadata["name"], *made.key.name);
+            assert_eq!(metadata["labels"], json!(labels));
+            count += 1;
+        }
+        assert_eq!(count, 12);
+    }
+
+    #[test]
     fn labels_are_those_of_template_or_selector_or_the_generated_one() {
         let served = served("example.com", "things", "Thing", Scope::Namespaced);
         let owner = RevisionOwner { identity: &served.identity, uid: "u1" };
