@@ -179,7 +179,7 @@ impl Scene {
             let log = timeout(DEADLINE, starting).await.unwrap().unwrap();
             (port(&log, "probes=").unwrap(), port(&log, "metrics=").unwrap())
         };
-        let scene = Self {
+        Self {
             server,
             hooks_at,
             probes,
@@ -190,8 +190,7 @@ impl Scene {
             proxy,
             _tasks: tasks,
             _socket: socket,
-        };
-        scene
+        }
     }
 
     /// Starts with a controller for each fault.

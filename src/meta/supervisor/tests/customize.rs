@@ -347,8 +347,14 @@ async fn customize_hook_that_fails_delays_the_sync_as_a_sync_hook_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unchanged_sync_with_related_objects_sends_no_request() {
-    let (harness, calls) = declared("v2", maps(json!({}))).await;
+async fn unchanged_sync_with_related_objects_and_a_finalizer_sends_no_request() {
+    let (harness, calls) = harness(as_declared).await;
+    let mut spec = customizing("v2");
+    spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    let related = json!({"relatedResources": maps(json!({}))});
+    harness.server.apply(thing("p", related)).unwrap();
     harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
     pass().await;
     sends_no_request_when_it_is_resynced(harness, &calls).await;
