@@ -20,8 +20,10 @@ use crate::{
     redaction,
 };
 
-/// Maximum number of rules in one response, of names in one rule, and of namespaces and names that
-/// the rules of one parent select in objects of one type: each is an entry of an index.
+/// Maximum number of rules in one response: the rules of a parent's revisions are compared in pairs.
+const MAX_RULES: usize = 1000;
+/// Maximum number of names in one rule, and of namespaces and names that the rules of one parent
+/// select in objects of one type: each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;
@@ -39,12 +41,12 @@ struct DeclaredRule {
     #[serde(default, deserialize_with = "or_default")]
     namespace: String,
     #[serde(default, deserialize_with = "or_default")]
-    names: BoundedList<String>,
+    names: BoundedList<String, MAX_INTERESTS>,
 }
 
-/// List of at most [`MAX_INTERESTS`] elements.
+/// List of at most `MOST` elements.
 #[derive(Clone, Debug, PartialEq)]
-struct BoundedList<T>(Vec<T>);
+struct BoundedList<T, const MOST: usize>(Vec<T>);
 
 /// Rule for related objects of one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +102,7 @@ fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Loose {
-        related_resources: Option<BoundedList<DeclaredRule>>,
+        related_resources: Option<BoundedList<DeclaredRule, MAX_RULES>>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -123,17 +125,17 @@ fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
     Ok(related_resources.unwrap_or_default().0)
 }
 
-impl<T> Default for BoundedList<T> {
+impl<T, const MOST: usize> Default for BoundedList<T, MOST> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
-            type Value = BoundedList<T>;
+        struct List<T, const MOST: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
+            type Value = BoundedList<T, MOST>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
@@ -142,18 +144,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
             fn visit_seq<A: SeqAccess<'de>>(
                 self,
                 mut items: A,
-            ) -> Result<BoundedList<T>, A::Error> {
+            ) -> Result<BoundedList<T, MOST>, A::Error> {
                 let mut few = Vec::new();
                 while let Some(item) = items.next_element()? {
-                    if few.len() == MAX_INTERESTS {
-                        return Err(A::Error::custom(format!("more than {MAX_INTERESTS} of them")));
+                    if few.len() == MOST {
+                        return Err(A::Error::custom(format!("more than {MOST} of them")));
                     }
                     few.push(item);
                 }
                 Ok(BoundedList(few))
             }
         }
-        deserializer.deserialize_seq(List(PhantomData))
+        deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
     }
 }
 
@@ -493,8 +495,8 @@ mod tests {
             false,
             Err("relatedResources[0].resource: "),
         );
-        let many = vec![rule; MAX_INTERESTS + 1].join(",");
-        check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 10000"));
+        let many = vec![rule; MAX_RULES + 1].join(",");
+        check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 1000 "));
         let names = vec!["\"n\""; MAX_INTERESTS + 1].join(",");
         let body = format!(r#"{{"relatedResources":[{{"names":[{names}]}}]}}"#);
         check(&body, false, Err("more than 10000"));
