@@ -1,5 +1,6 @@
 //! A workload with faults has the same result as one without.
 
+mod replicas;
 mod simulated;
 
 use std::time::Duration;

@@ -102,7 +102,7 @@ pub(crate) use self::{
     example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     killed::{Killed, When, start_binary},
-    process::Process,
+    process::{LEASE_OF_REPLICAS, Process},
     supervised::{
         Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,
     },

@@ -68,7 +68,7 @@ struct FaultOutcome {
     fired: Vec<String>,
 }
 
-fn drawn() -> Profile {
+pub(super) fn drawn() -> Profile {
     let profile = profile(&workload::crd(workload::GROUP).api_resource("v1"), HOLD);
     Profile { rules: 60, verbs: [profile.verbs, vec![Verb::Get]].concat(), ..profile }
 }

@@ -7,13 +7,16 @@ use futures::future::BoxFuture;
 use kube::Client;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
-    manager::{Manager, ManagerOptions, RunnableOptions},
+    manager::{Election, ElectionOptions, Manager, ManagerOptions, RunnableOptions},
     meta::{ApplyStrategy, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
 };
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Answer, PATIENCE, workload};
+
+/// Name of the lease of elected processes.
+pub(crate) const LEASE_OF_REPLICAS: &str = "replicas";
 
 /// Manager and its tasks.
 pub(crate) struct Process {
@@ -28,8 +31,28 @@ impl Process {
 
     /// As [`Process::start`], with an apply strategy.
     pub(crate) fn with(client: Client, apply_strategy: ApplyStrategy) -> Self {
+        Self::run(client, apply_strategy, |manager| manager)
+    }
+
+    /// As [`Process::start`], as the replica `identity` of those that share a lease. The lease has
+    /// a client of its own.
+    pub(crate) fn elected(client: Client, lease: Client, identity: &str) -> Self {
+        let options = ElectionOptions {
+            identity: identity.into(),
+            own_thread: false,
+            ..ElectionOptions::new("default", LEASE_OF_REPLICAS)
+        };
+        let election = Election::new(options, move || Ok(lease)).unwrap();
+        Self::run(client, ApplyStrategy::DynamicApply, |manager| manager.elect(election))
+    }
+
+    fn run(
+        client: Client,
+        apply_strategy: ApplyStrategy,
+        elect: impl FnOnce(Manager) -> Manager,
+    ) -> Self {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
-        let mut manager = Manager::new(ManagerOptions::default());
+        let mut manager = elect(Manager::new(ManagerOptions::default()));
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let options = MetaOptions {
             hooks: Some(Arc::new(|_, _| Arc::new(Sized))),

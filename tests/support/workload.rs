@@ -79,6 +79,15 @@ pub(crate) fn spec(crd: &CrdBuilder, hook: &str) -> Value {
     })
 }
 
+/// As [`spec`], with rolling updates of ConfigMaps in place, and of Secrets by recreation.
+pub(crate) fn rolling(crd: &CrdBuilder, hook: &str) -> Value {
+    let mut spec = spec(crd, hook);
+    for (rule, method) in ["RollingInPlace", "RollingRecreate"].into_iter().enumerate() {
+        spec["childResources"][rule]["updateStrategy"]["method"] = json!(method);
+    }
+    spec
+}
+
 /// CRD of the parents, whose schema preserves unknown fields of spec and status.
 pub(crate) fn crd(group: &str) -> CrdBuilder {
     CrdBuilder::new(group, "Widget")
@@ -111,6 +120,14 @@ impl Workload {
 
     /// Prepares a new simulated server, with the controller declared but not yet run.
     pub(crate) async fn simulated(seed: u64) -> (SimulatedServer, Self) {
+        Self::simulated_as(seed, spec).await
+    }
+
+    /// As [`Workload::simulated`], with this spec of the controller.
+    pub(crate) async fn simulated_as(
+        seed: u64,
+        spec: fn(&CrdBuilder, &str) -> Value,
+    ) -> (SimulatedServer, Self) {
         let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
         let crd = crd(GROUP);
         for crd in meta::crds().iter().chain([&crd.build()]) {
@@ -174,6 +191,14 @@ impl Workload {
             Ok(secret || self.leases.get_opt("b-0").await?.is_some())
         })
         .await;
+    }
+
+    /// Changes the text of three children, which a controller with rolling updates updates in turn.
+    pub(crate) async fn roll(&self) {
+        self.patch_parent("a", json!({ "size": 3 })).await;
+        self.settles("a", 3, "one").await;
+        self.patch_parent("a", json!({ "text": "two" })).await;
+        self.settles("a", 3, "two").await;
     }
 
     /// Deletes a parent and waits until the garbage collector has deleted its children.
