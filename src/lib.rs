@@ -197,7 +197,7 @@
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
-//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client`; closed by `src/manager/fence.rs::close` |
+//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange`; closed by `src/manager/fence.rs::close` |
 //! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
