@@ -207,7 +207,7 @@
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | specification of a runnable is replaced | `src/manager/owner/replacement.rs::replace` |
 //! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
-//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client`; closed by `src/manager/fence.rs::close` |
+//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange`; closed by `src/manager/fence.rs::close` |
 //! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
 //!
 //! ## Informers

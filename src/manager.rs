@@ -65,9 +65,11 @@ pub use end::{BoxError, DoneReason, RunResult, StopReason};
 pub use epoch::Epoch;
 pub use error::ManagerError;
 pub use fence::FenceClosed;
+pub(crate) use fence::{
+    Fence, FencedSender, WriteEnd, WriteObserver, WriteRequest, ask, retry_after,
+};
 #[cfg(feature = "meta")]
-pub(crate) use fence::wait_details;
-pub(crate) use fence::{Fence, WriteEnd, WriteObserver, WriteRequest, ask, retry_after};
+pub(crate) use fence::{Requester, wait_details};
 pub use handle::{AddError, ManagerHandle};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;

@@ -23,10 +23,12 @@ use super::{
     run::slots::WorkerSlot,
     run::unconfirmed::{self, Overlays},
 };
+#[cfg(feature = "meta")]
+use crate::manager::Requester;
 use crate::{
     informer::{InformerKey, MovingInterests, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
-    manager::{Epoch, Fence, WatchState, WriteObserver},
+    manager::{Epoch, Fence, FencedSender, WatchState, WriteObserver},
 };
 
 /// Context of a reconcile. Cheap to clone.
@@ -58,9 +60,7 @@ pub(super) struct WeakContext(Weak<SharedContext>);
 /// Parts that all reconciles of an epoch share.
 struct SharedContext {
     epoch: Epoch,
-    // Client that bypasses the epoch's fence.
-    unfenced: Client,
-    writes: WriteObserver,
+    sender: FencedSender,
     // Client behind the fence, shared by the reconciles that run: the channel of kube's client
     // takes 10 KiB, which a controller at rest does not need.
     fenced: Mutex<Weak<Client>>,
@@ -103,9 +103,9 @@ impl Context {
         queue: Option<Queue<Request>>,
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
+        let sender = FencedSender::new(epoch.fence(), &unfenced, writes);
         let fenced = Mutex::default();
-        let shared =
-            SharedContext { epoch, unfenced, writes, fenced, cancel, statuses, queue, named };
+        let shared = SharedContext { epoch, sender, fenced, cancel, statuses, queue, named };
         Self::without_request(Arc::new(shared))
     }
 
@@ -172,6 +172,12 @@ impl Context {
     /// Outside a tokio runtime.
     pub fn client(&self) -> &Client {
         self.client.get_or_init(|| self.shared.fenced())
+    }
+
+    /// Returns the way behind the epoch's fence for requests that need no client of kube's.
+    #[cfg(feature = "meta")]
+    pub(crate) fn requester(&self) -> Requester<'_> {
+        Requester::Fenced(&self.shared.sender)
     }
 
     /// Spawns a task that the reconcile does not wait for, in the current span.
@@ -411,8 +417,7 @@ impl SharedContext {
     fn fenced(&self) -> Arc<Client> {
         let mut fenced = self.fenced.lock();
         fenced.upgrade().unwrap_or_else(|| {
-            let writes = Arc::clone(&self.writes);
-            let built = Arc::new(self.epoch.fence().observed_client(&self.unfenced, writes));
+            let built = Arc::new(self.sender.client());
             *fenced = Arc::downgrade(&built);
             built
         })

@@ -8,28 +8,26 @@
 mod ask;
 mod exchange;
 mod refusal;
+mod sender;
 mod time_limit;
 mod write;
 
 use std::{collections::HashMap, fmt, mem, sync::Arc};
 
-use futures::FutureExt;
-
-use kube::{Client, client::Body};
+use kube::Client;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use tower::service_fn;
-use tracing::debug;
 
-use self::exchange::{Exchange, ExchangeSlot};
+use self::exchange::ExchangeSlot;
+use self::write::WriteResponse;
 #[cfg(feature = "meta")]
-pub(crate) use self::refusal::wait_details;
+pub(crate) use self::{ask::Requester, refusal::wait_details};
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
+    sender::FencedSender,
     write::{WriteEnd, WriteRequest},
 };
-use self::{time_limit::TimeLimit, write::WriteResponse};
 use super::{
     BoxError,
     election::term::{Leadership, Term},
@@ -274,48 +272,7 @@ impl Fence {
     /// before it handles a request, but a proxy may send the same answer for a request that it has
     /// already forwarded.
     pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
-        let (fence, inner) = (self.clone(), client.clone());
-        // kube offers no handle on its task. The task owns the service, and with it this token,
-        // until its end.
-        let token = self.clients.token();
-        let service = service_fn(move |request: http::Request<Body>| {
-            let _owned = &token;
-            let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
-            async move {
-                let write = WriteRequest::of(&request);
-                let about_secrets = refusal::is_about_secrets(request.uri().path());
-                let mut limit = TimeLimit::default();
-                let mut passage = match &write {
-                    Some(_) => fence.pass()?,
-                    None => fence.pass_read()?,
-                };
-                match write {
-                    Some(write) => {
-                        limit = TimeLimit(fence.leadership.borrow().write_timeout());
-                        let (method, path) = (write.method().clone(), write.path().to_owned());
-                        let on_end = observer(write);
-                        passage.on_end = Some(Box::new(move |end| {
-                            if end == WriteEnd::Unknown {
-                                debug!(%method, path, "outcome of a write is unknown");
-                            }
-                            on_end(end);
-                        }));
-                    }
-                    // A read or a dry run changes nothing, so its outcome is always known.
-                    None => passage.answered = true,
-                }
-                let send = async move {
-                    let response = limit.send(&inner, request).await?;
-                    let response = refusal::with_retry_after(response).await;
-                    Ok(match about_secrets {
-                        true => refusal::without_message(response).await,
-                        false => response,
-                    })
-                };
-                Exchange::new(passage, send.boxed()).await
-            }
-        });
-        Client::new(service, client.default_namespace())
+        FencedSender::new(self, client, observer).client()
     }
 }
 

@@ -301,7 +301,7 @@ impl Apply {
         let parent = rules.parent;
         let (group, key) = step.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());
-        let resource = Resource::new(context.client(), served);
+        let resource = Resource::new(context.requester(), served);
         // A body that is sent is not copied.
         let (verb, result) = match &mut step {
             WriteStep::Delete { uid, .. } => {

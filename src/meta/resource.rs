@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request};
-use kube::{Client, core::Status};
+use kube::core::Status;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _, IgnoredAny},
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::{FenceClosed, ask, retry_after, wait_details},
+    manager::{FenceClosed, Requester, ask, retry_after, wait_details},
     meta::{
         FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, last_applied,
         write_cause::SeenVersion,
@@ -152,19 +152,19 @@ impl Live {
 /// A type's objects, one at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Resource<'a> {
-    client: &'a Client,
+    requester: Requester<'a>,
     identity: &'a TypeIdentity,
 }
 
 impl<'a> Resource<'a> {
-    /// Returns access to the objects of a type through this client.
-    pub(crate) fn new(client: &'a Client, served: &'a ServedType) -> Self {
-        Self { client, identity: &served.identity }
+    /// Returns access to the objects of a type.
+    pub(crate) fn new(requester: impl Into<Requester<'a>>, served: &'a ServedType) -> Self {
+        Self { requester: requester.into(), identity: &served.identity }
     }
 
     /// Reads an object from the server.
     pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Live, kube::Error> {
-        request(self.client, Method::GET, self.path(key), "", Bytes::new()).await
+        request(self.requester, Method::GET, self.path(key), "", Bytes::new()).await
     }
 
     /// Creates an object.
@@ -175,7 +175,7 @@ impl<'a> Resource<'a> {
     ) -> Result<Stored, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
-        request(self.client, Method::POST, path, "application/json", object).await
+        request(self.requester, Method::POST, path, "application/json", object).await
     }
 
     /// Dry run of a create.
@@ -186,7 +186,7 @@ impl<'a> Resource<'a> {
     ) -> Result<Stored, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?dryRun=All&fieldManager={FIELD_MANAGER}");
-        request(self.client, Method::POST, path, "application/json", object).await
+        request(self.requester, Method::POST, path, "application/json", object).await
     }
 
     /// Dry run of an update; returns the object as it would be stored.
@@ -196,7 +196,7 @@ impl<'a> Resource<'a> {
         object: Bytes,
     ) -> Result<Box<RawValue>, kube::Error> {
         let path = format!("{}?dryRun=All&fieldManager={FIELD_MANAGER}", self.path(key));
-        request(self.client, Method::PUT, path, "application/json", object).await
+        request(self.requester, Method::PUT, path, "application/json", object).await
     }
 
     /// Replaces an object; a conflict if its resourceVersion is not that of `object`.
@@ -206,7 +206,7 @@ impl<'a> Resource<'a> {
         object: Bytes,
     ) -> Result<T, kube::Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
-        request(self.client, Method::PUT, path, "application/json", object).await
+        request(self.requester, Method::PUT, path, "application/json", object).await
     }
 
     /// Replaces the status of an object; a conflict if its resourceVersion is not that of `object`.
@@ -216,7 +216,7 @@ impl<'a> Resource<'a> {
         object: Bytes,
     ) -> Result<Stored, kube::Error> {
         let path = format!("{}/status?fieldManager={FIELD_MANAGER}", self.path(key));
-        request(self.client, Method::PUT, path, "application/json", object).await
+        request(self.requester, Method::PUT, path, "application/json", object).await
     }
 
     /// Merges a patch into an object, or into its status.
@@ -228,7 +228,7 @@ impl<'a> Resource<'a> {
     ) -> Result<T, kube::Error> {
         let tail = subresource.map(|name| format!("/{name}")).unwrap_or_default();
         let path = format!("{}{tail}?fieldManager={FIELD_MANAGER}", self.path(key));
-        send(self.client, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
+        send(self.requester, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
     }
 
     /// Applies a configuration; a conflict if it has a uid that the object has not, or another
@@ -241,7 +241,7 @@ impl<'a> Resource<'a> {
         force: bool,
     ) -> Result<Box<RawValue>, kube::Error> {
         let path = format!("{}?force={force}&fieldManager={}", self.path(key), encoded(manager));
-        request(self.client, Method::PATCH, path, APPLY, object).await
+        request(self.requester, Method::PATCH, path, APPLY, object).await
     }
 
     /// Dry run of a forced [`Resource::apply`]; returns the object as it would be stored.
@@ -253,7 +253,7 @@ impl<'a> Resource<'a> {
     ) -> Result<Box<RawValue>, kube::Error> {
         let manager = encoded(manager);
         let path = format!("{}?dryRun=All&force=true&fieldManager={manager}", self.path(key));
-        request(self.client, Method::PATCH, path, APPLY, object).await
+        request(self.requester, Method::PATCH, path, APPLY, object).await
     }
 
     /// Deletes the object if it has this uid; its dependents are deleted in the background.
@@ -265,7 +265,7 @@ impl<'a> Resource<'a> {
             "preconditions": {"uid": uid},
         });
         let path = self.path(key);
-        send(self.client, Method::DELETE, path, "application/json", Some(&options))
+        send(self.requester, Method::DELETE, path, "application/json", Some(&options))
             .await
             .map(|IgnoredAny| ())
     }
@@ -287,7 +287,7 @@ fn encoded(manager: &FieldManager) -> String {
 
 /// Sends one request within the deadline.
 pub(crate) async fn send<T: DeserializeOwned>(
-    client: &Client,
+    requester: impl Into<Requester<'_>>,
     method: Method,
     path: String,
     content_type: &str,
@@ -296,12 +296,12 @@ pub(crate) async fn send<T: DeserializeOwned>(
     // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
     // where it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
-    request(client, method, path, content_type, body.unwrap_or_default()).await
+    request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }
 
 /// Sends one request with an encoded body, or none, within the deadline.
 async fn request<T: DeserializeOwned>(
-    client: &Client,
+    requester: Requester<'_>,
     method: Method,
     path: String,
     content_type: &str,
@@ -311,8 +311,8 @@ async fn request<T: DeserializeOwned>(
     if !body.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
-    let request = request.body(Vec::from(body)).map_err(kube::Error::HttpError)?;
-    timeout(DEADLINE, ask(client, request))
+    let request = request.body(body).map_err(kube::Error::HttpError)?;
+    timeout(DEADLINE, ask(requester, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
 }
@@ -416,7 +416,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http_body_util::BodyExt;
-    use kube::client::Body;
+    use kube::{Client, client::Body};
     use tokio::sync::mpsc;
 
     use super::*;

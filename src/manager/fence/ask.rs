@@ -8,6 +8,25 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body, core::Status};
 use serde::de::DeserializeOwned;
 
+#[cfg(feature = "meta")]
+use super::FencedSender;
+
+/// Way of a request to the server.
+#[derive(Clone, Copy)]
+pub(crate) enum Requester<'a> {
+    /// Client of kube's.
+    Client(&'a Client),
+    /// Fence of an epoch, without a client between.
+    #[cfg(feature = "meta")]
+    Fenced(&'a FencedSender),
+}
+
+impl<'a> From<&'a Client> for Requester<'a> {
+    fn from(client: &'a Client) -> Self {
+        Self::Client(client)
+    }
+}
+
 /// Sends a request and decodes its answer as kube does.
 ///
 /// # Errors
@@ -15,12 +34,22 @@ use serde::de::DeserializeOwned;
 /// [`kube::Error::Api`] if the server refuses the request. If the body is not a `Status`, its text
 /// becomes the message.
 pub(crate) async fn ask<T: DeserializeOwned>(
-    client: &Client,
-    request: Request<Vec<u8>>,
+    requester: impl Into<Requester<'_>>,
+    request: Request<impl Into<Body>>,
 ) -> Result<T, kube::Error> {
-    let response = client.send(request.map(Body::from)).await?;
-    let code = response.status();
-    let body = response.into_body().collect().await?.to_bytes();
+    let request = request.map(Into::into);
+    let (code, body) = match requester.into() {
+        Requester::Client(client) => {
+            let (head, body) = client.send(request).await?.into_parts();
+            (head.status, body.collect().await?.to_bytes())
+        }
+        #[cfg(feature = "meta")]
+        Requester::Fenced(sender) => {
+            let (head, body) = sender.send(request).await?.into_parts();
+            let body = body.collect().await.map_err(kube::Error::Service)?;
+            (head.status, body.to_bytes())
+        }
+    };
     if !code.is_client_error() && !code.is_server_error() {
         return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
     }

@@ -8,6 +8,8 @@ use futures::{FutureExt, future::BoxFuture, stream};
 use http::{Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
+use kube::client::Body;
+use tower::service_fn;
 
 use super::*;
 
@@ -43,40 +45,67 @@ fn server(does: Does) -> Client {
     Client::new(service, "default")
 }
 
-/// Sends one request, reads the answer as far as it arrives and drops it. Checks the number of
-/// unknown outcomes by then, and of calls of the observer.
+/// Sends one request by a client and one directly, reads the answer as far as it arrives and drops
+/// it. Checks the number of unknown outcomes by then, and of calls of the observer.
 async fn check(method: Method, does: Does, expected: (usize, usize)) {
-    let fence = Fence::new();
-    let reported = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&reported);
-    let observer: WriteObserver = Arc::new(move |write| {
-        assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
-        let count = Arc::clone(&count);
-        Box::new(move |end| {
-            if end == WriteEnd::Unknown {
-                count.fetch_add(1, Ordering::SeqCst);
-            }
-        })
-    });
-    let client = fence.observed_client(&server(does), observer);
-    let path = "/api/v1/namespaces/ns/pods?dryRun=no";
-    let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
+    for is_direct in [false, true] {
+        let fence = Fence::new();
+        let reported = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&reported);
+        let observer: WriteObserver = Arc::new(move |write| {
+            assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
+            let count = Arc::clone(&count);
+            Box::new(move |end| {
+                if end == WriteEnd::Unknown {
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        });
+        let sender = FencedSender::new(&fence, &server(does), observer);
+        let client = sender.client();
+        let path = "/api/v1/namespaces/ns/pods?dryRun=no";
+        let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
+        let request = request.unwrap();
 
-    let mut answer = Box::pin(client.send(request.unwrap()));
-    for _ in 0..10 {
-        tokio::task::yield_now().await;
-        if let std::task::Poll::Ready(answer) = futures::poll!(&mut answer) {
-            if let Ok(answer) = answer {
-                drop(answer.into_body().collect().await);
+        let answer = async {
+            match is_direct {
+                true => drop(sender.send(request).await?.into_body().collect().await),
+                false => drop(client.send(request).await?.into_body().collect().await),
             }
-            break;
+            Ok::<_, kube::Error>(())
+        };
+        let mut answer = Box::pin(answer);
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+            if futures::poll!(&mut answer).is_ready() {
+                break;
+            }
         }
-    }
-    drop(answer);
+        drop(answer);
 
-    let seen = (fence.unknown(), reported.load(Ordering::SeqCst));
-    assert_eq!(seen, expected, "{method} {does:?}");
-    assert_eq!(fence.under_way(), 0);
+        let seen = (fence.unknown(), reported.load(Ordering::SeqCst));
+        assert_eq!(seen, expected, "{method} {does:?}, direct: {is_direct}");
+        assert_eq!(fence.under_way(), 0);
+    }
+}
+
+#[tokio::test]
+async fn request_without_a_client_ends_when_the_fence_closes() {
+    let fence = Fence::new();
+    let sender = FencedSender::new(&fence, &server(Does::Nothing), Fence::unobserved());
+    let delete = || Request::delete("/api/v1/namespaces/ns/pods/a").body(Body::empty()).unwrap();
+    let mut under_way = Box::pin(sender.send(delete()));
+    assert!(futures::poll!(&mut under_way).is_pending());
+
+    fence.close();
+
+    for end in [under_way.await, sender.send(delete()).await] {
+        let error = end.map(drop).unwrap_err();
+        let kube::Error::Service(error) = error else { panic!("{error}") };
+        assert!(error.is::<FenceClosed>(), "{error}");
+    }
+    assert_eq!(fence.unknown(), 1);
+    assert_eq!(fence.clients().len(), 0);
 }
 
 #[tokio::test]

@@ -47,7 +47,7 @@ impl Apply {
             WriteStep::Recreate { uid, created, observed, merged } => {
                 let (group, key) = (created.group, created.key.clone());
                 let served = &target.rules.groups[group].served;
-                let resource = Resource::new(target.context.client(), served);
+                let resource = Resource::new(target.context.requester(), served);
                 let parent = &target.rules.parent.key;
                 // An aggregated server may ignore `dryRun`, and carry the apply out.
                 if served.version_order == VersionOrder::Comparable {
@@ -176,7 +176,7 @@ impl Apply {
 impl<'a> WrittenChild<'a> {
     /// Returns access to the objects of a group.
     pub(super) fn resource(&self, group: usize) -> Resource<'a> {
-        Resource::new(self.context.client(), &self.rules.groups[group].served)
+        Resource::new(self.context.requester(), &self.rules.groups[group].served)
     }
 
     /// Returns the digest of the child as the server has stored it.

@@ -114,7 +114,7 @@ impl DeclarationReconciler {
             "metadata": {"uid": object.header().uid},
             "status": with_nulls(&wanted, &cached),
         });
-        let resource = Resource::new(context.client(), &served);
+        let resource = Resource::new(context.requester(), &served);
         let stored = resource.merge_patch::<Value>(object.key(), Some("status"), &patch).await;
         let is_pruned = match stored {
             Ok(stored) => {

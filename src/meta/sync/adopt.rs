@@ -1,6 +1,5 @@
 //! Adopts matching orphans, and releases children that no longer match.
 
-use kube::Client;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
@@ -8,6 +7,7 @@ use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::{Header, Object},
+    manager::Requester,
     meta::{
         Selector,
         children::{Child, Group, Parent, owner_reference},
@@ -32,7 +32,7 @@ impl ParentReconciler {
         let mut alive = None;
         for (group, object) in candidates {
             let served = &groups[group].served;
-            let resource = Resource::new(context.client(), served);
+            let resource = Resource::new(context.requester(), served);
             let decision = claim::claim(object.header(), &parent.uid, parent.terminating, selector);
             match decision {
                 Claim::Ignore => {}
@@ -53,7 +53,7 @@ impl ParentReconciler {
                 Claim::Adopt => {
                     let alive = match alive {
                         Some(alive) => alive,
-                        None => *alive.insert(is_alive(parent, context.client()).await?),
+                        None => *alive.insert(is_alive(parent, context.requester()).await?),
                     };
                     if !alive {
                         continue;
@@ -99,8 +99,8 @@ impl ParentReconciler {
 }
 
 /// Reads the parent from the server, since the cache may be outdated.
-pub(super) async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
-    match Resource::new(client, &parent.served).get(&parent.key).await {
+pub(super) async fn is_alive(parent: &Parent, requester: Requester<'_>) -> Result<bool, SyncError> {
+    match Resource::new(requester, &parent.served).get(&parent.key).await {
         Ok(live) => Ok(live.is(&parent.uid) && !live.is_going()),
         Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(SyncError::of_write("reading the parent", &error)),

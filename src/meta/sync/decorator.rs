@@ -143,7 +143,7 @@ impl ParentReconciler {
         frees: bool,
         context: &Context,
     ) -> Result<Decorated, SyncError> {
-        let resource = Resource::new(context.client(), &parent.served);
+        let resource = Resource::new(context.requester(), &parent.served);
         let mut version = object.header().resource_version.to_string();
         if let Some(status) = &writes.status {
             match resource.update_status(&parent.key, status.body.clone()).await {

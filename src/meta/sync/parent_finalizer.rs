@@ -60,7 +60,7 @@ async fn write(
     doing: &str,
     context: &Context,
 ) -> Result<Option<Object>, SyncError> {
-    let resource = Resource::new(context.client(), &parent.served);
+    let resource = Resource::new(context.requester(), &parent.served);
     match resource.merge_patch::<Box<RawValue>>(&parent.key, None, patch).await {
         Ok(stored) => Object::from_json(stored.get(), &parent.served)
             .map(Some)

@@ -58,7 +58,7 @@ impl ParentReconciler {
             return Ok(false);
         }
         context.release_slot();
-        let resource = Resource::new(context.client(), &parent.served);
+        let resource = Resource::new(context.requester(), &parent.served);
         let mut body = wanted.within(object.json())?;
         let mut other = None;
         for attempt in 0..STATUS_ATTEMPTS {

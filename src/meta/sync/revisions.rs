@@ -128,7 +128,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
         let rollouts = &self.parents.rollouts;
-        let resource = Resource::new(context.client(), served);
+        let resource = Resource::new(context.requester(), served);
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         let mut adopted = Vec::new();
         // Read once, and only if there is something to adopt.
@@ -161,7 +161,7 @@ impl ParentReconciler {
             }
             let alive = match alive {
                 Some(alive) => alive,
-                None => *alive.insert(is_alive(parent, context.client()).await?),
+                None => *alive.insert(is_alive(parent, context.requester()).await?),
             };
             if !alive {
                 break;
@@ -197,7 +197,7 @@ impl ParentReconciler {
             return Ok(());
         }
         context.release_slot();
-        let resource = Resource::new(context.client(), &revisions.served);
+        let resource = Resource::new(context.requester(), &revisions.served);
         for write in writes {
             match write {
                 RevisionWrite::Create(revision, children) => {
