@@ -37,7 +37,7 @@ impl Changes {
                     WatchEvent::Added(child) => ("added", child),
                     WatchEvent::Modified(child) => ("modified", child),
                     WatchEvent::Deleted(child) => ("deleted", child),
-                    other => panic!("{other:?}"),
+                    other @ (WatchEvent::Bookmark(_) | WatchEvent::Error(_)) => panic!("{other:?}"),
                 };
                 drop(sender.send(format!("{act} {}", child.name_any())));
             }
