@@ -46,6 +46,10 @@ async fn rollouts_of_replicas_that_hand_over_lose_nothing() {
         SEEDS.count()
     ));
     assert!(handovers > SEEDS.count() && fired > SEEDS.count(), "{handovers} {fired}");
+    assert!(
+        undone <= SEEDS.count() / 4,
+        "{undone} creates were repeated: not by late caches alone"
+    );
 }
 
 /// Removes creates that a later deletion has undone, and those deletions. A replica whose caches are
