@@ -39,9 +39,9 @@
 //! # }
 //! ```
 //!
-//! `docs/library.md` is the guide: dependencies, a whole program, finalizers and conditions, rights,
-//! election, and controllers of kube-rs. `examples/runnable.rs` runs something that is not a
-//! controller. [`testing`] has the tools to test such code.
+//! `docs/library.md` is the guide: dependencies, a whole program, finalizers and conditions,
+//! rights, election, and controllers of kube-rs. `examples/runnable.rs` runs something that is not
+//! a controller. [`testing`] has the tools to test such code.
 //!
 //! # Modules
 //!
@@ -108,12 +108,12 @@
 //!       attachments (`src/meta/sync/decorator.rs::decorate`);
 //!    8. each child is planned when its turn comes (`src/meta/apply.rs::run`): by a three-way merge
 //!       (`src/meta/children.rs::plan`, `src/meta/merge.rs`) or for server-side apply
-//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, both by child type: up
-//!       to eight writes of one type at once (`src/meta/apply/order.rs`). The first write releases the worker slot of
-//!       the reconcile, so that slow writes leave no hook idle;
+//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, both by
+//!       child type: up to eight writes of one type at once (`src/meta/apply/order.rs`). The first
+//!       write releases the worker slot of the reconcile, so that slow writes leave no hook idle;
 //!    9. the status of the parent is written last
 //!       (`src/meta/sync/parent_status.rs::write_status`).
-//! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been
+//! 9. Each of these requests passes the fence of the epoch, which owns it until its response is
 //!    read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::settle`).
@@ -142,9 +142,9 @@
 //!
 //! 1. The watch of CRDs reports the deletion (`src/discovery/watch.rs`), and the task of discovery
 //!    passes it on (`src/discovery/task.rs::on_crds`).
-//! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether its
-//!    type is absent (`src/discovery/catalog/judgement.rs::at`). Proof needs a complete list of CRDs
-//!    and of APIServices, and no aggregated server that could serve the group
+//! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether
+//!    its type is absent (`src/discovery/catalog/judgement.rs::at`). Proof needs complete lists of
+//!    CRDs and of APIServices, and no aggregated server that could serve the group
 //!    (`src/discovery/catalog/judgement.rs::is_proven_absent`). Without it the type is unknown.
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
@@ -169,12 +169,12 @@
 //!    by the clock or by another holder (`src/manager/election/candidate.rs::decide`).
 //! 2. It ends the term (`src/manager/election/campaign.rs::lose`,
 //!    `src/manager/election/term.rs::end`). On the same thread, the term closes the fence of each
-//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`). User code that blocks
-//!    every other thread delays none of it.
+//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`). User code that
+//!    blocks every other thread delays none of it.
 //! 3. Each write also compares the clock with the deadline of the term when it passes the fence
 //!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
-//!    suspended is refused there when it resumes. A write that had passed already may still be sent;
-//!    its deadline and its precondition bound it.
+//!    suspended is refused there when it resumes. A write that had passed already may still be
+//!    sent; its deadline and its precondition bound it.
 //! 4. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/owner/leadership.rs::on_election`). The campaign continues in the same process.
 //!
@@ -185,13 +185,13 @@
 //!    definition stays in effect.
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
-//! 3. A swap needs an epoch that starts or runs, and waits at most 1 s for the credentials of changed
-//!    hooks (`src/meta/supervisor/swap.rs::swap`). It replaces the definition between two syncs
+//! 3. A swap needs an epoch that starts or runs, and waits at most 1 s for the credentials of
+//!    changed hooks (`src/meta/supervisor/swap.rs::swap`). It replaces the definition between two syncs
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay.
 //! 4. For another epoch the manager keeps the new specification pending
 //!    (`src/manager/owner/replacement.rs::replace`). The old epoch runs until the new types are
-//!    served and their caches prepared (`src/manager/owner/replacement.rs::on_prepared`), and is done
-//!    before the new one starts (`src/manager/owner/replacement.rs::install_if_due`).
+//!    served and their caches prepared (`src/manager/owner/replacement.rs::on_prepared`), and is
+//!    done before the new one starts (`src/manager/owner/replacement.rs::install_if_due`).
 //!
 //! # Index
 //!
@@ -230,7 +230,7 @@
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
-//! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
+//! | caches are waited for after a write, or a lost response | `src/controller/run/unconfirmed.rs::confirm` |
 //! | live reads replace cached objects that stay behind own writes | `src/informer/store/overlay.rs::is_newer` |
 //! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
 //! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |

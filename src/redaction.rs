@@ -126,8 +126,8 @@ pub fn decoding(error: impl Display) -> String {
 
 /// Returns the message of a failed request to the API server, without credentials.
 ///
-/// The message of a refusal is the one that the server sends; kube's own repeats the whole answer.
-/// A fenced client has already cut answers about a Secret.
+/// The message of a refusal is the one that the server sends; kube's own repeats the whole
+/// response. A fenced client has already cut responses about a Secret.
 pub fn request_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()

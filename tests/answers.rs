@@ -1,4 +1,4 @@
-//! Answers of the API server to writes and their effects, under paused time on the simulated
+//! Responses of the API server to writes and their effects, under paused time on the simulated
 //! server.
 
 mod owners;
@@ -101,7 +101,7 @@ async fn conflict_without_an_event_is_retried_less_than_once_a_second() {
     bench.end().await;
 }
 
-/// Meaning of an answer to a create for the next one.
+/// Meaning of a response to a create for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
     /// The object was not created: retried with a growing back-off.
@@ -132,7 +132,7 @@ fn looked_before_each(bench: &Bench) -> Vec<bool> {
 
 #[tokio::test(start_paused = true)]
 async fn each_answer_to_a_create_decides_when_the_next_one_is_sent() {
-    // Any answer may carry `Retry-After`, but only these two reasons make it a pause.
+    // Any response may carry `Retry-After`, but only these two reasons make it a pause.
     let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
     for (code, reason, after, means) in [
         (400, "BadRequest", Some(600), Means::Refused),
@@ -221,7 +221,7 @@ async fn create_with_an_unknown_outcome_is_read_before_it_is_sent_again() {
 
 #[tokio::test(start_paused = true)]
 async fn write_is_not_repeated_before_its_retry_after() {
-    // Answers of the filter in front of all requests, and of the registries behind it.
+    // Responses of the filter in front of all requests, and of the registries behind it.
     let filter = |code: u16| Reply::text(code, "Too many requests, please try again later.\n");
     let registry = |code: u16, reason: &str, seconds: u64| {
         let mut reply = Reply::json(&json!({

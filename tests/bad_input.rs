@@ -17,7 +17,7 @@ use crate::support::{
     Answer, Call, Supervised, condition, config_map, one_config_map, status_of, until,
 };
 
-/// The valid answer with a changed child.
+/// The valid response with a changed child.
 fn with(request: &Value, change: impl FnOnce(&mut Value)) -> Answer {
     let mut child = config_map(request);
     child["metadata"]["name"] = json!("bad");

@@ -1,4 +1,4 @@
-//! Memory of the process while its hooks return large answers.
+//! Memory of the process while its hooks return large responses.
 
 use std::{
     collections::BTreeSet,
@@ -79,7 +79,7 @@ fn anonymous_kib(status: &Path) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
 }
 
-/// Answer of at most this size: copies of one child, numbered by name, then the last child and a
+/// Response of at most this size: copies of one child, numbered by name, then the last child and a
 /// status.
 fn answer(bytes: usize, child: &Value, last: &Value) -> Vec<u8> {
     let last = format!("{last}],\"status\":{{\"answered\":true}}}}");
@@ -133,7 +133,7 @@ fn answers_once_with(
     });
 }
 
-/// Child without a name, for which the whole answer is refused.
+/// Child without a name, for which the whole response is refused.
 fn nameless(_parent: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": {} })
 }
@@ -165,7 +165,7 @@ fn parent(kind: &str, name: &str) -> Value {
     })
 }
 
-/// Part of a hook request on which the answer depends.
+/// Part of a hook request on which the response depends.
 #[derive(serde::Deserialize)]
 struct Asked {
     parent: AskedParent,

@@ -249,7 +249,7 @@ impl Dev {
     }
 }
 
-/// Returns the answer to a GET of a URL without its scheme.
+/// Returns the response to a GET of a URL without its scheme.
 async fn ask(url: &str) -> String {
     let (address, path) = url.split_once('/').unwrap();
     let mut socket = TcpStream::connect(address).await.unwrap();

@@ -1,4 +1,4 @@
-//! A hook that confirms its answers by their ETag.
+//! A hook that confirms its responses by their ETag.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn an_answer_that_its_hook_confirms_is_executed_again() {
     let calls = supervised.hook.calls();
     assert!(calls[1..].iter().all(|call| call.named() == Some("\"1\"")), "{calls:#?}");
 
-    // Another answer, requested with the tag of the previous one.
+    // Another response, requested with the tag of the previous one.
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
 
@@ -86,7 +86,7 @@ async fn confirmation_without_a_cached_answer_is_reported_and_an_unusable_answer
     supervised.harness.create(&crd, "gear", 1).await;
     supervised.event("gear", "SyncError", "status 304 to a request without If-None-Match").await;
 
-    // The tag of an invalid answer must not be kept: the hook would confirm that answer for ever.
+    // The tag of an invalid response must not be kept: the hook would confirm that answer for ever.
     supervised.hook.answers(|_| Answer::Tagged("\"1\"".to_owned(), json!({ "children": "?" })));
     supervised.event("gear", "SyncError", "children: ").await;
     supervised.hook.answers(by_size);

@@ -1,7 +1,7 @@
 //! The way from Metacontroller and back: the objects that it has left, and those that it would
 //! find.
 //!
-//! `tests/migration/metacontroller-4.17.2.json` has four controllers, the answers of their hook,
+//! `tests/migration/metacontroller-4.17.2.json` has four controllers, the responses of their hook,
 //! and the parents and children that Metacontroller 4.17.2 made of them on kube-apiserver. It ran
 //! in place of Pilotlight in the steps of [`objects_are_those_that_metacontroller_makes`]; values
 //! that differ in each run were replaced by constants. When the file was made, Metacontroller

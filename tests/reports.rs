@@ -72,7 +72,7 @@ async fn refused_events_delay_no_declared_controller() {
     }
 
     let took = begin.elapsed();
-    // A request without an answer is cancelled only after thirty seconds.
+    // A request without a response is cancelled only after thirty seconds.
     assert!(took < Duration::from_secs(25), "{took:?}");
     supervised.end().await;
 }

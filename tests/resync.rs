@@ -1,4 +1,4 @@
-//! Resyncs: the time that an answer asks for, and the period of all parents.
+//! Resyncs: the time that a response asks for, and the period of all parents.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -276,7 +276,7 @@ impl Rolled {
         .await;
     }
 
-    /// Asserts that each child was rolled once, in the order of the answer.
+    /// Asserts that each child was rolled once, in the order of the response.
     #[track_caller]
     fn assert_rolled_in_turn(&self, changes: &[String], crash: Option<(When, usize)>) {
         let acts: &[&str] = match self.method {

@@ -1,4 +1,4 @@
-//! Simulated server: a manager runs on it, and its answers equal those of the real control plane.
+//! Simulated server: a manager runs on it, and its responses equal those of the real control plane.
 
 mod differential;
 mod mask;

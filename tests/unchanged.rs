@@ -12,10 +12,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::{Bench, metrics_text, sized};
 
-/// Period of the syncs that each answer requests, in seconds.
+/// Period of the syncs that each response requests, in seconds.
 const PERIOD: u64 = 60;
 
-/// Number of syncs that ended after the answer, of all controllers.
+/// Number of syncs that ended after the response, of all controllers.
 fn unchanged(metrics: &Registry) -> u64 {
     let text = metrics_text(metrics);
     let series =
@@ -104,7 +104,7 @@ async fn each_change_runs_the_whole_sync() {
     bench.settled(&["p"], 2, "one").await;
     quiet(&bench).await;
 
-    // The parent is the same, and the answer another.
+    // The parent is the same, and the response another.
     bench.hook.answers(async |mut request: Value| {
         request["parent"]["spec"]["text"] = json!("two");
         Ok(periodic(&request))

@@ -1,4 +1,4 @@
-//! Absence needs proof: no answer of a server or network stops or purges anything, and everything
+//! Absence needs proof: no response of a server or network stops or purges anything, and everything
 //! recovers afterwards.
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::support::{
     Server, about, counted, eventually, type_of,
 };
 
-/// Answers that a healthy server does not give.
+/// Responses that a healthy server does not give.
 fn bad_answers() -> Vec<(&'static str, Action)> {
     let status = |code, reason: &str| Action::Reply(Reply::status(code, reason, "by a fault"));
     vec![

@@ -1,4 +1,4 @@
-//! A write is not repeated before the cache shows its effect, whether its answer arrives or is
+//! A write is not repeated before the cache shows its effect, whether its response arrives or is
 //! lost.
 
 use std::{
@@ -19,7 +19,8 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
     harness.running(&supervised.runnable("a"), 1).await;
-    // The create is carried out, but its answer breaks off; and the watch of the children is held.
+    // The create is carried out, but its response breaks off; and the watch of the children is
+    // held.
     let cut = Rule::new(Action::Cut { after_bytes: 10 }).verb(Verb::Create);
     let cut = harness.faults.add(cut.resource("", "configmaps").times(1));
     let held = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Objects are created, changed and deleted; types are deleted and return with another scope or
-//! without a version; rights are revoked, watches cut, histories lost; answers are late or wrong,
+//! without a version; rights are revoked, watches cut, histories lost; responses are late or wrong,
 //! hooks fail, specifications change, and the manager restarts. The same seed gives the same
 //! sequence of steps. On the simulated server, whose minutes are those of a paused clock, it also
 //! gives the same times. With `--events` the run is a soak: only lifecycle steps, spread over the

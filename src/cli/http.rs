@@ -15,7 +15,7 @@ use tokio::{net::TcpStream, task::JoinSet};
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest answer, in bytes.
+/// Longest response, in bytes.
 const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reads the JSON document at `path` of the metrics server at `address` (`HOST:PORT` or a URL).

@@ -75,8 +75,8 @@ fn colours(no_color: Option<OsString>, terminal: bool) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
-/// Returns whether a module logs the bodies of the API server's answers, Secrets among them. It is
-/// silenced at every level, whatever the directives are.
+/// Returns whether a module logs the bodies of the API server's responses, Secrets among them. It
+/// is silenced at every level, whatever the directives are.
 fn quotes_bodies(target: &str) -> bool {
     target.starts_with("kube_client::client")
 }
@@ -84,7 +84,7 @@ fn quotes_bodies(target: &str) -> bool {
 /// Returns the directives of a level, which applies to Pilotlight alone. Details of the libraries
 /// below it need a directive by name.
 fn of_level(level: LevelFilter) -> String {
-    // kube logs every answer that is not a success as an error, even an expected one. Relevant
+    // kube logs every response that is not a success as an error, even an expected one. Relevant
     // errors are logged by the callers.
     const QUIET: &str = "kube_client::client::builder=off";
     if level > LevelFilter::WARN {

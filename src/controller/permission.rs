@@ -27,9 +27,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Condition that is met while the process has a permission, by a `SelfSubjectAccessReview`.
 ///
 /// The review is repeated once a minute, and when a reconcile of a controller with this condition
-/// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a review
-/// without an answer leaves them running. The condition is a runnable too, which asks: add it to the
-/// manager. Cheap to clone.
+/// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a
+/// review without a response leaves them running. The condition is a runnable too, which asks: add
+/// it to the manager. Cheap to clone.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

@@ -6,21 +6,21 @@ use serde::Deserialize;
 
 use crate::kind::{Scope, Subresources};
 
-/// A discovery answer.
+/// A discovery response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct DiscoveryAnswer {
+pub(super) struct DiscoveryResponse {
     /// True if all served group versions are listed: one that is not listed is not served.
     pub(super) complete: bool,
     /// Listed group versions.
     pub(super) versions: Vec<AnsweredVersion>,
 }
 
-/// Discovery answer for one group version.
+/// Discovery response for one group version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AnsweredVersion {
     pub(super) group: Arc<str>,
     pub(super) version: Arc<str>,
-    /// `None` if the backing server could not be reached or the answer is stale.
+    /// `None` if the backing server could not be reached or the response is stale.
     pub(super) resources: Option<Vec<ServedResource>>,
 }
 
@@ -35,8 +35,8 @@ pub(super) struct ServedResource {
     pub(super) subresources: Subresources,
 }
 
-impl DiscoveryAnswer {
-    /// Joins the answers of `/api` and `/apis`. The result is complete if both are.
+impl DiscoveryResponse {
+    /// Joins the responses of `/api` and `/apis`. The result is complete if both are.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.complete &= other.complete;
         self.versions.extend(other.versions);
@@ -104,9 +104,9 @@ struct SubresourceDiscovery {
     subresource: String,
 }
 
-impl From<GroupDiscoveryList> for DiscoveryAnswer {
+impl From<GroupDiscoveryList> for DiscoveryResponse {
     fn from(list: GroupDiscoveryList) -> Self {
-        // Every API server serves something: an empty answer is a defect and proves nothing.
+        // Every API server serves something: an empty response is a defect and proves nothing.
         let complete = !list.items.is_empty();
         let versions = list
             .items
@@ -229,7 +229,7 @@ mod tests {
         }))
         .unwrap();
 
-        let answer = DiscoveryAnswer::from(list);
+        let answer = DiscoveryResponse::from(list);
 
         assert!(answer.complete);
         assert_eq!(answer.versions[0].resources, None);
@@ -249,7 +249,7 @@ mod tests {
     fn an_empty_answer_is_not_complete() {
         let list: GroupDiscoveryList = serde_json::from_value(json!({ "items": [] })).unwrap();
 
-        assert!(!DiscoveryAnswer::from(list).complete);
+        assert!(!DiscoveryResponse::from(list).complete);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use tracing::debug;
 
 use super::{
     answer::{
-        AnsweredVersion, CoreVersions, DiscoveryAnswer, GroupDiscoveryList, GroupList, ResourceList,
+        AnsweredVersion, CoreVersions, DiscoveryResponse, GroupDiscoveryList, GroupList,
+        ResourceList,
     },
     request::{Error, get, get_json},
 };
@@ -24,8 +25,8 @@ const CONCURRENT: usize = 8;
 
 /// Requests all served types: two requests, more only for servers before Kubernetes 1.27.
 ///
-/// If only one of `/api` and `/apis` succeeds, its answer is returned and is not complete.
-pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<DiscoveryAnswer, Error> {
+/// If only one of `/api` and `/apis` succeeds, its response is returned and is not complete.
+pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<DiscoveryResponse, Error> {
     let (core, groups) = future::join(
         endpoint(client, Root::Core, deadline),
         endpoint(client, Root::Groups, deadline),
@@ -35,7 +36,7 @@ pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<Discovery
         (Ok(core), Ok(groups)) => Ok(core.join(groups)),
         (Ok(half), Err(error)) | (Err(error), Ok(half)) => {
             debug!(%error, "discovery answered in part");
-            Ok(DiscoveryAnswer { complete: false, ..half })
+            Ok(DiscoveryResponse { complete: false, ..half })
         }
         (Err(error), Err(_)) => Err(error),
     }
@@ -66,7 +67,7 @@ async fn endpoint(
     client: &Client,
     root: Root,
     deadline: Duration,
-) -> Result<DiscoveryAnswer, Error> {
+) -> Result<DiscoveryResponse, Error> {
     let body = match get(client, root.path(), AGGREGATED, deadline).await {
         Ok(body) => body,
         Err(error) if matches!(error.code(), Some(404 | 406 | 415)) => {
@@ -86,7 +87,11 @@ async fn endpoint(
     legacy(client, root, deadline).await
 }
 
-async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<DiscoveryAnswer, Error> {
+async fn legacy(
+    client: &Client,
+    root: Root,
+    deadline: Duration,
+) -> Result<DiscoveryResponse, Error> {
     let names: Vec<(String, String)> = match root {
         Root::Core => {
             let core: CoreVersions = get_json(client, root.path(), PLAIN, deadline).await?;
@@ -123,5 +128,5 @@ async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<Disco
         .buffer_unordered(CONCURRENT)
         .collect()
         .await;
-    Ok(DiscoveryAnswer { complete, versions })
+    Ok(DiscoveryResponse { complete, versions })
 }

@@ -3,7 +3,7 @@
 //!
 //! The catalog joins three sources. CRDs name their types. APIServices name the server behind each
 //! group version. Discovery lists the built-in and aggregated types. A type that a CRD could
-//! explain is never taken from discovery, so that a stale answer cannot restore a deleted type.
+//! explain is never taken from discovery, so that a stale response cannot restore a deleted type.
 
 mod by_group;
 mod document;
@@ -26,7 +26,7 @@ pub(super) use self::{
     touched::Touched,
 };
 use super::{
-    answer::{AnsweredVersion, DiscoveryAnswer, ServedResource},
+    answer::{AnsweredVersion, DiscoveryResponse, ServedResource},
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
     crd::Crd,
     schedule::Unsettled,
@@ -42,7 +42,7 @@ pub(super) struct Catalog {
     services: ByGroup<Backend>,
     services_listed: ListState,
     documents: ByGroup<Document>,
-    /// True once a complete discovery answer has arrived.
+    /// True once a complete discovery response has arrived.
     enumerated: bool,
     /// Set while CRDs may not be watched and discovery is the only source of their types. CRDs
     /// known from before provide uids and list kinds.
@@ -52,7 +52,7 @@ pub(super) struct Catalog {
     unnamed: HashSet<Arc<str>>,
     /// Names of types whose CRDs were deleted while APIServices were not known. Discovery may still
     /// list them, and only this map proves that they were not built in. The value counts
-    /// consecutive complete answers without the name; at [`CONFIRMATIONS`] the entry is dropped.
+    /// consecutive complete responses without the name; at [`CONFIRMATIONS`] the entry is dropped.
     retired: HashMap<(Arc<str>, TypeName), u8>,
 }
 
@@ -228,14 +228,14 @@ impl Catalog {
     ) -> bool {
         let Some(old) = take(&mut self.services, group, version) else { return false };
         touched.group(group);
-        // No proof of absence yet: its types are absent once a complete answer omits them.
+        // No proof of absence yet: its types are absent once a complete response omits them.
         old.is_discovered()
     }
 
-    /// Applies a discovery answer.
+    /// Applies a discovery response.
     pub(super) fn answered(
         &mut self,
-        answer: DiscoveryAnswer,
+        answer: DiscoveryResponse,
         reading: Reading,
         touched: &mut Touched,
     ) {
@@ -301,7 +301,7 @@ impl Catalog {
         if self.services_listed == ListState::Yes
             && (!is_static && !is_discovered || self.is_orphan(group, version, old))
         {
-            // The group version belongs to CRDs, or the answer is older than the APIService's
+            // The group version belongs to CRDs, or the response is older than the APIService's
             // deletion.
             return;
         }
@@ -356,7 +356,7 @@ impl Catalog {
     }
 
     /// Drops the names of deleted CRDs that discovery no longer lists.
-    fn forget_retired(&mut self, answer: &DiscoveryAnswer) {
+    fn forget_retired(&mut self, answer: &DiscoveryResponse) {
         self.retired.retain(|(group, name), missed| {
             let is_meant = |resource: &ServedResource| match name {
                 TypeName::Resource(plural) => *resource.plural == **plural,
@@ -371,7 +371,7 @@ impl Catalog {
         });
     }
 
-    /// Returns whether a deleted CRD served the type, so that only a stale answer can list it.
+    /// Returns whether a deleted CRD served the type, so that only a stale response can list it.
     fn is_retired(&self, group: &str, name: &TypeName) -> bool {
         // Nearly always empty: the key is built only if it is not.
         self.static_mode.is_none()

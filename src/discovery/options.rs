@@ -8,13 +8,13 @@ pub struct DiscoveryOptions {
     /// Longest interval between discovery requests, plus or minus a tenth, in case an event was
     /// missed. Clamped to 100 ms to one year. Default: 10 minutes.
     pub backstop: Duration,
-    /// The same while CRDs may not be watched. A type is absent then when two complete answers, at
-    /// least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
+    /// The same while CRDs may not be watched. A type is absent then when two complete responses,
+    /// at least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
     /// Default: 30 seconds.
     ///
     /// `Duration::MAX` in effect turns polling off: discovery is read after changes of APIServices
-    /// and for types that a request did not find. These answers show new types; the absence of a
-    /// type takes two answers almost a year apart.
+    /// and for types that a request did not find. These responses show new types; the absence of a
+    /// type takes two responses almost a year apart.
     pub static_interval: Duration,
     /// Deadline of a discovery request. Default: 10 seconds.
     pub request_deadline: Duration,

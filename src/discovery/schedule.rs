@@ -8,15 +8,15 @@ use crate::duration::{LONGEST, doubled};
 
 /// First gap between two requests; doubles from there.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// Largest gap while an answer is unsettled.
+/// Largest gap while a response is unsettled.
 const LAST_DELAY: Duration = Duration::from_secs(10);
 /// Minimum gap before a hinted request: every 404 may send a hint.
 const HINT_GAP: Duration = Duration::from_secs(1);
 
-/// Gap that a discovery answer leaves.
+/// Gap that a discovery response leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unsettled {
-    /// All answers are current.
+    /// All responses are current.
     Nothing,
     /// A change will be pushed: the APIService reports that it is unavailable.
     Announced,
@@ -33,7 +33,7 @@ pub(super) struct RequestSchedule {
     asked: Option<Instant>,
     asking: bool,
     again: bool,
-    /// Requests since the last change or the last settled answer.
+    /// Requests since the last change or the last settled response.
     retries: u32,
 }
 
@@ -77,7 +77,7 @@ impl RequestSchedule {
         self.asked = Some(now);
     }
 
-    /// Records an answer. Changes since the request was sent may be missing from it.
+    /// Records a response. Changes since the request was sent may be missing from it.
     pub(super) fn answered(&mut self, now: Instant, unsettled: Unsettled) {
         self.asking = false;
         // A change during the request has set `due` already.

@@ -89,7 +89,7 @@ impl Server {
         self.delete(SERVICES, &format!("{version}.{group}"));
     }
 
-    /// Sets the answer of aggregated discovery at `path`.
+    /// Sets the response of aggregated discovery at `path`.
     pub(super) fn discover(&self, path: &str, items: Value) {
         let items = if path == "/api" {
             json!([{ "metadata": { "name": "" }, "versions": [
@@ -100,7 +100,7 @@ impl Server {
         self.set_document(path, json!({ "kind": "APIGroupDiscoveryList", "items": items }));
     }
 
-    /// Sets the answer at `path` to any document.
+    /// Sets the response at `path` to any document.
     pub(super) fn set_document(&self, path: &str, document: Value) {
         self.state().documents.insert(path.into(), document);
     }

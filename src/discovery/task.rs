@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     DiscoveryMode, DiscoveryOptions,
-    answer::DiscoveryAnswer,
+    answer::DiscoveryResponse,
     api_service::ApiServiceHeader,
     ask::ask,
     catalog::{Polled, Reading, Touched},
@@ -30,8 +30,8 @@ use crate::duration::LONGEST;
 const REFUSALS: u32 = 7;
 /// Consecutive failures of any kind after which discovery replaces the APIServices.
 const SERVICE_FAILURES: u32 = 9;
-/// Minimum time between two answers that together prove an absence: a server that is starting omits
-/// groups for a second or two.
+/// Minimum time between two responses that together prove an absence: a server that is starting
+/// omits groups for a second or two.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(5);
 /// Events that are applied before one publish. Bounded so that a burst does not delay its first
 /// changes.
@@ -55,7 +55,7 @@ enum Event {
     Crds(CollectionChange<Crd>),
     Services(CollectionChange<ApiServiceHeader>),
     AskDue,
-    Answered(Result<DiscoveryAnswer, Error>),
+    Answered(Result<DiscoveryResponse, Error>),
     Hinted,
     Stop,
 }
@@ -68,7 +68,7 @@ struct RunningDiscovery {
     shared: Arc<SharedRegistry>,
     crds: Pin<Box<dyn Stream<Item = CollectionChange<Crd>> + Send>>,
     services: Pin<Box<dyn Stream<Item = CollectionChange<ApiServiceHeader>> + Send>>,
-    request: Option<BoxFuture<'static, Result<DiscoveryAnswer, Error>>>,
+    request: Option<BoxFuture<'static, Result<DiscoveryResponse, Error>>>,
     schedule: RequestSchedule,
     /// Refusals of the CRD watch since it was last open.
     refusals: u32,
@@ -240,7 +240,7 @@ impl RunningDiscovery {
         }
     }
 
-    fn on_answered(&mut self, answer: Result<DiscoveryAnswer, Error>, touched: &mut Touched) {
+    fn on_answered(&mut self, answer: Result<DiscoveryResponse, Error>, touched: &mut Touched) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
             DiscoveryMode::NotStarted | DiscoveryMode::Watching => Reading::Watching,
@@ -299,8 +299,8 @@ impl RunningDiscovery {
     }
 }
 
-/// Time between two answers that agree on an absence, for an interval of polling. The schedule may
-/// ask a tenth earlier.
+/// Time between two responses that agree on an absence, for an interval of polling. The schedule
+/// may ask a tenth earlier.
 fn agreement_period(interval: Duration) -> Duration {
     let interval = interval.min(LONGEST);
     (interval - interval / 10).max(SHORTEST_PERIOD)

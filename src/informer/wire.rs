@@ -59,7 +59,7 @@ impl ListSlot {
         slot
     }
 
-    /// Waits for the server. Releases the slot if that takes long; the answer is returned once a
+    /// Waits for the server. Releases the slot if that takes long; the response is returned once a
     /// slot is free again.
     pub(super) async fn wait<T>(
         &mut self,

@@ -16,7 +16,8 @@ use super::{
 };
 use crate::guard::{self, GuardedDrop};
 
-/// Specification of a runnable and how it is supervised. Answers that never change are read once.
+/// Specification of a runnable and how it is supervised. Properties that never change are read
+/// once.
 pub(super) struct RunnableSpec {
     pub(super) runnable: GuardedDrop<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
@@ -24,7 +25,7 @@ pub(super) struct RunnableSpec {
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
     pub(super) warms_up: bool,
-    /// Panic message, if one of these answers panicked.
+    /// Panic message, if the read of a property panicked.
     broken: Option<String>,
 }
 
@@ -80,7 +81,7 @@ impl RunnableSpec {
 /// New specification that waits to take over.
 pub(super) struct PendingReplacement {
     pub(super) spec: RunnableSpec,
-    /// Serial number; answers to an earlier specification carry another one.
+    /// Serial number; results of an earlier specification carry another one.
     pub(super) serial: u64,
     pub(super) verdict: Verdict,
     pub(super) why: String,

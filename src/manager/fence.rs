@@ -53,7 +53,7 @@ pub(crate) struct Fence {
 #[derive(Default)]
 struct FenceState {
     closed: bool,
-    /// Requests that have passed and have no answer yet.
+    /// Requests that have passed and have no response yet.
     under_way: usize,
     unknown: usize,
     /// Requests and response bodies that the fence owns, by number.
@@ -70,14 +70,14 @@ pub struct FenceClosed;
 
 /// Request that has passed the fence; under way until it is answered.
 ///
-/// If dropped without an answer, the outcome of the request is unknown and counted so.
+/// If dropped without a response, the outcome of the request is unknown and counted so.
 #[must_use = "the outcome counts as unknown when this is dropped"]
 pub(crate) struct Passage {
     fence: Fence,
     answered: bool,
     // Of a write whose end its observer does not know.
     on_end: Option<OnEnd>,
-    // Present while the answer of a successful write arrives.
+    // Present while the response of a successful write arrives.
     answer: WriteResponse,
 }
 
@@ -88,7 +88,7 @@ impl Passage {
         self.answered = true;
     }
 
-    /// Records that the whole answer of a successful write has arrived.
+    /// Records that the whole response of a successful write has arrived.
     fn succeeded(mut self) {
         self.answered = true;
         if let Some(on_end) = self.on_end.take() {
@@ -96,8 +96,8 @@ impl Passage {
         }
     }
 
-    /// Records that there is an answer, but one that leaves the outcome of the write unknown to the
-    /// observer.
+    /// Records that there is a response, but one that leaves the outcome of the write unknown to
+    /// the observer.
     fn ended_unknown(mut self) {
         self.answered = true;
     }
@@ -212,7 +212,8 @@ impl Fence {
         self.state.borrow().under_way
     }
 
-    /// Number of requests whose outcome is unknown, because they ended without the server's answer.
+    /// Number of requests whose outcome is unknown, because they ended without the server's
+    /// response.
     pub(crate) fn unknown(&self) -> usize {
         self.state.borrow().unknown
     }
@@ -249,7 +250,7 @@ impl Fence {
     ///
     /// A read counts as answered when the head of its response has arrived, or when its future is
     /// dropped; its body can be read until the fence closes. The outcome of a write is unknown
-    /// unless its whole answer was read: when its future is dropped, when the connection is lost,
+    /// unless its whole response was read: when its future is dropped, when the connection is lost,
     /// or when a gateway answers in the server's place (502, 504).
     ///
     /// A refusal of a request for Secrets is stripped of the server's message, which may quote the
@@ -269,8 +270,8 @@ impl Fence {
     /// As [`Fence::client`], with an observer of the writes that the server has carried out or may
     /// have. A server error (5xx) counts as unknown there, because the server may have stored the
     /// write before the error. A 503 with `Retry-After` is no exception: kube-apiserver sends it
-    /// before it handles a request, but a proxy may send the same answer for a request that it has
-    /// already forwarded.
+    /// before it handles a request, but a proxy may send the same response for a request that it
+    /// has already forwarded.
     pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
         FencedSender::new(self, client, observer).client()
     }

@@ -54,9 +54,9 @@ pub struct Done {
     pub reason: DoneReason,
     /// Time of the end.
     pub at: Timestamp,
-    /// Writes whose outcome is unknown: the grace ended before the answer, the caller did not wait,
-    /// or the answer was lost. Includes writes that were still waiting for a connection, which were
-    /// not sent.
+    /// Writes whose outcome is unknown: the grace ended before the response, the caller did not
+    /// wait, or the response was lost. Includes writes that were still waiting for a connection,
+    /// which were not sent.
     pub unknown_requests: usize,
 }
 

@@ -75,8 +75,8 @@ impl Reconciler for CurrentSync {
         };
         let result = current.reconcile(request.clone(), context.clone()).await;
         if !Arc::ptr_eq(&current, &self.get()) {
-            // The sync has set the time of the resync, and may have kept an answer of the customize
-            // hook, by the definition that was replaced meanwhile.
+            // The sync has set the time of the resync, and may have kept a response of the
+            // customize hook, by the definition that was replaced meanwhile.
             current.parents.related.forget_answer(&request);
             context.enqueue(request);
         }

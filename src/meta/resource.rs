@@ -337,7 +337,7 @@ pub(crate) fn is_gone(error: &kube::Error) -> bool {
     status.code == 404 && status.reason == "NotFound" && names_it
 }
 
-/// Returns whether the answer is any 404: the object or its type is absent, or its state is
+/// Returns whether the response is any 404: the object or its type is absent, or its state is
 /// unknown.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 404)
@@ -398,7 +398,7 @@ pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
     retry_after(status)
 }
 
-/// Returns an answer that throttles a request, with another message.
+/// Returns a response that throttles a request, with another message.
 pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
     let seconds = u32::try_from(after.as_secs()).unwrap_or(u32::MAX);
     let details = wait_details(seconds);

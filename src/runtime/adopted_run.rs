@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Time without an error of a watch after which all watches count as current. kube retries a
-/// failing watch at the latest after 60 s, and waits 30 s for an answer.
+/// failing watch at the latest after 60 s, and waits 30 s for a response.
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
 
 /// Item of the stream of a controller.
@@ -55,8 +55,9 @@ impl AdoptedRun {
 
     /// Drives the stream until it ends or the grace of the epoch is over; then drops it.
     ///
-    /// A graceful shutdown ends the stream when its reconciles have ended. Before the first sync kube
-    /// starts no reconcile, and a graceful shutdown waits for that sync: the stream is dropped then.
+    /// A graceful shutdown ends the stream when its reconciles have ended. Before the first sync
+    /// kube starts no reconcile, and a graceful shutdown waits for that sync: the stream is dropped
+    /// then.
     pub(super) async fn drive<K>(
         mut self,
         store: Store<K>,

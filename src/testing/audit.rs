@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::Error;
 
-/// Audit policy with at most two events per request. The start of the answer is logged too:
+/// Audit policy with at most two events per request. The start of the response is logged too:
 /// otherwise a watch would appear only at its end.
 pub(super) const POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
@@ -77,9 +77,9 @@ pub struct AuditEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[non_exhaustive]
 pub enum AuditStage {
-    /// Head of the answer sent, body follows: watches only.
+    /// Head of the response sent, body follows: watches only.
     ResponseStarted,
-    /// Answer sent completely.
+    /// Response sent completely.
     ResponseComplete,
     /// Panic in the server.
     Panic,
@@ -104,7 +104,7 @@ impl AuditLog {
 
     /// Returns the current end of the log.
     ///
-    /// An answer may reach its client shortly before its event reaches the log. Where earlier
+    /// A response may reach its client shortly before its event reaches the log. Where earlier
     /// requests must not count, wait for
     /// [`ControlPlane::audit_settled`](super::ControlPlane::audit_settled) first.
     ///

@@ -20,7 +20,7 @@ use super::{
     own_thread,
 };
 
-/// Limit for an event to reach the audit log, which takes some milliseconds after the answer.
+/// Limit for an event to reach the audit log, which takes some milliseconds after the response.
 const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Running control plane on loopback, removed at its end.

@@ -1,5 +1,5 @@
-//! Faults between a client and the API server: answers and failures that a healthy server does not
-//! produce on demand.
+//! Faults between a client and the API server: responses and failures that a healthy server does
+//! not produce on demand.
 
 mod action;
 mod body;
@@ -64,20 +64,20 @@ pub struct Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(u64);
 
-/// Request whose answer has not begun or not ended.
+/// Request whose response has not begun or not ended.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenRequest {
     /// Verb, type and path of the request.
     pub info: RequestInfo,
-    /// True once the head of the answer has arrived, for example for an open watch.
+    /// True once the head of the response has arrived, for example for an open watch.
     pub answered: bool,
     /// Start of the request.
     pub since: tokio::time::Instant,
 }
 
-/// Record of a fault that has happened: the answer was replaced, the connection broke, the event
-/// was repeated. A rule that cuts after more bytes than the answer has leaves no record.
+/// Record of a fault that has happened: the response was replaced, the connection broke, the event
+/// was repeated. A rule that cuts after more bytes than the response has leaves no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fired {
@@ -98,7 +98,7 @@ impl fmt::Display for Fired {
     }
 }
 
-/// Earlier answers, by path and query of their request.
+/// Earlier responses, by path and query of their request.
 type Memory = BTreeMap<String, (Parts, Bytes)>;
 
 #[derive(Default)]
@@ -150,7 +150,7 @@ impl Faults {
     }
 
     /// Returns a layer for a custom service stack under [`Client::new`]. Faults act at the place of
-    /// the layer: put it outside of the layers that need the server's own answers.
+    /// the layer: put it outside of the layers that need the server's own responses.
     pub fn layer(&self) -> FaultLayer {
         FaultLayer::new(self.clone())
     }
@@ -247,12 +247,12 @@ impl Faults {
         time::timeout(at_most, self.wait_until(|faults| passed(faults) > before)).await.ok();
     }
 
-    /// Returns the server's earlier answer to such a request.
+    /// Returns the server's earlier response to such a request.
     fn remembered(&self, id: RuleId, info: &RequestInfo) -> Option<(Parts, Bytes)> {
         self.shared.state().rules.get(&id)?.memory.get(&memory_key(info)).cloned()
     }
 
-    /// Returns true if a rule needs the answer to this request.
+    /// Returns true if a rule needs the response to this request.
     fn remembers(&self, open: &OpenGuard) -> bool {
         open.info.verb != Verb::Watch && !open.remember.is_empty()
     }
@@ -344,7 +344,7 @@ struct OpenGuard {
     id: u64,
     cut: CancellationToken,
     info: RequestInfo,
-    /// Rules that need the answer.
+    /// Rules that need the response.
     remember: Vec<RuleId>,
     /// Entry for the log, written when the fault happens.
     fired: Mutex<Option<Fired>>,
@@ -367,7 +367,7 @@ impl OpenGuard {
         }
     }
 
-    /// Counts passed bytes of the answer.
+    /// Counts passed bytes of the response.
     fn passed(&self, data: &[u8]) {
         // Bookmarks do not count as events.
         if self.info.verb == Verb::Watch && !data.starts_with(br#"{"type":"BOOKMARK""#) {

@@ -1,7 +1,7 @@
 //! Proxy on loopback that applies faults on the real wire.
 //!
 //! The proxy is between an API server and a manager, or between a manager and a hook, and speaks
-//! HTTP/1.1 and HTTP/2. A request is passed on once it has arrived completely; answers are
+//! HTTP/1.1 and HTTP/2. A request is passed on once it has arrived completely; responses are
 //! streamed, watches event by event. The [`Faults`] of the proxy disturb them, and [`WireRule`]s
 //! disturb whole connections, below HTTP.
 //!

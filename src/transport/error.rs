@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::redaction;
 
-/// Error of a request without an answer, or of the construction of a transport.
+/// Error of a request without a response, or of the construction of a transport.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -53,7 +53,7 @@ impl TransportMetrics {
         );
     }
 
-    /// Counts a request that took so long, with the status of its answer, if any.
+    /// Counts a request that took so long, with the status of its response, if any.
     pub(super) fn observe(
         &self,
         method: Method,
@@ -93,7 +93,7 @@ struct DurationLabels {
     host: Arc<str>,
 }
 
-/// Status code, or `<error>` as client-go writes it if there was no answer.
+/// Status code, or `<error>` as client-go writes it if there was no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CodeLabel(Option<u16>);
 

@@ -29,7 +29,7 @@ pub struct TransportOptions {
     /// Interval between HTTP/2 pings, also on idle connections; 30 s. Connections for leases are
     /// pinged twice within `lease_timeout`.
     pub keep_alive_interval: Duration,
-    /// Longest wait for the answer to a ping; 10 s.
+    /// Longest wait for the response to a ping; 10 s.
     pub keep_alive_timeout: Duration,
     /// Time for which a connection without a stream stays open; 90 s.
     pub idle_timeout: Duration,

@@ -15,7 +15,7 @@ use tower::{BoxError, Service, ServiceExt};
 
 use super::{Error, error::describe};
 
-/// Longest head of a proxy's answer, in bytes.
+/// Longest head of a proxy's response, in bytes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
 /// TCP connection, or a TLS session over one: that of a proxy of https.
@@ -133,7 +133,7 @@ fn tls(is_secure: bool) -> Result<ClientConfig, Error> {
     Ok(builder.with_no_client_auth())
 }
 
-/// Requests a tunnel and returns the status code of the answer.
+/// Requests a tunnel and returns the status code of the response.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     target: &str,

@@ -278,7 +278,7 @@ impl Shared {
     }
 }
 
-/// State of a connection on which its answers depend.
+/// State of a connection on which its responses depend.
 #[derive(Clone)]
 struct Peer {
     /// Bytes of the client certificate, which contain its common name.

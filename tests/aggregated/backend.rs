@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-/// Answers of the backend.
+/// Responses of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
     Well,

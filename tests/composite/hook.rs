@@ -190,7 +190,7 @@ async fn a_hook_sees_at_once_that_its_call_is_cancelled() {
     // that outlived done would end only after its timeout of thirty seconds.
     let seen = timeout(Duration::from_secs(10), given_up.wait_for(|count| *count == 1)).await;
     assert!(seen.is_ok(), "the hook still answers a call of {:?} ago", done.elapsed());
-    // The epoch is done, so the late answer is ignored.
+    // The epoch is done, so the late response is ignored.
     free.send_replace(true);
     harness.until(&supervised.runnable("slow"), "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!(supervised.hook.count("gear"), 1);

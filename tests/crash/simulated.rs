@@ -138,7 +138,7 @@ impl Wire {
                 if crash == Some(When::After) {
                     wire.dead.cancel();
                 }
-                // A crashed process gets no answer.
+                // A crashed process gets no response.
                 if wire.dead.is_cancelled() {
                     return pending().await;
                 }

@@ -152,7 +152,7 @@ impl Bench {
         assert!(!late, "{runnable}: {:#?}", self.manager.status());
     }
 
-    /// Replaces the answers of all later calls.
+    /// Replaces the responses of all later calls.
     pub(super) fn answers(
         &self,
         respond: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,

@@ -113,7 +113,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     let testbed = Testbed::on(server, "appear-late").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("late", &crd).await;
-    // Answers of a late replica that does not serve the CRD yet.
+    // Responses of a late replica that does not serve the CRD yet.
     let lags = [Verb::List, Verb::Watch].map(|verb| {
         let not_found = Action::Reply(Reply::text(404, "404 page not found\n"));
         testbed.faults.add(Rule::new(not_found).group(&testbed.scope.group).verb(verb).times(2))

@@ -395,7 +395,7 @@ async fn a_hook_call_is_cancelled_when_its_type_is_removed(server: Server<'stati
     if simulated {
         assert!(done.saturating_duration_since(gone) < Duration::from_millis(10), "at once");
     }
-    // The epoch is done, so the late answer is ignored.
+    // The epoch is done, so the late response is ignored.
     held.send(true).ok();
     testbed.until(&slow, "waits", |it| it.reason == "TypeAbsent").await;
     assert!(testbed.config_maps().get_opt("gear").await.unwrap().is_none());

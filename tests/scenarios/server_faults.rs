@@ -340,7 +340,7 @@ async fn a_throttling_server_gets_no_request_before_retry_after(server: Server<'
     let patience = 2;
     let busy = Reply::status(429, "TooManyRequests", "the server is busy").retry_after(patience);
     let rule = testbed.faults.add(reads(Action::Reply(busy), &crd));
-    // Taken before the first answer, so that a busy machine can only lengthen the measured gap.
+    // Taken before the first response, so that a busy machine can only lengthen the measured gap.
     let before = Instant::now();
     assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
 

@@ -47,7 +47,7 @@ async fn agree(name: &str, steps: Vec<Step>) {
     assert!(wrong.is_empty(), "the servers disagree:\n{wrong}");
 }
 
-/// Compares both servers as [`agree`] does, on a separate control plane, since the answers depend
+/// Compares both servers as [`agree`] does, on a separate control plane, since the responses depend
 /// on other requests to it. `test` is the test's name in its file.
 async fn agree_alone(test: &str, name: &str, steps: Vec<Step>) {
     alone(&format!("simulated::differential::{test}"), agree(name, steps)).await;

@@ -13,7 +13,7 @@ use super::{mask::mask, side::Side};
 use crate::support::PATIENCE;
 
 /// Step of a sequence. Paths and bodies may contain `$group`, `$ns`, and `$version.x`, `$uid.x` and
-/// `$continue.x` of an answer that was kept as `x`.
+/// `$continue.x` of a response that was kept as `x`.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     method: &'static str,
@@ -47,7 +47,7 @@ enum Then {
     Compare,
     /// Repeats the request until it is answered with this code.
     Until(u16),
-    /// Repeats the request until the predicate holds for its answer, and compares that.
+    /// Repeats the request until the predicate holds for its response, and compares that.
     Settled(Wanted),
     /// Reads the events of a watch until the server ends it.
     Events,
@@ -193,7 +193,7 @@ struct Memory {
     watches: BTreeMap<&'static str, Body>,
 }
 
-/// Runs all steps and returns the compared parts of their answers.
+/// Runs all steps and returns the compared parts of their responses.
 pub(crate) async fn play(side: &Side, steps: &[Step]) -> Vec<Value> {
     let names = BTreeMap::from([
         ("$group".to_owned(), side.group.clone()),

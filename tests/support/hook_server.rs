@@ -62,7 +62,7 @@ type Respond = Arc<dyn Fn(&Value) -> Answer + Send + Sync>;
 struct Shared {
     respond: Arc<Mutex<Respond>>,
     calls: watch::Sender<Vec<Call>>,
-    /// Number of calls whose caller disconnected before the answer.
+    /// Number of calls whose caller disconnected before the response.
     given_up: watch::Sender<usize>,
 }
 
@@ -103,7 +103,7 @@ impl HookServer {
         Self { url, shared, _serving: serving }
     }
 
-    /// Replaces the answer for all later calls.
+    /// Replaces the response for all later calls.
     pub(crate) fn answers(&self, respond: impl Fn(&Value) -> Answer + Send + Sync + 'static) {
         *self.shared.respond.lock().unwrap() = Arc::new(respond);
     }
@@ -155,7 +155,7 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
         under_way.answered = !matches!(answer, Answer::Hold(..));
         return match answer {
             Answer::Hold(mut free, then) => {
-                // The sender is dropped with its test; the call then gets no answer.
+                // The sender is dropped with its test; the call then gets no response.
                 if free.wait_for(|free| *free).await.is_err() {
                     std::future::pending::<()>().await;
                 }

@@ -15,7 +15,7 @@ use super::PATIENCE;
 pub(crate) enum When {
     /// The request does not reach the server.
     Before,
-    /// The server carries out the request, but the process gets no answer.
+    /// The server carries out the request, but the process gets no response.
     After,
 }
 

@@ -38,6 +38,10 @@ pub(in crate::controller) struct WorkerSlot {
     series: Arc<Series>,
     is_released: AtomicBool,
     /// Slot among the reconciles of all controllers, if the manager limits them.
+    #[cfg_attr(
+        not(any(test, feature = "meta")),
+        expect(dead_code, reason = "held until the reconcile ends")
+    )]
     shared: Mutex<Option<OwnedSemaphorePermit>>,
 }
 

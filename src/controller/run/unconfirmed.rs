@@ -1,9 +1,9 @@
 //! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
 //! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older
-//! cache would write it again. An answer reports the version written; after a lost answer, one read
-//! of the server does. While a cache is behind, the request waits in the queue, a second or two. Then
-//! the server is read, and the reconcile has that state in place of the cached one.
+//! cache would write it again. A response reports the version written; after a lost response, one
+//! read of the server does. While a cache is behind, the request waits in the queue, a second or
+//! two. Then the server is read, and the reconcile has that state in place of the cached one.
 
 mod expectation;
 mod read;
@@ -27,7 +27,7 @@ use tokio::{task_local, time::Instant};
 
 use self::{
     expectation::{Checked, Expectation, Unconfirmed},
-    state::WriteAnswer,
+    state::WriteReply,
     target::Target,
 };
 
@@ -172,8 +172,8 @@ impl UnconfirmedWrites {
 
     fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
         let (unknown, answer) = match end {
-            WriteEnd::Answered(body) => (false, WriteAnswer::decode(write.method(), &body)),
-            WriteEnd::Unknown => (true, WriteAnswer::default()),
+            WriteEnd::Answered(body) => (false, WriteReply::decode(write.method(), &body)),
+            WriteEnd::Unknown => (true, WriteReply::default()),
         };
         let target = Target::of(write, answer.name);
         let mut state = self.state();
@@ -262,8 +262,8 @@ impl RequestWrites {
     }
 
     /// Compares the targets in sequence, until a cache is behind, and keeps those that were read
-    /// live. A collection is read once, and is then replaced by those of its objects that the caches
-    /// lack, which follow it in the order of the targets.
+    /// live. A collection is read once, and is then replaced by those of its objects that the
+    /// caches lack, which follow it in the order of the targets.
     async fn confirm<'c>(
         &mut self,
         statuses: &InputStatuses,

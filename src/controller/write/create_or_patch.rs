@@ -45,9 +45,10 @@ pub enum CreateOrPatchError {
 ///
 /// If the object does not exist, `change` is applied to `object`, which is created. Otherwise it is
 /// applied to the object of the server, and the fields that differ then are sent as a merge patch:
-/// fields that the Rust type does not know stay, except in lists, which are sent whole. The patch carries the resourceVersion that was
-/// read, so that a concurrent change is a conflict, which a controller retries. A changed `status`
-/// is a patch of its subresource. At most three requests; one if nothing differs.
+/// fields that the Rust type does not know stay, except in lists, which are sent whole. The patch
+/// carries the resourceVersion that was read, so that a concurrent change is a conflict, which a
+/// controller retries. A changed `status` is a patch of its subresource. At most three requests;
+/// one if nothing differs.
 ///
 /// The read is live. For objects that the reconciler knows whole, server-side apply
 /// ([`Context::apply`](crate::controller::Context::apply)) needs no read.

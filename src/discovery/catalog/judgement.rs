@@ -50,7 +50,7 @@ impl Catalog {
         if is_unconfirmed || is_same { there } else { self.status(type_ref) }
     }
 
-    /// Returns the most urgent gap that a new discovery answer could close.
+    /// Returns the most urgent gap that a new discovery response could close.
     pub(in crate::discovery) fn unsettled(&self) -> Unsettled {
         let expected = entries(&self.services)
             .filter(|(_, _, backend)| backend.is_discovered())

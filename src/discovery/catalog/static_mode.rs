@@ -4,8 +4,9 @@
 //! as discovery lists its type. A type that static mode published first, without a uid, keeps that
 //! identity when its CRD becomes readable.
 //!
-//! A single answer proves no absence: a server that is starting omits groups. A type is absent when
-//! two complete answers, at least one period apart, omit it and no answer between them lists it.
+//! A single response proves no absence: a server that is starting omits groups. A type is absent
+//! when two complete responses, at least one period apart, omit it and no response between them
+//! lists it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ use super::{
     document::{CONFIRMATIONS, Document, Missing},
 };
 
-/// Scope of a discovery answer.
+/// Scope of a discovery response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::discovery) enum Reading {
     /// CRDs are watched; discovery covers the other types.
@@ -31,22 +32,22 @@ pub(in crate::discovery) enum Reading {
     Static(Polled),
 }
 
-/// Time of an answer in static mode.
+/// Time of a response in static mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::discovery) struct Polled {
-    /// Arrival of the answer.
+    /// Arrival of the response.
     pub(in crate::discovery) now: Instant,
-    /// Minimum time between two answers that together prove an absence.
+    /// Minimum time between two responses that together prove an absence.
     pub(in crate::discovery) period: Duration,
 }
 
 /// State of static mode.
 #[derive(Debug)]
 pub(super) struct StaticMode {
-    /// Arrival of the first complete answer.
+    /// Arrival of the first complete response.
     since: Instant,
-    /// True once a complete answer arrived a period or more after the first. A type that no answer
-    /// has listed is absent then.
+    /// True once a complete response arrived a period or more after the first. A type that no
+    /// response has listed is absent then.
     pub(super) agreed: bool,
     /// CRDs listed during static mode. Applied once the watch is open, so that the catalog leaves
     /// static mode in one step.
@@ -61,7 +62,7 @@ impl Polled {
 }
 
 impl Catalog {
-    /// Records a complete answer in static mode; the first one enters it.
+    /// Records a complete response in static mode; the first one enters it.
     pub(super) fn polled(&mut self, polled: Polled, touched: &mut Touched) {
         match &mut self.static_mode {
             Some(known) if !known.agreed && polled.agrees(known.since) => known.agreed = true,
@@ -75,7 +76,7 @@ impl Catalog {
         touched.all = true;
     }
 
-    /// Marks the types of known CRDs as missing until an answer lists them.
+    /// Marks the types of known CRDs as missing until a response lists them.
     fn expect_what_crds_serve(&mut self) {
         let (documents, services) = (&mut self.documents, &self.services);
         for crd in self.crds.values().flat_map(|crds| crds.values()) {
@@ -110,9 +111,10 @@ impl Catalog {
         }
     }
 
-    /// Returns the resources of the old document that an answer omits and that are not proven gone.
+    /// Returns the resources of the old document that a response omits and that are not proven
+    /// gone.
     ///
-    /// `polled` is the time of a complete answer; a partial answer proves nothing.
+    /// `polled` is the time of a complete response; a partial response proves nothing.
     pub(super) fn missing_from(
         &self,
         answered: &[ServedResource],
@@ -195,7 +197,7 @@ impl Catalog {
         }
     }
 
-    /// Returns whether a group version that complete answers omit is proven gone.
+    /// Returns whether a group version that complete responses omit is proven gone.
     pub(super) fn is_unnamed_for_good(
         &self,
         group: &str,

@@ -110,9 +110,9 @@ fn resource(plural: &str, kind: &str) -> ServedResource {
     }
 }
 
-/// A complete answer of group, version and resources, without stale entries.
-fn answer(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryAnswer {
-    DiscoveryAnswer {
+/// A complete response of group, version and resources, without stale entries.
+fn answer(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryResponse {
+    DiscoveryResponse {
         complete: true,
         versions: versions
             .iter()
@@ -175,12 +175,12 @@ impl Catalog {
         self.crd_deleted(&crd.build(), &mut Touched::default());
     }
 
-    fn discover(&mut self, answer: DiscoveryAnswer) {
+    fn discover(&mut self, answer: DiscoveryResponse) {
         self.answered(answer, Reading::Watching, &mut Touched::default());
     }
 
-    /// Applies an answer in static mode, `seconds` after a fixed instant.
-    fn poll(&mut self, answer: DiscoveryAnswer, seconds: u64) -> Touched {
+    /// Applies a response in static mode, `seconds` after a fixed instant.
+    fn poll(&mut self, answer: DiscoveryResponse, seconds: u64) -> Touched {
         static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let mut touched = Touched::default();
         let polled = Polled { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };

@@ -1,4 +1,4 @@
-//! Requests with decoded answers.
+//! Requests with decoded responses.
 //!
 //! Replaces kube's own `request`, which logs the whole body when it cannot decode it; that may be
 //! the body of a Secret.
@@ -27,7 +27,7 @@ impl<'a> From<&'a Client> for Requester<'a> {
     }
 }
 
-/// Sends a request and decodes its answer as kube does.
+/// Sends a request and decodes its response as kube does.
 ///
 /// # Errors
 ///

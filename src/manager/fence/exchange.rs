@@ -67,7 +67,7 @@ pub(super) struct Exchange(Option<OwnedSlot>);
 
 /// Body of a response. The body of a write's response keeps the write under way until it has been
 /// read.
-pub(super) struct FencedAnswer {
+pub(super) struct FencedResponse {
     owned: OwnedSlot,
     // True once the caller has received the error for the cut.
     cut: bool,
@@ -214,7 +214,7 @@ impl HeldExchange {
                     passage.succeeded();
                 }
             }
-            // The body was cut off: dropped without an answer.
+            // The body was cut off: dropped without a response.
             Some(Err(_)) => drop(self.passage.take()),
         }
         self.content = ExchangeContent::Nothing;
@@ -223,14 +223,14 @@ impl HeldExchange {
 }
 
 /// Returns the passage if it stays open after the head of a response: the outcome of a successful
-/// write is known only when its whole answer was read.
+/// write is known only when its whole response was read.
 fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage> {
     match status {
         _ if passage.on_end.is_some() && status.is_success() => match ended {
             true => passage.succeeded(),
             false => return Some(passage),
         },
-        // A gateway answered; the server's own answer is missing.
+        // A gateway answered; the server's own response is missing.
         StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => drop(passage),
         _ if status.is_server_error() => passage.ended_unknown(),
         _ => passage.answered(),
@@ -257,7 +257,7 @@ impl Exchange {
 }
 
 impl Future for Exchange {
-    type Output = Result<Response<FencedAnswer>, BoxError>;
+    type Output = Result<Response<FencedResponse>, BoxError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let head = match &self.0 {
@@ -270,7 +270,7 @@ impl Future for Exchange {
                 Poll::Pending
             }
             (Some(Poll::Ready(Ok(head))), Some(owned)) => {
-                Poll::Ready(Ok(Response::from_parts(head, FencedAnswer { owned, cut: false })))
+                Poll::Ready(Ok(Response::from_parts(head, FencedResponse { owned, cut: false })))
             }
             (Some(Poll::Ready(Err(error))), _) => Poll::Ready(Err(error)),
             (Some(Poll::Ready(Ok(_))) | None, _) => Poll::Ready(Err(FenceClosed.into())),
@@ -278,7 +278,7 @@ impl Future for Exchange {
     }
 }
 
-impl HttpBody for FencedAnswer {
+impl HttpBody for FencedResponse {
     type Data = Bytes;
     type Error = BoxError;
 

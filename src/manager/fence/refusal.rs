@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use crate::manager::Fence;
 
-    /// Sends a request through a fence to a server with this answer. Returns the error as code,
+    /// Sends a request through a fence to a server with this response. Returns the error as code,
     /// reason, message and delay.
     async fn refused(
         code: u16,

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::{
     BoxError, Fence, WriteEnd, WriteObserver, WriteRequest,
-    exchange::{Exchange, FencedAnswer},
+    exchange::{Exchange, FencedResponse},
     refusal,
     time_limit::TimeLimit,
 };
@@ -50,14 +50,14 @@ impl FencedSender {
     pub(super) async fn send(
         &self,
         request: Request<Body>,
-    ) -> Result<Response<FencedAnswer>, kube::Error> {
+    ) -> Result<Response<FencedResponse>, kube::Error> {
         self.exchange(request).await.map_err(|error| match error.downcast::<kube::Error>() {
             Ok(error) => *error,
             Err(error) => kube::Error::Service(error),
         })
     }
 
-    async fn exchange(&self, request: Request<Body>) -> Result<Response<FencedAnswer>, BoxError> {
+    async fn exchange(&self, request: Request<Body>) -> Result<Response<FencedResponse>, BoxError> {
         let write = WriteRequest::of(&request);
         let about_secrets = refusal::is_about_secrets(request.uri().path());
         let mut limit = TimeLimit::default();

@@ -45,8 +45,8 @@ fn server(does: Does) -> Client {
     Client::new(service, "default")
 }
 
-/// Sends one request by a client and one directly, reads the answer as far as it arrives and drops
-/// it. Checks the number of unknown outcomes by then, and of calls of the observer.
+/// Sends one request by a client and one directly, reads the response as far as it arrives and
+/// drops it. Checks the number of unknown outcomes by then, and of calls of the observer.
 async fn check(method: Method, does: Does, expected: (usize, usize)) {
     for is_direct in [false, true] {
         let fence = Fence::new();

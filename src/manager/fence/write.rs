@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use serde::Deserialize;
 
-/// Bytes of an answer that an observer gets at most, 1 MiB. A longer one counts as unreadable.
+/// Bytes of a response that an observer gets at most, 1 MiB. A longer one counts as unreadable.
 const MAX_ANSWER: usize = 1 << 20;
 
 /// Request that may change something on the server.
@@ -22,7 +22,7 @@ pub(crate) struct WriteRequest {
 /// End of a write that the server has carried out, or may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WriteEnd {
-    /// Success, with the body of the answer; empty if that is longer than 1 MiB.
+    /// Success, with the body of the response; empty if that is longer than 1 MiB.
     Answered(Bytes),
     /// The outcome is unknown.
     Unknown,
@@ -87,8 +87,8 @@ impl WriteResponse {
     }
 }
 
-/// Returns whether a request only asks for the answer. kube names a dry run in the query, and of a
-/// deletion in the body.
+/// Returns whether a request only asks for the response. kube names a dry run in the query, and of
+/// a deletion in the body.
 fn is_dry_run(request: &Request<Body>) -> bool {
     #[derive(Default, Deserialize)]
     struct DeleteOptions {

@@ -163,7 +163,7 @@ async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
     harness.stop().await.unwrap();
 }
 
-/// Runnable whose every answer differs from the default.
+/// Runnable whose every response differs from the default.
 struct Particular(Arc<AtomicUsize>);
 
 impl Runnable for Particular {

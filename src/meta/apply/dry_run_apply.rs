@@ -30,7 +30,7 @@ pub(super) enum DryRunApply {
     Refused(String),
 }
 
-/// Reads the answer to a dry run over `observed`.
+/// Reads the response to a dry run over `observed`.
 ///
 /// # Errors
 ///

@@ -18,8 +18,8 @@ use crate::meta::{
 /// Fields that a dry run changes even if the update would change nothing else.
 const VOLATILE_FIELDS: [&str; 3] = ["resourceVersion", "managedFields", "generation"];
 
-/// Returns whether the server would store another object than the observed one, from the answer to
-/// a dry run.
+/// Returns whether the server would store another object than the observed one, from the response
+/// to a dry run.
 pub(super) fn differs(
     observed: &[u8],
     answer: &Result<Box<RawValue>, kube::Error>,
@@ -57,7 +57,7 @@ enum DryRunUpdate {
     Throttled(Duration),
 }
 
-/// Reads the answer to the dry run of an update of `observed`.
+/// Reads the response to the dry run of an update of `observed`.
 fn dry_run_update(observed: &[u8], answer: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
     let essence = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
     match answer {

@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Request that waits for its answer.
+/// Request that waits for its response.
 struct Held {
     name: String,
     query: String,
@@ -81,7 +81,7 @@ impl Server {
         (Self(requests), Client::new(service, "default"))
     }
 
-    /// Returns the next requests, as many as are sent without another answer.
+    /// Returns the next requests, as many as are sent without another response.
     async fn sent(&mut self) -> Vec<Held> {
         let mut sent = Vec::new();
         while let Ok(Some(held)) = timeout(Duration::from_millis(1), self.0.recv()).await {
@@ -249,7 +249,7 @@ async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
     let mut first = scene.server.sent().await;
     assert_eq!(first.len(), 8);
 
-    // Both answers arrive before the sync runs again.
+    // Both responses arrive before the sync runs again.
     let throttled = first.remove(1);
     first.remove(0).succeed();
     throttled.refuse(429, "TooManyRequests");

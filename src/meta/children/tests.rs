@@ -40,7 +40,7 @@ fn checked(
     .check(texts(children))
 }
 
-/// Refusal of an answer whose second child has this value.
+/// Refusal of a response whose second child has this value.
 #[track_caller]
 fn refusal(pointer: &str, value: Value) -> String {
     let mut children = vec![config_map("a"), config_map("b")];

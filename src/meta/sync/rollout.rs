@@ -64,7 +64,7 @@ impl ParentReconciler {
             let objects = ObservedObjects { related, ..objects };
             match self.call_hook(hook, call, rules, objects, None, context).await? {
                 HookResponse::Checked(answer) => answers.push(answer),
-                // Without an earlier record, no answer is unchanged.
+                // Without an earlier record, no response is unchanged.
                 HookResponse::Unchanged(_) => return Err(SyncError::Cancelled),
             }
         }
@@ -90,8 +90,8 @@ impl ParentReconciler {
         Ok(PlannedRollout { revisions, plan: planned, held })
     }
 
-    /// Writes the revisions of a rollout, and reports its progress. To be called before any child is
-    /// written. Returns the time until the rollout is to be looked at again.
+    /// Writes the revisions of a rollout, and reports its progress. To be called before any child
+    /// is written. Returns the time until the rollout is to be looked at again.
     pub(super) async fn write_rollout(
         &self,
         parent: &Parent,

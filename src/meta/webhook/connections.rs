@@ -37,8 +37,8 @@ pub(super) struct Connections {
     series: Option<Arc<HookSeries>>,
 }
 
-/// Tasks that drive connections until they are cancelled, since a handshake without an answer would
-/// not end by itself.
+/// Tasks that drive connections until they are cancelled, since a handshake without a response
+/// would not end by itself.
 #[derive(Clone, Default)]
 pub(super) struct ConnectionTasks {
     pub(super) tracker: TaskTracker,

@@ -1,4 +1,4 @@
-//! Actions on a request and its answer.
+//! Actions on a request and its response.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -55,7 +55,7 @@ pub enum Action {
         /// Number of the event after which it is repeated.
         after: usize,
     },
-    /// Replaces the answer, or a line of it, by invalid bytes.
+    /// Replaces the response, or a line of it, by invalid bytes.
     Garbage {
         /// Number of the replaced line, from 1: of a watch, an event. Without it the whole body is
         /// replaced.
@@ -77,7 +77,7 @@ pub enum Action {
         #[serde(with = "text::duration")]
         at_most: Duration,
     },
-    /// Answers with the server's answer to the first such request that this rule matched: an old
+    /// Answers with the server's response to the first such request that this rule matched: an old
     /// list, an old object. Requests that the rule matches and passes, by
     /// [`skip`](super::Rule::skip), count as such. A request without a predecessor passes.
     Stale,
@@ -92,20 +92,20 @@ pub enum Action {
     },
     /// Sends the request when this rule is removed.
     Hang,
-    /// Sends the request, and passes the answer on when this rule is removed.
+    /// Sends the request, and passes the response on when this rule is removed.
     Withhold,
-    /// Sends the request, and breaks the connection before the head of the answer arrives.
+    /// Sends the request, and breaks the connection before the head of the response arrives.
     Lose,
-    /// Sends the request, and replaces the answer, as a gateway does after a timeout.
+    /// Sends the request, and replaces the response, as a gateway does after a timeout.
     Instead(Reply),
     /// Fails with this message, as if the connection were refused.
     Fail(String),
-    /// Changes the body of the answer, which must be JSON and finite.
+    /// Changes the body of the response, which must be JSON and finite.
     #[serde(skip)]
     Edit(Edit),
 }
 
-/// Function that changes the JSON of an answer.
+/// Function that changes the JSON of a response.
 pub(super) type Edit = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
 impl Action {
@@ -153,7 +153,7 @@ impl Debug for Action {
     }
 }
 
-/// Answer that replaces the server's.
+/// Response that replaces the server's.
 ///
 /// As data: `{code: 429, reason: TooManyRequests, message: later, retryAfter: 1}` is a failure in
 /// the form of the API server, `{code: 404, contentType: text/plain, body: no}` is any other.

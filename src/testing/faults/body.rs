@@ -1,4 +1,4 @@
-//! Body of an answer that may be disturbed.
+//! Body of a response that may be disturbed.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +33,7 @@ pub struct FaultBody {
     /// Signal of a cut from outside.
     cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     begun: bool,
-    /// True once the answer itself has ended.
+    /// True once the response itself has ended.
     finished: bool,
     ended: bool,
     /// Guard of the open request.

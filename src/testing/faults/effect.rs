@@ -1,4 +1,4 @@
-//! Effect of a fault on the bytes of an answer: decided here, carried out by the body.
+//! Effect of a fault on the bytes of a response: decided here, carried out by the body.
 
 use std::{mem, time::Duration};
 
@@ -14,7 +14,7 @@ pub(super) enum Piece {
     Pause(Duration),
     /// Stall without an end.
     Stall,
-    /// Clean end, as of the answer itself.
+    /// Clean end, as of the response itself.
     End,
     /// Broken connection.
     Break,
@@ -37,7 +37,7 @@ pub(super) enum Effect {
         begun: bool,
     },
     Lines(EditedLines),
-    /// Delivers these bytes in place of the answer.
+    /// Delivers these bytes in place of the response.
     Instead(Bytes),
 }
 
@@ -96,7 +96,7 @@ impl Effect {
         }
     }
 
-    /// Returns true if the answer may keep its declared length.
+    /// Returns true if the response may keep its declared length.
     pub(super) fn keeps_length(&self) -> bool {
         match self {
             Self::None | Self::Drip { .. } => true,
@@ -148,7 +148,7 @@ impl Effect {
         }
     }
 
-    /// Returns the pieces at the end of the answer.
+    /// Returns the pieces at the end of the response.
     pub(super) fn finish(&mut self) -> Vec<Piece> {
         match self {
             Self::Lines(lines) if !lines.partial.is_empty() => {

@@ -207,7 +207,7 @@ impl Rule {
     }
 
     /// Limits the time for which the rule holds anything: then a request that [hangs](Action::Hang)
-    /// is sent, an answer that is [withheld](Action::Withhold) is passed on, and the connection of
+    /// is sent, a response that is [withheld](Action::Withhold) is passed on, and the connection of
     /// a body that [stalls](Action::Stall) breaks.
     pub fn at_most(mut self, long: Duration) -> Self {
         self.at_most = Some(long);

@@ -21,7 +21,7 @@ pub struct Profile {
     pub types: Vec<(String, String)>,
     /// Longest delay; 200 ms.
     pub longest: Duration,
-    /// Longest time for which a request hangs, an answer is withheld, a body stalls or the events
+    /// Longest time for which a request hangs, a response is withheld, a body stalls or the events
     /// of a type are held; 10 s.
     pub hold: Duration,
     /// Largest number of bytes before a cut; 4096.
@@ -61,7 +61,7 @@ pub enum Fault {
     Refuse,
     /// Refused connection.
     Fail,
-    /// Request that is carried out, with its answer lost.
+    /// Request that is carried out, with its response lost.
     Lose,
     /// Broken connection within the body.
     Cut,
@@ -80,9 +80,9 @@ pub enum Fault {
     /// Request that is sent only after the hold: longer than a [`Delay`](Self::Delay), and perhaps
     /// than its sender's timeout.
     Hang,
-    /// Request that is carried out at once, with its answer withheld for the hold.
+    /// Request that is carried out at once, with its response withheld for the hold.
     Withhold,
-    /// Old answer to a list or a get, as from a server that lags behind. Omitted for other verbs,
+    /// Old response to a list or a get, as from a server that lags behind. Omitted for other verbs,
     /// which no server answers so.
     Stale,
     /// Events of a watch that are held until those of another of the [types](Profile::types), or
@@ -233,7 +233,7 @@ impl Schedule {
                     let rule = rule.path_is("/apis").nth(1 + number % 3);
                     return Some(rule);
                 }
-                // The first answer cannot be an old one.
+                // The first response cannot be an old one.
                 let first = usize::from(fault == Fault::Stale);
                 let rule = rule.verb(verb).nth(first + number);
                 Some(match draw.one_of(&profile.types) {

@@ -244,7 +244,7 @@ mod tests {
 
     type Answer = Result<Response<FaultBody>, BoxError>;
 
-    /// Sends a request to a server whose every answer is the same JSON.
+    /// Sends a request to a server whose every response is the same JSON.
     fn get(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
         let server = tower::service_fn(async |_| {
             let body = Full::new(Bytes::from_static(br#"{"items":[1,2,3]}"#));
@@ -400,7 +400,7 @@ mod tests {
 
         assert_eq!(list("/api/v1/pods").await, "0");
         assert_eq!(list("/api/v1/pods?resourceVersion=5").await, "0", "{:?}", faults.fired());
-        // No older answer exists for these.
+        // No older response exists for these.
         assert_eq!(list("/api/v1/nodes").await, "2");
         assert_eq!(faults.fired().len(), 1);
         faults.remove(rule);

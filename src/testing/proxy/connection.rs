@@ -74,7 +74,7 @@ impl ProxyTarget {
         Self { service: BoxCloneSyncService::new(faults.layer().layer(service)) }
     }
 
-    /// Passes one request on; an error aborts the answer: the connection, or the stream of it.
+    /// Passes one request on; an error aborts the response: the connection, or the stream of it.
     async fn pass(mut self, request: Request<Incoming>) -> Result<Response<FlushedBody>, BoxError> {
         let (mut head, body) = request.into_parts();
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
@@ -128,7 +128,7 @@ impl Serving {
 
     async fn serve(self, stream: TcpStream) {
         let _open = Open::count(self.open.clone());
-        // Answers are passed on at once.
+        // Responses are passed on at once.
         stream.set_nodelay(true).ok();
         let (socket, reset) = self.wire.enter(stream);
         if socket.is_black_hole() {

@@ -1,4 +1,4 @@
-//! Flush of sent bytes before an answer breaks.
+//! Flush of sent bytes before a response breaks.
 
 use std::{
     pin::Pin,
@@ -15,7 +15,7 @@ use crate::testing::FaultBody;
 
 /// Delay before a body breaks, in which hyper writes what was sent. hyper drops unwritten bytes
 /// when a body breaks, and does not report when it has written them. Without the delay the client
-/// would see an answer that breaks earlier than the fault specifies.
+/// would see a response that breaks earlier than the fault specifies.
 const FLUSH_DELAY: Duration = Duration::from_millis(10);
 
 /// Body whose bytes are on the wire when it breaks.

@@ -46,11 +46,11 @@ pub(super) enum Answer {
     Later(std::time::Duration),
 }
 
-/// Complete answer.
+/// Complete response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HttpReply {
     pub(super) code: u16,
-    /// Content type; empty for an answer without a body.
+    /// Content type; empty for a response without a body.
     pub(super) content_type: &'static str,
     pub(super) etag: Option<String>,
     pub(super) retry_after: Option<u64>,
@@ -246,7 +246,7 @@ impl Call {
     }
 }
 
-/// Alternative form of an answer, such as metadata only.
+/// Alternative form of a response, such as metadata only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     pub(super) group: &'static str,

@@ -1,4 +1,4 @@
-//! Server state machine: a request and the time in, an answer out, without I/O.
+//! Server state machine: a request and the time in, a response out, without I/O.
 //!
 //! Background work of the control plane (accepting names, deleting instances, collecting garbage,
 //! emptying namespaces) consists of jobs with a due time. Every access to the cluster first runs

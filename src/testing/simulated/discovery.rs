@@ -320,7 +320,7 @@ fn tagged(call: &Call, reply: HttpReply) -> HttpReply {
     reply.body.hash(&mut hasher);
     let etag = format!("\"{:016X}\"", hasher.finish());
     if call.if_none_match == etag {
-        // A content type here would replace that of the cached answer.
+        // A content type here would replace that of the cached response.
         return HttpReply { etag: Some(etag), content_type: "", ..HttpReply::text(304, "") };
     }
     HttpReply { etag: Some(etag), ..reply }

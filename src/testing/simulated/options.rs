@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Durations of the control plane's background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
-    /// Delay before each answer.
+    /// Delay before each response.
     pub latency: Duration,
     /// From the creation of a CRD until its names are accepted. From then on it is served.
     pub names_accepted: Duration,

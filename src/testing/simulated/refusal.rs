@@ -1,10 +1,10 @@
-//! Error answers.
+//! Error responses.
 
 use serde_json::{Map, Value, json};
 
 use super::resource::SimulatedResource;
 
-/// Error answer, with the messages of the real API server.
+/// Error response, with the messages of the real API server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Refusal {
     pub(super) code: u16,
@@ -42,23 +42,23 @@ impl Refusal {
         self
     }
 
-    /// Answer for an unknown path: the last handler of the real server answers in plain text.
+    /// Response for an unknown path: the last handler of the real server answers in plain text.
     pub(super) fn no_such_path() -> Self {
         Self { plain: true, ..Self::new(404, "NotFound", "404 page not found") }
     }
 
-    /// Answer for an unknown type in a group of the server itself.
+    /// Response for an unknown type in a group of the server itself.
     pub(super) fn no_such_resource() -> Self {
         let message = "the server could not find the requested resource";
         Self::new(404, "NotFound", message).about("", "", "")
     }
 
-    /// Answer of the aggregator for an API whose service is unavailable.
+    /// Response of the aggregator for an API whose service is unavailable.
     pub(super) fn service_unavailable() -> Self {
         Self { plain: true, ..Self::new(503, "ServiceUnavailable", "service unavailable") }
     }
 
-    /// Answer for a feature that is not simulated.
+    /// Response for a feature that is not simulated.
     pub(super) fn not_simulated(what: impl std::fmt::Display) -> Self {
         let message = format!(
             "{what} is not simulated: run this against a real control plane \
@@ -102,14 +102,14 @@ impl Refusal {
         Self::new(400, "BadRequest", message)
     }
 
-    /// Answer for a request that accepts no supported format.
+    /// Response for a request that accepts no supported format.
     pub(super) fn not_acceptable() -> Self {
         let message = "only the following media types are accepted: application/json, \
                        application/yaml, application/vnd.kubernetes.protobuf";
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// Answer for a body in an unsupported format.
+    /// Response for a body in an unsupported format.
     pub(super) fn unsupported(formats: &str) -> Self {
         let message = format!(
             "the body of the request was in an unknown format - accepted media types include: \
@@ -127,7 +127,7 @@ impl Refusal {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// Answer for an unsupported verb on a custom type or its subresource.
+    /// Response for an unsupported verb on a custom type or its subresource.
     pub(super) fn not_supported(resource: &SimulatedResource, verb: &str) -> Self {
         let message =
             format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
@@ -147,12 +147,12 @@ impl Refusal {
         Self::new(405, "MethodNotAllowed", message).about("", "", "")
     }
 
-    /// Answer for a version that was compacted.
+    /// Response for a version that was compacted.
     pub(super) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// Answer while the watch cache of a type is not filled.
+    /// Response while the watch cache of a type is not filled.
     pub(super) fn initializing() -> Self {
         let mut refusal = Self::new(429, "TooManyRequests", "storage is (re)initializing");
         refusal.details = Some(json!({ "retryAfterSeconds": 1 }));
@@ -160,7 +160,7 @@ impl Refusal {
         refusal
     }
 
-    /// Answer for invalid fields of an object.
+    /// Response for invalid fields of an object.
     pub(super) fn invalid(group: &str, kind: &str, name: &str, faults: &[FieldFault]) -> Self {
         let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
         let mut bodies: Vec<_> =
@@ -182,7 +182,7 @@ impl Refusal {
         refusal
     }
 
-    /// Converts the answer to a `Status`.
+    /// Converts the response to a `Status`.
     pub(super) fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status",

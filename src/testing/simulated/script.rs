@@ -40,7 +40,7 @@ pub enum ScriptError {
     Refused {
         /// HTTP status code.
         code: u16,
-        /// Reason in the status; empty when the answer is plain text.
+        /// Reason in the status; empty when the response is plain text.
         reason: String,
         /// Message of the server.
         message: String,

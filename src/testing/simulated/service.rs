@@ -1,4 +1,4 @@
-//! Server as a tower service, with streaming answers.
+//! Server as a tower service, with streaming responses.
 
 use std::{
     future::Future,
@@ -126,7 +126,7 @@ fn response(reply: HttpReply) -> Response<SimulatedBody> {
     response
 }
 
-/// Body of an answer: complete, or the events of a watch as they occur.
+/// Body of a response: complete, or the events of a watch as they occur.
 #[derive(Debug)]
 pub struct SimulatedBody(Inner);
 

@@ -34,14 +34,14 @@ pub struct SimulatedRequest {
     pub info: RequestInfo,
     /// Time of the request since the start of the server.
     pub at: Duration,
-    /// Status code of the answer, once sent.
+    /// Status code of the response, once sent.
     pub code: Option<u16>,
-    /// Time at which the answer ended or was dropped.
+    /// Time at which the response ended or was dropped.
     pub ended: Option<Duration>,
 }
 
 impl SimulatedRequest {
-    /// Returns true until the answer has ended, for example for an open watch.
+    /// Returns true until the response has ended, for example for an open watch.
     pub fn is_open(&self) -> bool {
         self.ended.is_none()
     }
@@ -247,7 +247,7 @@ fn forget_beyond(most: usize, requests: &mut BTreeMap<u64, SimulatedRequest>) {
     }
 }
 
-/// Keeps the record of one request until its answer has ended.
+/// Keeps the record of one request until its response has ended.
 pub(super) struct RequestGuard {
     shared: Arc<SharedServer>,
     id: u64,

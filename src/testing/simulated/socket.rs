@@ -82,7 +82,7 @@ async fn accept(listener: TcpListener, server: SimulatedServer) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    // Small answers are sent at once.
+                    // Small responses are sent at once.
                     stream.set_nodelay(true).ok();
                     connections.spawn(connection(stream, server.clone()));
                 }

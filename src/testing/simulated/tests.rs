@@ -322,7 +322,7 @@ async fn unchanged_discovery_is_answered_without_a_content_type() {
 
     assert_eq!(answer.status(), StatusCode::NOT_MODIFIED);
     assert_eq!(answer.headers()[header::ETAG], known.as_str());
-    // A content type would replace that of the cached answer.
+    // A content type would replace that of the cached response.
     assert!(!answer.headers().contains_key(header::CONTENT_TYPE));
 }
 

@@ -26,7 +26,7 @@ async fn requests(product: Option<&str>) -> Vec<Received> {
     };
     let patch = Patch::Merge(json!({}));
 
-    // The answers of this server are no objects.
+    // The responses of this server are no objects.
     drop(maps.list(&ListParams::default()).await);
     drop(maps.watch(&WatchParams::default(), "0").await);
     drop(maps.create(&Default::default(), &map).await);

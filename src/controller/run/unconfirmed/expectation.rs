@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Expected state of a written object or collection.
 #[derive(Debug)]
 pub(super) struct Expectation {
-    // As the answer reported it; `None` if the server has to be read.
+    // As the response reported it; `None` if the server has to be read.
     pub(super) answered: Option<ObjectState>,
-    // Newer than the answer. By cache, since each read applies the selectors of one.
+    // Newer than the response. By cache, since each read applies the selectors of one.
     reads: HashMap<InformerKey, LiveRead>,
     since: Instant,
 }
@@ -87,7 +87,7 @@ impl Expectation {
 
     /// Replaces the expectation by that of a later write of the same target.
     ///
-    /// A target that has to be read stays so. Of two answers to concurrent writes, the newer
+    /// A target that has to be read stays so. Of two responses to concurrent writes, the newer
     /// version counts, which may not be the one that arrived last.
     pub(super) fn replace(&mut self, new: Self) {
         let Some(old) = &self.answered else {

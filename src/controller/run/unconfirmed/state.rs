@@ -36,16 +36,16 @@ pub(super) enum Comparison {
     Undecided,
 }
 
-/// Content of the answer to a write.
+/// Content of the response to a write.
 #[derive(Debug, Default)]
-pub(super) struct WriteAnswer {
+pub(super) struct WriteReply {
     /// Name of the object, which the server may have generated.
     pub(super) name: Option<String>,
-    /// State of the object; `None` if the answer does not report it.
+    /// State of the object; `None` if the response does not report it.
     pub(super) state: Option<ObjectState>,
 }
 
-/// Fields of an answer, decoded as far as the identity of the object.
+/// Fields of a response, decoded as far as the identity of the object.
 #[derive(Default, Deserialize)]
 struct AnswerFields {
     #[serde(default)]
@@ -63,7 +63,7 @@ struct AnsweredObject {
     resource_version: Option<String>,
 }
 
-impl WriteAnswer {
+impl WriteReply {
     /// Decodes the body of a success.
     pub(super) fn decode(method: &Method, body: &[u8]) -> Self {
         let body = serde_json::from_slice::<AnswerFields>(body).unwrap_or_default();
@@ -242,7 +242,7 @@ mod tests {
 
     #[track_caller]
     fn check_answer(method: Method, body: Value, name: Option<&str>, expected: &str) {
-        let answer = WriteAnswer::decode(&method, body.to_string().as_bytes());
+        let answer = WriteReply::decode(&method, body.to_string().as_bytes());
 
         let state = match answer.state {
             Some(ObjectState::Stored { uid, version, .. }) => format!("{uid} at {version}"),

@@ -38,7 +38,7 @@ struct Name {
 
 impl Target {
     /// Returns the target of a write; `None` if its path names no object and no collection. A
-    /// created object has the name in the answer or, without an answer, in the request.
+    /// created object has the name in the response or, without a response, in the request.
     pub(super) fn of(write: &WriteRequest, answered: Option<String>) -> Option<Self> {
         let mut target = Self::at(write.path())?;
         if target.name.is_none() && *write.method() == Method::POST {

@@ -7,7 +7,7 @@ use tower::service_fn;
 use super::*;
 use crate::manager::Fence;
 
-/// Sends a create request whose answer has this status code, in the name of a request.
+/// Sends a create request whose response has this status code, in the name of a request.
 async fn create(unconfirmed: &Arc<UnconfirmedWrites>, code: u16) {
     let service = service_fn(move |_request: http::Request<Body>| {
         let object = json!({ "metadata": { "name": "b", "uid": "u", "resourceVersion": "7" } });

@@ -1,4 +1,4 @@
-//! Discovery answers, and static mode, in which they are the only source.
+//! Discovery responses, and static mode, in which they are the only source.
 
 use super::*;
 
@@ -20,8 +20,8 @@ fn built_in_types_are_unknown_before_the_first_answer() {
 
 #[test]
 fn partial_empty_and_stale_answers_remove_nothing() {
-    let partial = DiscoveryAnswer { complete: false, ..answer(&[apps()]) };
-    let empty = DiscoveryAnswer::default();
+    let partial = DiscoveryResponse { complete: false, ..answer(&[apps()]) };
+    let empty = DiscoveryResponse::default();
     let stale = answer(&[apps(), ("metrics.example.com", "v1", None)]);
     let forgetful = answer(&[apps()]);
     for (given, state) in [
@@ -87,17 +87,17 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
     let with = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
     let without_group = || answer(&[apps(), metrics()]);
     let without_type = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&other[..]))]);
-    for without in [&without_group as &dyn Fn() -> DiscoveryAnswer, &without_type] {
+    for without in [&without_group as &dyn Fn() -> DiscoveryResponse, &without_type] {
         let mut catalog = Catalog::complete();
         let odd = crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
         catalog.list(vec![odd.build()]);
         let before = catalog.status(&widgets()).served;
 
-        // The first answers after the permission is lost.
+        // The first responses after the permission is lost.
         catalog.poll(without(), 0);
         catalog.check_unconfirmed(&widgets(), TypeState::Served);
         assert_eq!(catalog.status(&widgets()).served, before);
-        catalog.poll(DiscoveryAnswer { complete: false, ..without() }, 40);
+        catalog.poll(DiscoveryResponse { complete: false, ..without() }, 40);
         catalog.check_unconfirmed(&widgets(), TypeState::Served);
         catalog.poll(with(), 41);
         assert_eq!(catalog.status(&widgets()).served, before);
@@ -227,7 +227,7 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), metrics(), ("example.com", "v1", Some(listed.as_slice()))];
 
-    catalog.poll(DiscoveryAnswer { complete: false, ..answer(&[]) }, 0);
+    catalog.poll(DiscoveryResponse { complete: false, ..answer(&[]) }, 0);
     assert_eq!(catalog.status(&widgets()).served, before);
     catalog.poll(answer(&versions), 1);
     catalog.check_unconfirmed(&widgets(), TypeState::Served);

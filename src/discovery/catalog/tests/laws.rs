@@ -88,7 +88,7 @@ impl Cluster {
         services
     }
 
-    fn answer(&self) -> DiscoveryAnswer {
+    fn answer(&self) -> DiscoveryResponse {
         let mut apps = vec![resource("deployments", "Deployment")];
         if self.stateful_sets {
             apps.push(resource("statefulsets", "StatefulSet"));
@@ -102,8 +102,8 @@ impl Cluster {
         answer(&versions)
     }
 
-    /// Answer of discovery about all types, those of CRDs included.
-    fn discovered(&self) -> DiscoveryAnswer {
+    /// Response of discovery about all types, those of CRDs included.
+    fn discovered(&self) -> DiscoveryResponse {
         let mut all = self.answer();
         for (version, is_served) in
             [("v2", (|kind| kind.newer) as fn(&Kind) -> bool), ("v1", |kind| kind.older)]
@@ -167,7 +167,7 @@ enum Event {
     ServiceApplied(ApiServiceHeader),
     ServiceDeleted(ApiServiceHeader),
     ServicesListed(Vec<ApiServiceHeader>),
-    Answered(DiscoveryAnswer),
+    Answered(DiscoveryResponse),
 }
 
 impl Event {
@@ -285,7 +285,7 @@ proptest! {
         }
     }
 
-    /// Answers that omit a group version, or could not reach its server, prove nothing.
+    /// Responses that omit a group version, or could not reach its server, prove nothing.
     #[test]
     fn types_missing_from_a_partial_answer_are_not_gone(
         cluster in cluster(),
@@ -315,13 +315,13 @@ proptest! {
                 }
             }
         }
-        // The next complete answer settles every unknown state.
+        // The next complete response settles every unknown state.
         catalog.discover(cluster.answer());
         prop_assert_eq!(answers(&catalog), before);
     }
 
-    /// The permission to watch CRDs is lost and granted again. Answers that omit something for less
-    /// than a period change nothing either.
+    /// The permission to watch CRDs is lost and granted again. Responses that omit something for
+    /// less than a period change nothing either.
     #[test]
     fn static_mode_changes_no_identity(
         cluster in cluster(),

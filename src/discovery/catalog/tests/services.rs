@@ -168,7 +168,7 @@ fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.identity(&loads()).uid, None);
 
-    catalog.discover(DiscoveryAnswer { complete: false, ..answer(&[apps()]) });
+    catalog.discover(DiscoveryResponse { complete: false, ..answer(&[apps()]) });
     assert_eq!(catalog.word(&loads()), SERVED);
 
     for _ in 1..CONFIRMATIONS {

@@ -1,4 +1,4 @@
-//! Discovery requests: kinds of answers, and how often they are sent.
+//! Discovery requests: kinds of responses, and how often they are sent.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Model of an election: replicas whose clocks differ, and a server that loses answers.
+//! Model of an election: replicas whose clocks differ, and a server that loses responses.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::*;
 enum Happening {
     /// Time passes, in milliseconds.
     Pass(u64),
-    /// A replica takes its next step; the server's answer arrives or is lost.
+    /// A replica takes its next step; the server's response arrives or is lost.
     Step { replica: usize, fate: Fate },
     /// The changes of the lease reach a replica.
     Deliver(usize),
@@ -27,7 +27,7 @@ enum Happening {
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Answered,
-    /// Stored, but the answer is lost.
+    /// Stored, but the response is lost.
     Unanswered,
     /// Not stored.
     Dropped,

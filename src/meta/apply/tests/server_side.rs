@@ -24,7 +24,7 @@ fn applied(group: usize, data: &str, version: &str) -> Value {
     object
 }
 
-/// Answer of the server: an object, or a refusal.
+/// Response of the server: an object, or a refusal.
 type Reply = Result<Value, (u16, &'static str)>;
 
 /// Syncs with one child that is wanted, and answers the requests in turn. Returns them and the

@@ -29,7 +29,7 @@ pub(super) async fn harness(
     harness_with(Lenience::default(), answer).await
 }
 
-/// Harness whose hooks give this answer, with this behaviour of Metacontroller.
+/// Harness whose hooks give this response, with this behaviour of Metacontroller.
 pub(super) async fn harness_with(
     lenience: Lenience,
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
@@ -58,7 +58,7 @@ pub(super) async fn answering(
     (Harness::over(server, client, options).await, calls)
 }
 
-/// Harness whose hooks give this answer, with faults between its client and the server.
+/// Harness whose hooks give this response, with faults between its client and the server.
 pub(super) async fn faulty_with(
     answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Faults) {

@@ -59,7 +59,7 @@ fn thing() -> Value {
     object("example.com/v1", "Thing", None)
 }
 
-/// Answer that decorates an object and attaches a Secret named after its kind.
+/// Response that decorates an object and attaches a Secret named after its kind.
 fn decorate(kind: HookKind, request: &Value) -> Value {
     let object_kind = request["object"]["kind"].as_str().unwrap().to_lowercase();
     let attachment = json!({

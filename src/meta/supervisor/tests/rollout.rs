@@ -263,7 +263,7 @@ impl Wire {
         };
         let names: Vec<_> = (0..size).map(name_of).collect();
         if !names.iter().any(|name| name == except) {
-            // The answer asks for this deletion.
+            // The response asks for this deletion.
             return Vec::new();
         }
         names.into_iter().filter(|name| name != except && !is_available(name)).collect()
