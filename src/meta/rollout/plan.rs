@@ -1,11 +1,13 @@
 //! Rollout plan: decides which revision each child has, without I/O.
 //!
 //! At most one child moves to the latest revision in one sync, and only if every child that has it is
-//! observed, as desired and ready. The next child is:
+//! observed, as desired and ready. Of the children of older revisions, in the order of the hook's
+//! response, the next one is:
 //!
-//! 1. the first child of an older revision in the hook's response, if it is missing;
-//! 2. else the first one that is unavailable, so that no second child becomes unavailable beside it;
-//! 3. else the first one.
+//! 1. the first one that is behind its own revision, or whose move was interrupted;
+//! 2. else the first one, if it is missing;
+//! 3. else the first one that is unavailable, so that no second one becomes unavailable beside it;
+//! 4. else the first one.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
 //! except for this order, and for a child that exists, differs and has no revision: it is left as

@@ -79,9 +79,10 @@ impl ParentReconciler {
         let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
         response.status =
             Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
+        // A revision that is no longer used is deleted in this sync, and asked no more.
+        response.finalized &= answers.iter().all(|answer| answer.finalized);
         let used = answers.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());
         for (answer, _) in used {
-            response.finalized &= answer.finalized;
             let resync = &mut response.record.resync_after;
             *resync = resync.iter().chain(&answer.record.resync_after).min().copied();
         }

@@ -100,6 +100,10 @@ impl Variant {
             let there: usize = there.map(|group| group.as_object().unwrap().len()).sum();
             size = there.saturating_sub(1).min(size);
             finalized = there == 0;
+            if let Some(opposed) = spec["opposed"].as_str() {
+                size = 0;
+                finalized = spec["template"]["text"] != opposed;
+            }
         }
         let child = |number: usize| {
             let mut child = json!({

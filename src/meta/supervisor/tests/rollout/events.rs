@@ -286,3 +286,21 @@ async fn rollout_is_in_the_metrics_and_in_the_condition_of_its_controller_until_
     assert_eq!(complete.count(), 1);
     bench.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn parent_is_freed_only_when_all_its_live_revisions_agree() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+    bench.edit(json!({"opposed": "one"}));
+    bench.rests("RolloutWaiting").await;
+    bench.wire.take_writes();
+
+    bench.harness.server.remove(GROUP, "Widget", "default", "p").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert!(bench.harness.server.get(GROUP, "Widget", "default", "p").is_err());
+    let writes = bench.wire.take_writes();
+    let first = |part: &str| writes.iter().position(|write| write.contains(part)).unwrap();
+    let freed = writes.iter().rposition(|write| write.ends_with("/widgets/p")).unwrap();
+    assert!(first("DELETE") < freed && first("/controllerrevisions/") < freed, "{writes:?}");
+    bench.end().await;
+}
