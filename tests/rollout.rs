@@ -24,12 +24,14 @@ const SEED: u64 = 4;
 const SAMPLE: (usize, usize) = (3, 2);
 
 /// Answer with three ConfigMaps that have the text of the parent's template; with none for a parent
-/// that is being deleted.
+/// that is being deleted, which is finalized when they are gone.
 fn three(request: &Value) -> Answer {
     let parent = &request["parent"];
     let name = parent["metadata"]["name"].as_str().unwrap_or_default();
     let namespace = &parent["spec"]["into"];
     let is_finalizing = request["finalizing"] == true;
+    let groups = request["children"].as_object().into_iter().flat_map(|groups| groups.values());
+    let has_children = groups.flat_map(Value::as_object).any(|group| !group.is_empty());
     let child = |number: usize| {
         json!({
             "apiVersion": "v1", "kind": "ConfigMap",
@@ -42,7 +44,8 @@ fn three(request: &Value) -> Answer {
     };
     let children: Vec<_> = (0..if is_finalizing { 0 } else { 3 }).map(child).collect();
     Answer::Json(json!({
-        "status": { "seen": true }, "children": children, "finalized": is_finalizing,
+        "status": { "seen": true }, "children": children,
+        "finalized": is_finalizing && !has_children,
     }))
 }
 

@@ -37,7 +37,8 @@ impl Changes {
                     WatchEvent::Added(child) => ("added", child),
                     WatchEvent::Modified(child) => ("modified", child),
                     WatchEvent::Deleted(child) => ("deleted", child),
-                    other @ (WatchEvent::Bookmark(_) | WatchEvent::Error(_)) => panic!("{other:?}"),
+                    WatchEvent::Bookmark(_) => continue,
+                    WatchEvent::Error(error) => panic!("{error}"),
                 };
                 drop(sender.send(format!("{act} {}", child.name_any())));
             }
