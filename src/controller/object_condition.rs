@@ -136,31 +136,32 @@ impl ObjectCondition {
         key.fields = Some(format!("metadata.name={}", self.key.name).into());
         let mut subscription = self.cluster.informers.subscribe(&served, key);
         let mut progress = subscription.progress();
-        let complete = subscription.complete();
-        let failing = async {
-            loop {
-                if let InformerProgress::Forbidden(error) = &*progress.borrow_and_update() {
-                    self.publish(self.unknown(&format!("may not be read: {error}")));
+        loop {
+            // Judged after each change of the watch too: one that recovers need not deliver a
+            // change of the object.
+            let verdict = match &*progress.borrow_and_update() {
+                InformerProgress::Synced => {
+                    Some(self.judge(subscription.store().get(&self.key).as_ref()))
                 }
-                if progress.changed().await.is_err() {
-                    std::future::pending::<()>().await;
+                InformerProgress::Forbidden(error) => {
+                    Some(self.unknown(&format!("may not be read: {error}")))
                 }
-            }
-        };
-        let ended = subscription.ended();
-        let deltas = async {
-            complete.await;
-            loop {
-                self.publish(self.judge(subscription.store().get(&self.key).as_ref()));
-                if subscription.next().await.is_err() {
+                InformerProgress::ConversionFailed(error) => {
+                    Some(self.unknown(&format!("cannot be read: {error}")))
+                }
+                // The last verdict holds while the watch is down.
+                InformerProgress::Syncing(_) | InformerProgress::Stale(_) => None,
+                InformerProgress::Ended(_) => return,
+            };
+            verdict.into_iter().for_each(|verdict| self.publish(verdict));
+            select! {
+                changed = progress.changed() => if changed.is_err() {
                     return;
-                }
+                },
+                delta = subscription.next() => if delta.is_err() {
+                    return;
+                },
             }
-        };
-        select! {
-            () = deltas => {}
-            () = failing => {}
-            _ = ended => {}
         }
     }
 }

@@ -9,13 +9,16 @@ use serde_json::{Value, json};
 use tokio::{
     select,
     sync::{Notify, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::Cluster;
-use crate::manager::{
-    Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup,
-    Unmet, Verdict, always,
+use crate::{
+    manager::{
+        Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
+        RunnableGroup, Unmet, Verdict, always, ask,
+    },
+    redaction,
 };
 
 /// Interval between two reviews.
@@ -23,6 +26,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a review, in which further refusals lead to no other, and before a failed one is
 /// repeated.
 const PAUSE: Duration = Duration::from_secs(5);
+/// Longest wait for the response of a review: a client may have no deadline of its own.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Condition that is met while the process has a permission, by a `SelfSubjectAccessReview`.
 ///
@@ -88,14 +93,22 @@ impl Permission {
         Self { namespace: Some(namespace.into()), ..self }
     }
 
-    /// Sets the interval between two reviews; 60 s by default.
+    /// Sets the interval between two reviews: 60 s by default, 5 s at least.
     #[must_use]
     pub fn interval(self, interval: Duration) -> Self {
         Self { interval, ..self }
     }
 
-    /// Asks once, and returns the verdict.
-    async fn ask(&self, client: &Client) -> Verdict {
+    fn publish(&self, verdict: Verdict) {
+        self.verdicts.send_if_modified(|current| {
+            let is_new = *current != verdict;
+            *current = verdict;
+            is_new
+        });
+    }
+
+    /// Reviews the permission once, and returns the verdict.
+    async fn review(&self, client: &Client) -> Verdict {
         let unknown = |error: String| {
             let message = format!("the review of a permission failed: {error}");
             Verdict::Unknown(why(Reason::ConditionUnknown, &message))
@@ -118,9 +131,10 @@ impl Permission {
             Ok(request) => request,
             Err(error) => return unknown(error.to_string()),
         };
-        let answer: Value = match client.request(request).await {
-            Ok(answer) => answer,
-            Err(error) => return unknown(error.to_string()),
+        let answer: Value = match timeout(REVIEW_TIMEOUT, ask(client, request)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return unknown(redaction::request_error(&error)),
+            Err(_) => return unknown(format!("no response within {REVIEW_TIMEOUT:?}")),
         };
         match (&answer["status"]["allowed"], answer["status"]["evaluationError"].as_str()) {
             (Value::Bool(true), _) => Verdict::Met(Vec::new()),
@@ -158,18 +172,14 @@ impl Runnable for Permission {
         let own = self.clone();
         Box::pin(async move {
             let client = epoch.client(&own.client.0);
-            let ask = async {
+            let reviews = async {
                 loop {
-                    let verdict = own.ask(&client).await;
+                    let verdict = own.review(&client).await;
                     let wait = match verdict {
                         Verdict::Unknown(_) => own.interval.min(PAUSE),
-                        Verdict::Met(_) | Verdict::Unmet(_) => own.interval,
+                        Verdict::Met(_) | Verdict::Unmet(_) => own.interval.max(PAUSE),
                     };
-                    own.verdicts.send_if_modified(|current| {
-                        let is_new = *current != verdict;
-                        *current = verdict;
-                        is_new
-                    });
+                    own.publish(verdict);
                     select! {
                         () = sleep(wait) => {}
                         () = async {
@@ -180,9 +190,12 @@ impl Runnable for Permission {
                 }
             };
             select! {
-                _ = epoch.stopping() => Ok(()),
-                () = ask => Ok(()),
+                _ = epoch.stopping() => {}
+                () = reviews => {}
             }
+            let message = "the permission is no longer asked for";
+            own.publish(Verdict::Unknown(why(Reason::ConditionUnknown, message)));
+            Ok(())
         })
     }
 

@@ -184,6 +184,14 @@ impl Store {
 
     /// Returns the number of objects, metadata entries included.
     pub fn len(&self) -> usize {
+        match self.overlay.is_empty() {
+            true => self.cached(),
+            false => self.all().len(),
+        }
+    }
+
+    /// Returns the number of cached objects.
+    fn cached(&self) -> usize {
         self.shared.len.load(Ordering::Relaxed)
     }
 
@@ -210,7 +218,7 @@ impl Store {
     /// Returns the counts of this subscription; those of the whole store for a reader without one.
     pub fn share(&self) -> CacheShare {
         let all =
-            || ObjectCount { objects: self.len() - self.entries(), accounted: self.accounted() };
+            || ObjectCount { objects: self.cached() - self.entries(), accounted: self.accounted() };
         let state = self.read();
         let count = match self.reader.as_deref() {
             None => all(),
@@ -222,7 +230,7 @@ impl Store {
             },
         };
         let ObjectCount { objects: whole, accounted } = count;
-        CacheShare { whole, entries: self.len().saturating_sub(whole), accounted }
+        CacheShare { whole, entries: self.cached().saturating_sub(whole), accounted }
     }
 
     /// Returns the resourceVersion up to which the objects include every change; 0 if it is not
@@ -331,7 +339,7 @@ impl Store {
     }
 
     /// Returns an object as it is stored.
-    pub(super) fn stored(&self, key: &ObjectKey) -> Option<Object> {
+    pub(crate) fn stored(&self, key: &ObjectKey) -> Option<Object> {
         self.read().objects.get(key).cloned()
     }
 

@@ -372,10 +372,15 @@ impl Owner {
             }
         }
         let Some(entry) = self.entries.get(&id) else { return };
+        // The epoch may have ended by itself before its restart was asked for, with a back-off.
+        let restarts = !entry.restarters.is_empty();
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, LifecycleInput::Ended);
         self.install_if_due(id);
+        if restarts && !self.is_closing() {
+            self.restart_rested(id);
+        }
         self.step(id, LifecycleInput::Wake);
     }
 

@@ -166,7 +166,7 @@ fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
         .or_else(|| error.downcast_ref::<Arc<Status>>().map(|status| &**status))
 }
 
-/// Returns whether an error is a conflict with another writer. `AlreadyExists`, also 409, is not.
+/// Returns whether the API server has refused a request (403).
 fn is_forbidden(error: &(dyn Error + 'static)) -> bool {
     statuses(error).any(|status| status.code == 403)
 }
@@ -181,6 +181,7 @@ impl ReconcileError {
     }
 }
 
+/// Returns whether an error is a conflict with another writer. `AlreadyExists`, also 409, is not.
 fn is_conflict(error: &(dyn Error + 'static)) -> bool {
     let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
     statuses(error).any(|status| status.is_conflict() || no_reason(status))

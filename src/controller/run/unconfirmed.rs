@@ -161,6 +161,10 @@ impl UnconfirmedWrites {
     pub(in crate::controller) fn expire(&self) {
         let mut state = self.state();
         state.open.retain(|_, writes| {
+            if writes.live {
+                // The objects of a request that is never reconciled again would stay in memory.
+                writes.targets.values_mut().for_each(Expectation::forget_reads);
+            }
             writes.unknown || writes.behind.is_some() || writes.live || {
                 writes.targets.retain(|_, expected| expected.age() < RETENTION);
                 !writes.targets.is_empty()
@@ -276,7 +280,7 @@ impl RequestWrites {
             let (target, mut missing, mut live) = (target.clone(), Vec::new(), false);
             for cache in statuses.caches(&target.group, &target.plural) {
                 if target.may_be_in(&cache) {
-                    match expected.check(&target, &cache, client()).await? {
+                    match expected.check(&target, &cache, &client).await? {
                         Checked::Held => {}
                         Checked::Missing(objects) => missing.extend(objects),
                         Checked::Live(key, object) => {

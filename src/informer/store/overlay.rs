@@ -29,6 +29,11 @@ pub(crate) struct LiveObject {
 }
 
 impl Overlay {
+    /// Returns whether there are no live reads.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds a live read.
     pub(crate) fn insert(&mut self, key: ObjectKey, live: LiveObject) {
         Arc::make_mut(&mut self.0).insert(key, live);
@@ -49,7 +54,8 @@ impl LiveObject {
             (Some(cached), _) => {
                 self.order.is_older(&cached.header().resource_version, &self.version)
             }
-            (None, Some(_)) => false,
+            // The deletion of an older object; a later one has a version up to `reached`.
+            (None, Some(_)) => reached > 0 && self.order == VersionOrder::Comparable,
         }
     }
 }
@@ -77,15 +83,18 @@ impl Store {
         mut found: Vec<Object>,
         belongs: impl Fn(&Object) -> bool,
     ) -> Vec<Object> {
-        for (key, live) in self.overlay.0.iter() {
-            if live.is_newer(state.objects.get(key), self.version()) {
-                found.retain(|object| object.key() != key);
-                found.extend(live.object.iter().filter(|object| belongs(object)).cloned());
-            }
+        if self.overlay.is_empty() {
+            return found;
         }
-        if !self.overlay.0.is_empty() {
-            found.sort_unstable_by(|one, other| one.key().cmp(other.key()));
-        }
+        let reached = self.version();
+        let is_newer = |(key, live): &(&ObjectKey, &LiveObject)| {
+            live.is_newer(state.objects.get(*key), reached)
+        };
+        let newer: BTreeMap<_, _> = self.overlay.0.iter().filter(is_newer).collect();
+        found.retain(|object| !newer.contains_key(object.key()));
+        let live = newer.values().filter_map(|live| live.object.as_ref());
+        found.extend(live.filter(|object| belongs(object)).cloned());
+        found.sort_unstable_by(|one, other| one.key().cmp(other.key()));
         found
     }
 }
@@ -155,6 +164,7 @@ mod tests {
         assert_eq!(names(&live.get(&key("old")).into_iter().collect::<Vec<_>>()), ["old@7"]);
         let all = ["new@8", "old@7", "orphan@9"];
         assert_eq!(names(&live.list().unwrap()), all);
+        assert_eq!((live.len(), store.len()), (3, 3));
         assert_eq!(names(&live.in_namespace("ns").unwrap()), all);
         assert_eq!(live.in_namespace("other").unwrap().len(), 0);
         assert_eq!(names(&live.by_index("a", "b")), all);
@@ -176,10 +186,13 @@ mod tests {
         assert!(!read.is_newer(cached("7").as_ref(), 0));
         assert!(!read.is_newer(cached("8").as_ref(), 0));
         assert!(!read.is_newer(None, 0), "deleted since");
+        assert!(!read.is_newer(None, 8), "deleted since");
+        assert!(read.is_newer(None, 5), "an older object was deleted");
         assert!(!read.is_newer(cached("2").as_ref(), 7), "all changes up to it are known");
         let opaque = LiveObject { order: VersionOrder::Opaque, ..read };
         assert!(opaque.is_newer(cached("2").as_ref(), 0));
         assert!(!opaque.is_newer(cached("5").as_ref(), 0), "any event is a later one");
+        assert!(!opaque.is_newer(None, 5), "a deletion too");
         let absent = live(None, "9", None);
         assert!(absent.is_newer(None, 0));
         assert!(!absent.is_newer(cached("11").as_ref(), 0), "created since");

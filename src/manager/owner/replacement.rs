@@ -74,12 +74,20 @@ impl Owner {
             entry.restarters.push(reply);
             return self.step(id, LifecycleInput::Supersede);
         }
+        self.outgoing.push(Outgoing::Answer(reply, Ok(())));
+        self.restart_rested(id);
+    }
+
+    /// Starts the next epoch of an entry without a live one as if it were the first.
+    pub(super) fn restart_rested(&mut self, id: Id) {
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| !entry.lifecycle.live()) else {
+            return;
+        };
         let (before, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict().clone());
         entry.lifecycle.renew(entry.spec.options.restart);
         if before != ControllerState::Waiting {
             self.entered_waiting(id, before);
         }
-        self.outgoing.push(Outgoing::Answer(reply, Ok(())));
         self.step(id, LifecycleInput::Verdict(verdict));
     }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     controller::run::input_status::Attached,
-    informer::{InformerKey, LiveObject, ObjectKey},
+    informer::{InformerKey, LiveObject, Object, ObjectKey},
     kind::{TypeIdentity, VersionOrder},
     manager::retry_after,
 };
@@ -36,6 +36,8 @@ pub(super) struct Expectation {
 struct LiveRead {
     state: ObjectState,
     at: Instant,
+    // Cached object before the read.
+    cached: Option<Object>,
 }
 
 /// Result of the comparison of a cache with an expectation.
@@ -85,6 +87,11 @@ impl Expectation {
         self.since.elapsed()
     }
 
+    /// Drops the objects that were read. The next check reads them again.
+    pub(super) fn forget_reads(&mut self) {
+        self.reads.clear();
+    }
+
     /// Replaces the expectation by that of a later write of the same target.
     ///
     /// A target that has to be read stays so. Of two responses to concurrent writes, the newer
@@ -109,34 +116,40 @@ impl Expectation {
     ///
     /// The cache is behind a single object that was written a moment ago, or the server cannot be
     /// read.
-    pub(super) async fn check(
+    pub(super) async fn check<'c>(
         &mut self,
         target: &Target,
         cache: &Attached,
-        client: &Client,
+        client: impl Fn() -> &'c Client,
     ) -> Result<Checked, Unconfirmed> {
         let resource = || cache.served.identity.clone();
         let unread = |source| Unconfirmed::Unread { resource: resource(), source };
         let Some(key) = target.key() else {
-            return read::missing(target, cache, client)
+            return read::missing(target, cache, client())
                 .await
                 .map(Checked::Missing)
                 .map_err(unread);
         };
-        let (known, read) = match self.reads.get(&cache.key) {
-            Some(read) => (Some(&read.state), Some(read.at)),
-            None => (self.answered.as_ref(), None),
-        };
+        let (cached, now) = (cache.store.stored(&key), Instant::now());
+        let read = self.reads.get(&cache.key);
+        let known = read.map_or(self.answered.as_ref(), |read| Some(&read.state));
         let due = match (known.map(|state| state.compare(&key, cache)), read) {
             (Some(Comparison::Held), _) => return Ok(Checked::Held),
-            (_, Some(read)) => read + PATIENCE,
+            // Versions do not show whether an event since the read is the later state.
+            (Some(Comparison::Undecided | Comparison::Behind), Some(read))
+                if cache.served.version_order == VersionOrder::Opaque
+                    && !is_same(read.cached.as_ref(), cached.as_ref()) =>
+            {
+                now
+            }
+            (_, Some(read)) => read.at + PATIENCE,
             (None | Some(Comparison::Undecided), None) => self.since,
             (Some(Comparison::Behind), None) => self.since + PATIENCE,
         };
-        if due <= Instant::now() {
-            let state = read::object(target, &key, cache, client).await.map_err(unread)?;
+        if due <= now {
+            let state = read::object(target, &key, cache, client()).await.map_err(unread)?;
             let comparison = state.compare(&key, cache);
-            let read = LiveRead { state, at: Instant::now() };
+            let read = LiveRead { state, at: Instant::now(), cached };
             self.reads.insert(cache.key.clone(), read);
             if comparison == Comparison::Held {
                 return Ok(Checked::Held);
@@ -144,9 +157,18 @@ impl Expectation {
         }
         match self.reads.get(&cache.key) {
             Some(read) if self.age() >= PATIENCE => {
-                Ok(Checked::Live(key.clone(), read.state.live(&key, cache)))
+                let order = cache.served.version_order;
+                Ok(Checked::Live(key, read.state.live(read.cached.clone(), order)))
             }
             Some(_) | None => Err(Unconfirmed::Behind { resource: resource(), key }),
         }
+    }
+}
+
+/// Returns whether two reads of a cache found the same object in the same version.
+fn is_same(one: Option<&Object>, other: Option<&Object>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.is_same_version(other),
+        (one, other) => one.is_none() && other.is_none(),
     }
 }

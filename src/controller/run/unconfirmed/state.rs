@@ -92,14 +92,13 @@ impl ObjectState {
         }
     }
 
-    /// Returns the state as a read found it, in place of what a cache has.
-    pub(super) fn live(&self, key: &ObjectKey, cache: &Attached) -> LiveObject {
+    /// Returns the state as a read found it, in place of the object that a cache had before it.
+    pub(super) fn live(&self, cached: Option<Object>, order: VersionOrder) -> LiveObject {
         let (object, version) = match self {
             Self::Stored { version, content, .. } => (content.clone(), version),
             Self::Absent { version } => (None, version),
             Self::Deleted { .. } | Self::Unreadable => (None, &Arc::default()),
         };
-        let (cached, order) = (cache.store.get(key), cache.served.version_order);
         LiveObject { object, version: Arc::clone(version), cached, order }
     }
 
