@@ -118,6 +118,11 @@ impl ObjectCondition {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn verdict(&self) -> Verdict {
+        self.verdicts.borrow().clone()
+    }
+
     fn publish(&self, verdict: Verdict) {
         self.verdicts.send_if_modified(|current| {
             let is_new = *current != verdict;

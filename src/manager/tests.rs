@@ -57,6 +57,8 @@ enum Body {
     /// Leaves a task that blocks its thread until it is released.
     LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
+    /// Fails, and leaves a task for this time.
+    FailsSlowly(Duration),
     PanicsWhenDropped,
 }
 
@@ -140,6 +142,10 @@ impl Runnable for Probe {
                     epoch.stopping().await;
                     Ok(())
                 })
+            }
+            Body::FailsSlowly(long) => {
+                epoch.spawn(tokio::time::sleep(*long));
+                Box::pin(async { Err("boom".into()) })
             }
             Body::Drains(long) => {
                 let long = *long;

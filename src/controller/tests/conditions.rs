@@ -97,6 +97,31 @@ async fn controller_lives_with_the_state_of_an_object_twice_round() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn state_of_an_object_is_known_again_after_a_refusal_that_has_passed() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(object("Part", "switch", "on"));
+    let key = crate::informer::ObjectKey::namespaced("ns", "switch");
+    let switch = ObjectCondition::new(&harness.cluster, parts(), key, |_| true);
+    add_condition(&harness, switch.clone()).await;
+    harness.add(builder().for_type(widgets()).when(switch.clone())).await;
+    harness.state(ControllerState::Running).await;
+
+    harness.server.forbid("parts.example.com");
+    harness.server.cut_watches("parts");
+    settle().await;
+    let unknown = |verdict: &Verdict| matches!(verdict, Verdict::Unknown(_));
+    assert!(unknown(&switch.verdict()), "{:?}", switch.verdict());
+    assert_eq!(harness.status().state, ControllerState::Running, "no proof that it has changed");
+    harness.server.allow("parts.example.com");
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(switch.verdict(), Verdict::Met(Vec::new()), "no change of the object is needed");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn controller_lives_with_a_label_of_the_crd() {
     let harness = Harness::new();
     harness.install("Widget");

@@ -158,7 +158,8 @@ impl Server {
         self.faults.add(slow.resource(GROUP, plural));
     }
 
-    fn cut_watches(&self, plural: &str) {
+    /// Ends the open watches of a type.
+    pub(super) fn cut_watches(&self, plural: &str) {
         self.faults.cut_open(|info| info.resource == plural && info.verb == Verb::Watch);
     }
 

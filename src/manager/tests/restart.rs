@@ -40,6 +40,27 @@ async fn a_restart_ends_a_back_off_and_a_final_stop() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restart_counts_while_a_failed_epoch_ends() {
+    for restart in [RestartPolicy::Always, RestartPolicy::Never] {
+        let mut harness = Harness::new();
+        let options = RunnableOptions { restart, ..RunnableOptions::default() };
+        let slow = Probe::new(Body::FailsSlowly(Duration::from_secs(2))).arc();
+        harness.handle.add("slow", slow, options).await.unwrap();
+        harness.until("slow", ControllerState::Stopping).await;
+        let begin = tokio::time::Instant::now();
+
+        harness.handle.restart("slow").await.unwrap();
+
+        assert_eq!(harness.next_done().await.0, 1);
+        let mut watch = harness.handle.watch();
+        let again = |snapshot: &Arc<Snapshot>| snapshot[&"slow".into()].epoch == 2;
+        watch.wait_for(again).await.unwrap();
+        assert_eq!(begin.elapsed(), Duration::from_secs(2), "{restart:?}: no back-off");
+        harness.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restart_starts_nothing_whose_condition_is_not_met() {
     let harness = Harness::new();
     harness.add("waits", &Probe::new(Body::UntilStopped).waiting().arc()).await;
