@@ -88,7 +88,7 @@ impl Store {
         }
         let reached = self.version();
         let is_newer = |(key, live): &(&ObjectKey, &LiveObject)| {
-            live.is_newer(state.objects.get(*key), reached)
+            live.is_newer(state.objects.get(key), reached)
         };
         let newer: BTreeMap<_, _> = self.overlay.0.iter().filter(is_newer).collect();
         found.retain(|object| !newer.contains_key(object.key()));
