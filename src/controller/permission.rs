@@ -176,7 +176,7 @@ impl Runnable for Permission {
                 loop {
                     let verdict = own.review(&client).await;
                     let wait = match verdict {
-                        Verdict::Unknown(_) => own.interval.min(PAUSE),
+                        Verdict::Unknown(_) => PAUSE,
                         Verdict::Met(_) | Verdict::Unmet(_) => own.interval.max(PAUSE),
                     };
                     own.publish(verdict);
