@@ -3,7 +3,10 @@
 use tokio::sync::watch;
 
 use super::*;
-use crate::manager::{ConditionalRunnable, Readiness, Unmet, Verdict};
+use crate::{
+    manager::{ConditionalRunnable, Readiness, Unmet, Verdict},
+    testing::{Action, Reply, Rule},
+};
 
 async fn add_condition(harness: &Harness, condition: impl ConditionalRunnable) {
     let options = RunnableOptions::default();
@@ -61,6 +64,22 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
     harness.until(|status| status.reason == "Forbidden").await;
 
     assert!(begin.elapsed() < Duration::from_secs(3700), "{:?}", begin.elapsed());
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_review_is_repeated_every_five_seconds_whatever_the_interval() {
+    let harness = Harness::new();
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let broken = Reply::status(500, "InternalError", "broken");
+    harness.server.fault(Rule::new(Action::Reply(broken)).path_contains(path));
+    let permission = Permission::new(&harness.cluster, "create", "", "configmaps");
+    let first = harness.server.creations();
+
+    add_condition(&harness, permission.interval(Duration::ZERO)).await;
+    sleep(Duration::from_secs(58)).await;
+
+    assert_eq!(harness.server.creations() - first, 12);
     harness.shutdown().await;
 }
 
