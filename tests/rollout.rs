@@ -319,16 +319,15 @@ impl Rolled {
         let home = if self.crd.is_namespaced() { &self.namespace } else { "default" };
         let revisions = Api::<ControllerRevision>::namespaced(self.client.clone(), home);
         let revisions = revisions.list(&ListParams::default()).await?.into_iter();
+        let parent = self.parents.get(&self.name).await?;
+        // Not those of an earlier parent of this name, which the garbage collector deletes in time.
         let is_own = |revision: &ControllerRevision| {
             let owners = revision.metadata.owner_references.iter().flatten();
-            owners
-                .into_iter()
-                .any(|owner| owner.name == self.name && owner.api_version.contains(&self.namespace))
+            owners.into_iter().any(|owner| Some(&owner.uid) == parent.metadata.uid.as_ref())
         };
         let names = revisions.filter(is_own).map(|revision| {
             revision.children.into_iter().flat_map(|children| children.names).collect()
         });
-        let parent = self.parents.get(&self.name).await?;
         let conditions = parent.data["status"]["conditions"].as_array().cloned();
         let updated = conditions.into_iter().flatten().find(|it| it["type"] == "Updated");
         let reason = updated.and_then(|it| it["reason"].as_str().map(str::to_owned));

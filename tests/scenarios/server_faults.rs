@@ -27,7 +27,7 @@ use crate::{
 
 scenarios! {
     32 partial_or_empty_discovery_removes_nothing both:
-        "served types stay served or become Unknown, an empty answer is an error in the health; \
+        "served types stay served or become Unknown, an empty response is an error in the health; \
          nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
         "the type stays Served, its controller Running over the whole cache and stale; no discovery request; it recovers within three seconds";
@@ -35,7 +35,7 @@ scenarios! {
         "CRDs, discovery and objects at once, as during the start of a server: nothing stops, \
          nothing is purged, and the state is unchanged when it answers again";
     33 a_transient_404_of_a_write_is_no_proof_of_absence both:
-        "a status update and a deletion with this answer are retried: only an answer that names \
+        "a status update and a deletion with this response are retried: only a response that names \
          the object proves its absence";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
         "after 10 s of silence the type is listed by pages; other types are not affected";
