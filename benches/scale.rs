@@ -20,6 +20,8 @@ mod arguments;
 mod figure;
 #[path = "scale/hooks.rs"]
 mod hooks;
+#[path = "scale/idle.rs"]
+mod idle;
 #[path = "scale/memory.rs"]
 mod memory;
 #[path = "scale/no_op.rs"]
@@ -44,7 +46,7 @@ use std::process::ExitCode;
 use arguments::{Arguments, USAGE};
 
 /// Names of the cases.
-const CASES: [&str; 6] = ["sharing", "no-op", "memory", "writes", "first-sync", "types"];
+const CASES: [&str; 7] = ["sharing", "no-op", "memory", "writes", "first-sync", "types", "idle"];
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -76,6 +78,9 @@ async fn main() -> ExitCode {
     }
     if arguments.wants("types") {
         types::run(&arguments).await;
+    }
+    if arguments.wants("idle") {
+        idle::run(&arguments).await;
     }
     ExitCode::SUCCESS
 }

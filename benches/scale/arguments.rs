@@ -7,7 +7,8 @@ use crate::process::Program;
 pub(crate) const USAGE: &str = "\
 cargo bench --bench scale -- [CASE…] [OPTION…]
 
-cases: sharing, no-op, memory, writes, first-sync, types; all by default
+cases: sharing, no-op, memory, writes, first-sync, types, idle; all by
+       default
   --quick                 small sizes, on the simulated server
   --real, --simulated     API server; each case has a default
   --controllers N[,N…]    sizes of sharing

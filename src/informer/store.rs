@@ -3,13 +3,11 @@
 //! Many readers, one writer: the informer's task, between two events. What a reader returns depends
 //! on its own subscription alone, never on what others keep whole.
 
+mod custom_indexes;
 mod overlay;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    fmt,
-    hash::{Hash, Hasher},
-    mem,
+    fmt, mem,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -18,6 +16,7 @@ use std::{
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use self::custom_indexes::CustomIndexes;
 pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
@@ -83,21 +82,9 @@ struct SharedStore {
 #[derive(Default)]
 struct StoreState {
     objects: Objects,
-    // Indexes of the subscribers that have any.
-    custom: BTreeMap<SubscriberId, CustomIndexes>,
+    indexes: CustomIndexes,
     shares: Shares,
 }
-
-/// Indexes of one subscriber.
-struct CustomIndexes {
-    whole: Arc<InterestIndex<()>>,
-    indexes: Vec<(Index, HashMap<String, KeySet>)>,
-}
-
-type KeySet = HashSet<HashedObject>;
-
-/// An object that is hashed and compared by its key, so that a bucket entry is one pointer.
-struct HashedObject(Object);
 
 impl Store {
     /// Returns the cached object of that name.
@@ -148,10 +135,9 @@ impl Store {
     /// subscriber has no index of that name, or has left.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
         let state = self.read();
-        let own = self.reader.as_ref().and_then(|it| state.custom.get(&it.id));
-        let index = own.and_then(|own| own.indexes.iter().find(|(it, _)| it.name() == name));
+        let index = self.reader.as_ref().and_then(|reader| state.indexes.get(reader.id, name));
         let bucket = index.and_then(|(_, buckets)| buckets.get(value));
-        let found = bucket.into_iter().flatten().map(|entry| entry.0.clone()).collect();
+        let found = bucket.into_iter().flatten().map(|entry| entry.object().clone()).collect();
         let has_value = |object: &Object| {
             let values = index.map(|(index, _)| index.values(object));
             values.is_some_and(|values| values.iter().any(|it| it == value))
@@ -164,22 +150,11 @@ impl Store {
     /// the index is built.
     pub fn add_index(&self, index: Index) {
         let mut state = self.write();
-        let StoreState { objects, custom, .. } = &mut *state;
+        let StoreState { objects, indexes, .. } = &mut *state;
         let reader = self.reader.as_ref().filter(|it| !it.left.load(Ordering::Relaxed));
-        let Some(reader) = reader else { return };
-        let own = custom
-            .entry(reader.id)
-            .or_insert_with(|| CustomIndexes { whole: self.whole.clone(), indexes: Vec::new() });
-        if own.indexes.iter().any(|(known, _)| *known == index) {
-            return;
+        if let Some(reader) = reader {
+            indexes.add(reader.id, &self.whole, index, objects.iter());
         }
-        let mut buckets = HashMap::new();
-        for object in objects.iter().filter(|object| object.is_whole() && self.keeps(object)) {
-            for value in index.values(object) {
-                insert(&mut buckets, value, object);
-            }
-        }
-        own.indexes.push((index, buckets));
     }
 
     /// Returns the number of objects, metadata entries included.
@@ -332,7 +307,7 @@ impl Store {
             if let CountedObjects::Of(interests) = &reader.counted {
                 state.shares.leave(reader.id, interests);
             }
-            state.custom.remove(&reader.id)
+            state.indexes.remove_subscriber(reader.id)
         });
         // Not under the lock: dropping a user's function may call this store.
         drop(left);
@@ -348,11 +323,11 @@ impl Store {
         let mut state = self.write();
         let old = state.objects.put(object, generation);
         if let Some(old) = &old {
-            state.unindex(old);
+            state.indexes.remove(old);
             state.shares.subtract(old);
             self.discount(old);
         }
-        state.index(object);
+        state.indexes.insert(object);
         state.shares.add(object);
         drop(state);
         self.shared.len.fetch_add(1, Ordering::Relaxed);
@@ -376,7 +351,7 @@ impl Store {
     pub(super) fn remove(&self, key: &ObjectKey) -> Option<Object> {
         let mut state = self.write();
         let old = state.objects.remove(key)?;
-        state.unindex(&old);
+        state.indexes.remove(&old);
         state.shares.subtract(&old);
         self.discount(&old);
         Some(old)
@@ -413,22 +388,18 @@ impl Store {
         if self.is_empty() && self.bytes() == 0 {
             return;
         }
-        let mut values = Vec::new();
-        let objects = {
+        let freed = {
             let mut state = self.write();
-            for custom in state.custom.values_mut() {
-                values.extend(custom.indexes.iter_mut().map(|(_, buckets)| mem::take(buckets)));
-            }
             state.shares.clear();
             self.shared.len.store(0, Ordering::Relaxed);
             self.shared.entries.store(0, Ordering::Relaxed);
             self.shared.bytes.store(0, Ordering::Relaxed);
             self.shared.accounted.store(0, Ordering::Relaxed);
             self.set_version(0);
-            mem::take(&mut state.objects)
+            (mem::take(&mut state.objects), state.indexes.clear())
         };
         // Freed outside the lock: a large store takes long.
-        drop((values, objects));
+        drop(freed);
     }
 
     fn discount(&self, old: &Object) {
@@ -447,60 +418,6 @@ impl Store {
         self.shared.state.write()
     }
 }
-
-impl StoreState {
-    fn index(&mut self, object: &Object) {
-        self.change_indexes(object, |buckets, value| insert(buckets, value, object));
-    }
-
-    fn unindex(&mut self, object: &Object) {
-        self.change_indexes(object, |buckets, value| remove(buckets, &value, object));
-    }
-
-    /// Calls `change` for each value of an object in each index that has it.
-    fn change_indexes(
-        &mut self,
-        object: &Object,
-        change: impl Fn(&mut HashMap<String, KeySet>, String),
-    ) {
-        let indexing = |custom: &&mut CustomIndexes| custom.whole.concerns(object.header());
-        // An index has whole objects only.
-        for custom in self.custom.values_mut().filter(|_| object.is_whole()).filter(indexing) {
-            for (index, buckets) in &mut custom.indexes {
-                for value in index.values(object) {
-                    change(buckets, value);
-                }
-            }
-        }
-    }
-}
-
-fn insert(buckets: &mut HashMap<String, KeySet>, value: String, object: &Object) {
-    buckets.entry(value).or_default().replace(HashedObject(object.clone()));
-}
-
-fn remove(buckets: &mut HashMap<String, KeySet>, value: &str, object: &Object) {
-    if let Some(bucket) = buckets.get_mut(value) {
-        bucket.remove(&HashedObject(object.clone()));
-        if bucket.is_empty() {
-            buckets.remove(value);
-        }
-    }
-}
-
-impl Hash for HashedObject {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key().hash(state);
-    }
-}
-
-impl PartialEq for HashedObject {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.key() == other.0.key()
-    }
-}
-
-impl Eq for HashedObject {}
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
