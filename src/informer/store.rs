@@ -241,9 +241,9 @@ impl Store {
     /// in them is set, and by a scan otherwise. They may be metadata entries.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
         let state = self.read();
-        let orphan = Interest::Orphans(selection.clone());
-        let orphans = state.objects.orphans(selection);
-        let orphans = self.updated(&state, orphans, |object| orphan.concerns(object.header()));
+        let is_orphan =
+            |object: &Object| Interest::Orphans(selection.clone()).concerns(object.header());
+        let orphans = self.updated(&state, state.objects.orphans(selection), is_orphan);
         drop(state);
         orphans.into_iter().map(|object| self.view(object)).collect()
     }

@@ -155,7 +155,10 @@ impl Formatter for GoFormatter {
         fragment: &str,
     ) -> io::Result<()> {
         let mut start = 0;
-        for (index, character) in fragment.char_indices() {
+        // U+2028 and U+2029 begin with 0xe2 in UTF-8, as few other characters do.
+        let is_suspect = |byte: u8| matches!(byte, b'<' | b'>' | b'&' | 0xe2);
+        for (index, _) in fragment.bytes().enumerate().filter(|(_, byte)| is_suspect(*byte)) {
+            let character = fragment[index..].chars().next().unwrap_or_default();
             if matches!(character, '<' | '>' | '&' | '\u{2028}' | '\u{2029}') {
                 writer.write_all(&fragment.as_bytes()[start..index])?;
                 write!(writer, "\\u{:04x}", u32::from(character))?;

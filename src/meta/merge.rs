@@ -139,12 +139,17 @@ fn merge_objects(
     last: &Map<String, Value>,
     desired: &Map<String, Value>,
 ) -> Value {
-    let mut merged = observed.clone();
-    for key in last.keys().filter(|key| !desired.contains_key(*key)) {
-        merged.remove(key);
+    let mut merged = Map::new();
+    for (key, value) in observed {
+        let value = match desired.get(key) {
+            Some(desired) => merge(Some(value), last.get(key), desired),
+            None if last.contains_key(key) => continue,
+            None => value.clone(),
+        };
+        merged.insert(key.clone(), value);
     }
-    for (key, value) in desired {
-        merged.insert(key.clone(), merge(observed.get(key), last.get(key), value));
+    for (key, value) in desired.iter().filter(|(key, _)| !observed.contains_key(*key)) {
+        merged.insert(key.clone(), merge(None, last.get(key), value));
     }
     Value::Object(merged)
 }
