@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 /// Features of this crate in the production binary.
-const FEATURES: &str = "cli,meta,signals,tls";
+const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
@@ -95,6 +95,9 @@ fn the_library_without_features_has_no_tls_no_http_server_and_no_command_line() 
         ["aws-lc-rs", "axum", "clap", "hyper-rustls", "kube-runtime", "rustls", "schemars"];
     let found: Vec<_> = all.iter().filter(|(name, _)| absent.contains(&name.as_str())).collect();
     assert!(found.is_empty(), "{found:?}");
+    // The client of kube has hyper.
+    let (_, hyper) = all.iter().find(|(name, _)| name == "hyper").unwrap();
+    assert!(!hyper.split(',').any(|feature| feature == "server"), "{hyper}");
 }
 
 #[test]
