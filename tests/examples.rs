@@ -1,5 +1,6 @@
 //! The examples work as documented while their type is installed, removed and installed again.
 
+mod multi;
 mod operators;
 
 use std::{
