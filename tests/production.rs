@@ -112,3 +112,25 @@ fn the_image_is_the_production_binary() {
     assert_eq!(builds, [expected]);
     assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
 }
+
+#[test]
+fn guide_names_the_versions_of_the_interface() {
+    let read = |path| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let (manifest, guide) = (read("Cargo.toml"), read("docs/library.md"));
+    // The version of a crate, or of the package itself: the first one in its line.
+    let version = |begin: &str| {
+        let line = manifest.lines().find(|line| line.starts_with(begin)).unwrap();
+        let number = line.split('"').nth(1).unwrap();
+        let parts: Vec<_> = number.split('.').collect();
+        // Before 1.0 the minor version is the one that breaks.
+        let kept = if parts[0] == "0" || begin == "rust-version" { 2 } else { 1 };
+        parts[..kept].join(".")
+    };
+
+    let begins =
+        ["version =", "kube =", "k8s-openapi =", "axum =", "prometheus-client =", "rust-version"];
+    let row = format!("| {} |", begins.map(version).join(" | "));
+
+    assert!(guide.lines().any(|line| line == row), "no row {row}");
+    assert_eq!(version("kube ="), version("kube-runtime ="));
+}
