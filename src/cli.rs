@@ -14,7 +14,6 @@ mod dev;
 mod election;
 mod finalizer_search;
 mod flag;
-mod health;
 mod http;
 mod instance;
 mod lenience;

@@ -57,13 +57,14 @@
 //! | [`meta`] | room 5: controllers declared as objects, and their hooks | `meta` |
 //! | [`runtime`] | controllers and parts of kube-rs as conditional runnables | `runtime` |
 //! | [`transport`] | connection to the API server over HTTP/2 | `tls` |
+//! | [`server`] | HTTP server for probes and metrics | `server` |
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
 //! Five of them are the rooms of the engine, in the order of the flow. Each starts at the file of
 //! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`], which
-//! imports no room; [`runtime`] imports rooms 1 to 4. Every room may import the small modules:
-//! [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics of user code),
+//! imports no room; [`runtime`] imports rooms 1 to 4, and [`server`] room 2. Every room may import
+//! the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics of user code),
 //! `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs`
 //! (gauges of tasks and timers per owner). `tests/architecture.rs` checks all of it. `DESIGN.md`
 //! has the vocabulary: epoch, fence, grace, term, interest, metadata entry, sync record.
@@ -280,6 +281,8 @@
 //! | mechanism | place |
 //! |---|---|
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
+//! | checks of readiness are run, and served | `src/manager/checks.rs::results`, for a runnable `src/manager/runnable_check.rs::check`; `src/server.rs::checks` |
+//! | metrics of a manager and its clusters are registered | `src/manager.rs::register_metrics`; two clusters in one page `src/manager/metrics_text.rs::merged` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | panic of user code is caught | `src/guard.rs` |
 //! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`; its results are read, and its stop executed, in `src/runtime/adopted_run.rs::drive` |
@@ -348,6 +351,9 @@ pub mod runtime;
 
 #[cfg(feature = "tls")]
 pub mod transport;
+
+#[cfg(feature = "server")]
+pub mod server;
 
 #[cfg(feature = "signals")]
 pub mod signals;

@@ -16,6 +16,7 @@
 //! ```
 
 mod backoff;
+mod checks;
 mod condition;
 mod conditional;
 mod election;
@@ -27,6 +28,7 @@ mod fence;
 mod handle;
 mod lifecycle;
 mod metrics;
+mod metrics_text;
 mod name;
 mod options;
 mod owner;
@@ -34,6 +36,7 @@ mod reason;
 mod report;
 mod run;
 mod runnable;
+mod runnable_check;
 mod runnable_options;
 mod snapshot;
 mod status;
@@ -44,10 +47,14 @@ mod verdict;
 
 use std::sync::Arc;
 
+/// Registry of metrics, of the version that the library takes.
+pub use prometheus_client;
+use prometheus_client::registry::Registry;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
+pub use checks::{Check, CheckResult, Checks};
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,
     type_served,
@@ -73,6 +80,7 @@ pub(crate) use fence::{Requester, wait_details};
 pub use handle::{AddError, ManagerHandle};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
+pub use metrics_text::metrics_text;
 pub use name::ControllerName;
 pub use options::ManagerOptions;
 pub use reason::Reason;
@@ -92,6 +100,13 @@ pub struct Manager {
     snapshot: watch::Sender<Arc<Snapshot>>,
     waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
     election: Option<Election>,
+    parts: Vec<MeteredPart>,
+}
+
+/// Part of a manager with metrics of its own, such as a cluster.
+struct MeteredPart {
+    name: ControllerName,
+    register: Box<dyn Fn(&mut Registry) + Send + Sync>,
 }
 
 impl Manager {
@@ -100,14 +115,22 @@ impl Manager {
         // Room for a burst of declared controllers; a sender beyond it waits.
         let (sender, commands) = mpsc::channel(64);
         let snapshot = watch::Sender::default();
+        let (liveness, alive) = (Checks::default(), snapshot.subscribe());
+        liveness.add("manager", move || match alive.has_changed() {
+            Ok(_) => Ok(()),
+            Err(_) => Err("the manager has ended"),
+        });
         let handle = ManagerHandle {
             commands: sender,
             snapshot: snapshot.subscribe(),
+            liveness,
+            readiness: Checks::of_runnables(snapshot.subscribe()),
             // Enough for a test or a log to keep up; a slower receiver gets `Lagged` with the
             // number missed.
             transitions: broadcast::Sender::new(1024),
         };
-        Self { options, handle, commands, snapshot, waiting: Vec::new(), election: None }
+        let (waiting, parts) = (Vec::new(), Vec::new());
+        Self { options, handle, commands, snapshot, waiting, election: None, parts }
     }
 
     /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while
@@ -120,12 +143,56 @@ impl Manager {
     /// lease is released after the last elected epoch is done.
     #[must_use]
     pub fn elect(self, election: Election) -> Self {
+        let status = election.status();
+        self.handle.readiness.add("leader-election", move || status.borrow().check());
         Self { election: Some(election), ..self }
     }
 
     /// Returns a handle to add and remove runnables and to read their status.
     pub fn handle(&self) -> ManagerHandle {
         self.handle.clone()
+    }
+
+    /// Registers all metrics of the manager: of its runnables, of its election, and of the clusters
+    /// that were added to it, with their controllers and informers.
+    ///
+    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
+    /// Encode them with [`metrics_text`]. Those of the connections are apart: `TransportMetrics`.
+    ///
+    /// ```
+    /// use pilotlight::manager::{
+    ///     Manager, ManagerOptions, metrics_text, prometheus_client::registry::Registry,
+    /// };
+    ///
+    /// let manager = Manager::new(ManagerOptions::default());
+    /// // … add clusters and controllers.
+    /// let mut metrics = Registry::default();
+    /// manager.register_metrics(&mut metrics);
+    /// assert!(metrics_text(&metrics).unwrap().contains("pilotlight_controller_tasks"));
+    /// ```
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.options.metrics.register(registry);
+        if let Some(election) = &self.election {
+            election.metrics().register(registry);
+        }
+        for MeteredPart { name, register } in &self.parts {
+            match self.parts.len() {
+                1 => register(registry),
+                _ => {
+                    let label = ("cluster".into(), name.to_string().into());
+                    register(registry.sub_registry_with_label(label));
+                }
+            }
+        }
+    }
+
+    /// Adds metrics to those of [`Manager::register_metrics`], as of a part of this name.
+    pub(crate) fn add_metrics(
+        &mut self,
+        name: ControllerName,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) {
+        self.parts.push(MeteredPart { name, register: Box::new(register) });
     }
 
     /// Adds a runnable before the manager runs.
@@ -176,7 +243,7 @@ impl Manager {
     ///
     /// Dropping the future aborts the runnables without draining them.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
-        let Self { options, handle, commands, snapshot, waiting, election } = self;
+        let Self { options, handle, commands, snapshot, waiting, election, parts: _ } = self;
         let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
             owner::Owner::new(options, metrics, commands, snapshot, transitions, election);
@@ -185,6 +252,12 @@ impl Manager {
             owner.add(name, entry::RunnableSpec::new(runnable, options)).unwrap_or_default();
         }
         owner.run(stop).await
+    }
+}
+
+impl std::fmt::Debug for MeteredPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.name.fmt(f)
     }
 }
 

@@ -1,6 +1,11 @@
 //! The examples work as documented while their type is installed, removed and installed again.
 
+mod multi;
+mod operators;
+
 use std::{
+    ffi::OsStr,
+    fmt::Debug,
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -11,13 +16,14 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{DeleteParams, DynamicObject, PostParams},
     core::{ApiResource, GroupVersionKind},
     runtime::wait::await_condition,
 };
 use pilotlight::testing::ControlPlane;
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout},
@@ -46,8 +52,14 @@ fn example(name: &str) -> Command {
 
 impl Example {
     fn start(name: &str, kubeconfig: &Path) -> Self {
+        Self::with(name, kubeconfig, &[], "127.0.0.1:0")
+    }
+
+    /// Starts an example with arguments, whose server has this address if it has a server.
+    fn with(name: &str, kubeconfig: &Path, arguments: &[&OsStr], address: &str) -> Self {
         let mut command = tokio::process::Command::from(example(name));
         command.env("KUBECONFIG", kubeconfig).env("NO_COLOR", "1").kill_on_drop(true);
+        command.env("ADDRESS", address).args(arguments);
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stdout.take().unwrap()).lines();
         Self { process, log }
@@ -76,6 +88,12 @@ impl Example {
     }
 }
 
+/// Returns the CRD that an example prints.
+fn crd_of(name: &str) -> CustomResourceDefinition {
+    let printed = example(name).arg("crd").output().unwrap();
+    serde_json::from_slice(&printed.stdout).unwrap()
+}
+
 async fn install(client: &Client, crd: &CustomResourceDefinition) {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     crds.create(&PostParams::default(), crd).await.unwrap();
@@ -86,13 +104,36 @@ async fn remove(client: &Client, crd: &CustomResourceDefinition) {
     drop(crds.delete(&crd.name_any(), &DeleteParams::default()).await.unwrap());
 }
 
+/// Returns the API of a kind of the examples in a namespace.
+fn api(client: &Client, kind: &str, plural: &str, namespace: &str) -> Api<DynamicObject> {
+    let gvk = GroupVersionKind::gvk("example.com", "v1", kind);
+    let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
+    Api::namespaced_with(client.clone(), namespace, &resource)
+}
+
+/// Creates an object of the examples with this specification.
+async fn create(api: &Api<DynamicObject>, kind: &str, name: &str, spec: Value) {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", kind));
+    let object = DynamicObject::new(name, &resource).data(json!({"spec": spec}));
+    api.create(&PostParams::default(), &object).await.unwrap();
+}
+
+/// Waits until an object satisfies this, within the deadline.
+async fn until<K>(api: &Api<K>, name: &str, what: &str, holds: impl Fn(Option<&K>) -> bool)
+where
+    K: Clone + Debug + Send + Resource + DeserializeOwned + 'static,
+{
+    let held = await_condition(api.clone(), name, holds);
+    match timeout(DEADLINE, held).await {
+        Ok(held) => drop(held.unwrap()),
+        Err(_) => panic!("{name}: {what}: {:?}", api.get_opt(name).await),
+    }
+}
+
 /// Creates a widget and waits for its ConfigMaps, of the embedded and of the adopted controller.
 async fn greeted(client: &Client, namespace: &str, name: &str) {
-    let gvk = GroupVersionKind::gvk("example.com", "v1", "Widget");
-    let widgets = ApiResource::from_gvk_with_plural(&gvk, "widgets");
-    let widget = DynamicObject::new(name, &widgets).data(json!({"spec": {"greeting": "Hello"}}));
-    let widgets = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &widgets);
-    widgets.create(&PostParams::default(), &widget).await.unwrap();
+    let widgets = api(client, "Widget", "widgets", namespace);
+    create(&widgets, "Widget", name, json!({"greeting": "Hello"})).await;
     let config_maps = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let there = |config_map: Option<&ConfigMap>| {
         let data = config_map.and_then(|config_map| config_map.data.as_ref());
@@ -100,7 +141,7 @@ async fn greeted(client: &Client, namespace: &str, name: &str) {
     };
     for suffix in ["greeting", "answer"] {
         let name = format!("{name}-{suffix}");
-        await_condition(config_maps.clone(), &name, there).await.unwrap();
+        until(&config_maps, &name, "greets", there).await;
     }
 }
 
@@ -110,10 +151,9 @@ async fn examples_start_stop_and_start_again_with_their_type() {
     let plane = ControlPlane::shared();
     let client = plane.client().unwrap();
     let scope = plane.scope("examples").await.unwrap();
-    let printed = example("embed").arg("crd").output().unwrap();
-    let mut crd: CustomResourceDefinition = serde_json::from_slice(&printed.stdout).unwrap();
+    let mut crd = crd_of("embed");
     // Rule of the example `dynamic`.
-    crd.labels_mut().insert("example.com/census".to_owned(), "true".to_owned());
+    crd.spec.names.categories = Some(vec!["census".to_owned()]);
     let mut embed = Example::start("embed", plane.kubeconfig());
     let mut adopt = Example::start("adopt", plane.kubeconfig());
     let mut dynamic = Example::start("dynamic", plane.kubeconfig());

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 /// Features of this crate in the production binary.
-const FEATURES: &str = "cli,meta,signals,tls";
+const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
@@ -95,6 +95,9 @@ fn the_library_without_features_has_no_tls_no_http_server_and_no_command_line() 
         ["aws-lc-rs", "axum", "clap", "hyper-rustls", "kube-runtime", "rustls", "schemars"];
     let found: Vec<_> = all.iter().filter(|(name, _)| absent.contains(&name.as_str())).collect();
     assert!(found.is_empty(), "{found:?}");
+    // The client of kube has hyper.
+    let (_, hyper) = all.iter().find(|(name, _)| name == "hyper").unwrap();
+    assert!(!hyper.split(',').any(|feature| feature == "server"), "{hyper}");
 }
 
 #[test]
@@ -108,4 +111,26 @@ fn the_image_is_the_production_binary() {
     let expected = "RUN cargo build --locked --profile image --no-default-features --features cli";
     assert_eq!(builds, [expected]);
     assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
+}
+
+#[test]
+fn guide_names_the_versions_of_the_interface() {
+    let read = |path| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let (manifest, guide) = (read("Cargo.toml"), read("docs/library.md"));
+    // The version of a crate, or of the package itself: the first one in its line.
+    let version = |begin: &str| {
+        let line = manifest.lines().find(|line| line.starts_with(begin)).unwrap();
+        let number = line.split('"').nth(1).unwrap();
+        let parts: Vec<_> = number.split('.').collect();
+        // Before 1.0 the minor version is the one that breaks.
+        let kept = if parts[0] == "0" || begin == "rust-version" { 2 } else { 1 };
+        parts[..kept].join(".")
+    };
+
+    let begins =
+        ["version =", "kube =", "k8s-openapi =", "axum =", "prometheus-client =", "rust-version"];
+    let row = format!("| {} |", begins.map(version).join(" | "));
+
+    assert!(guide.lines().any(|line| line == row), "no row {row}");
+    assert_eq!(version("kube ="), version("kube-runtime ="));
 }

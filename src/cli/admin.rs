@@ -1,73 +1,41 @@
-//! Servers of the manager: probes on one port, metrics and details on another.
+//! Servers of the binary: probes on one port, metrics and details on another.
 
 use std::{
     net::{SocketAddr, TcpListener},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
 use anyhow::Context;
 use axum::{
     Json, Router,
-    extract::{Path, RawQuery, State},
-    http::{StatusCode, header::CONTENT_TYPE},
+    extract::{Path, State},
+    http::StatusCode,
     response::{IntoResponse, Response},
     routing::get,
 };
-use futures::future::BoxFuture;
 use pilotlight::{
     controller::Cluster,
-    manager::{BoxError, ElectionStatus, Epoch, ManagerHandle, RunResult, Runnable, RunnableGroup},
-    meta::DeclaredControllers,
+    manager::{CheckResult, ElectionStatus, Manager, ManagerHandle, Reason, Snapshot},
+    meta::{ControllerKind, DeclaredControllers},
+    server::{self, HttpServer},
 };
-use prometheus_client::{encoding::text::encode, registry::Registry};
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
     address::BindAddress,
-    health::{self, CheckResult},
     report::{StatusReport, TypeRow},
     watchers::Watchers,
 };
 
-/// State that the servers show.
+/// State that the debug pages show.
 #[derive(Debug)]
 pub(super) struct Shown {
-    manager: ManagerHandle,
-    cluster: Cluster,
-    declared: DeclaredControllers,
+    pub(super) manager: ManagerHandle,
+    pub(super) cluster: Cluster,
+    pub(super) declared: DeclaredControllers,
     /// Present if there is an election.
-    election: Option<watch::Receiver<ElectionStatus>>,
-    metrics: Registry,
-    types_known: AtomicBool,
-}
-
-impl Shown {
-    pub(super) fn new(
-        manager: ManagerHandle,
-        cluster: Cluster,
-        declared: DeclaredControllers,
-        election: Option<watch::Receiver<ElectionStatus>>,
-        metrics: Registry,
-    ) -> Self {
-        Self { manager, cluster, declared, election, metrics, types_known: AtomicBool::new(false) }
-    }
-
-    /// Returns the state of the election, if there is one.
-    fn election(&self) -> Option<ElectionStatus> {
-        Some(self.election.as_ref()?.borrow().clone())
-    }
-
-    /// Returns whether discovery has ever answered. After later failures the known types stay and
-    /// are shown.
-    fn types_known(&self) -> bool {
-        if self.cluster.types.health().discovery.stale_since.is_none() {
-            self.types_known.store(true, Ordering::Relaxed);
-        }
-        self.types_known.load(Ordering::Relaxed)
-    }
+    pub(super) election: Option<watch::Receiver<ElectionStatus>>,
 }
 
 /// Bound listeners of the servers.
@@ -75,13 +43,6 @@ impl Shown {
 pub(super) struct Listeners {
     probes: Option<TcpListener>,
     metrics: Option<TcpListener>,
-}
-
-/// Runnable of the servers.
-#[derive(Debug)]
-pub(super) struct Admin {
-    listeners: Listeners,
-    shown: Arc<Shown>,
 }
 
 impl Listeners {
@@ -108,119 +69,39 @@ impl Listeners {
         self.probes.as_ref()?.local_addr().ok()
     }
 
-    fn try_clone(&self) -> std::io::Result<Self> {
-        let clone = |listener: &Option<TcpListener>| {
-            listener.as_ref().map(TcpListener::try_clone).transpose()
-        };
-        Ok(Self { probes: clone(&self.probes)?, metrics: clone(&self.metrics)? })
-    }
-}
-
-impl Admin {
-    pub(super) fn new(listeners: Listeners, shown: Shown) -> Self {
-        Self { listeners, shown: Arc::new(shown) }
-    }
-}
-
-impl Runnable for Admin {
-    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let (listeners, shown) = (self.listeners.try_clone(), self.shown.clone());
-        Box::pin(async move {
-            let Listeners { probes, metrics } = listeners?;
-            tokio::try_join!(
-                serve(probes, probe_router(shown.clone()), &epoch),
-                serve(metrics, metrics_router(shown), &epoch),
-            )?;
-            Ok(())
-        })
-    }
-
-    fn group(&self) -> RunnableGroup {
-        RunnableGroup::HttpServers
-    }
-}
-
-async fn serve(
-    listener: Option<TcpListener>,
-    router: Router,
-    epoch: &Epoch,
-) -> Result<(), BoxError> {
-    let stop = epoch.token().cancelled_owned();
-    match listener {
-        Some(listener) => {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+    /// Adds the servers to a manager.
+    pub(super) fn add_to(
+        self,
+        manager: &mut Manager,
+        metrics: Registry,
+        shown: Shown,
+    ) -> anyhow::Result<()> {
+        let handle = shown.manager.clone();
+        let snapshot = handle.watch();
+        handle.readiness().add("crds", move || own_crds(&snapshot.borrow()));
+        if let Some(listener) = self.probes {
+            HttpServer::new(listener, server::probes(&handle))?.add_to(manager, "probes")?;
         }
-        None => stop.await,
+        if let Some(listener) = self.metrics {
+            let pages = server::metrics(metrics).merge(debug_pages(shown));
+            HttpServer::new(listener, pages)?.add_to(manager, "metrics")?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-fn probe_router(shown: Arc<Shown>) -> Router {
+fn debug_pages(shown: Shown) -> Router {
     Router::new()
-        .route("/healthz", get(alive))
-        .route("/livez", get(alive))
-        .route("/readyz", get(ready))
-        .with_state(shown)
-}
-
-fn metrics_router(shown: Arc<Shown>) -> Router {
-    Router::new()
-        .route("/metrics", get(scrape))
         .route("/debug/status", get(status))
         .route("/debug/types", get(types))
         .route("/debug/queues/{*controller}", get(queue))
-        .with_state(shown)
-}
-
-/// Liveness: healthy as long as the manager's own task runs.
-async fn alive(State(shown): State<Arc<Shown>>) -> Response {
-    if shown.manager.watch().has_changed().is_ok() {
-        "ok".into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the manager has ended").into_response()
-    }
-}
-
-async fn ready(State(shown): State<Arc<Shown>>, RawQuery(query): RawQuery) -> Response {
-    let mode = shown.cluster.types.mode().borrow().clone();
-    let mut checks = health::checks(shown.types_known(), &mode, &shown.manager.status());
-    checks.extend(shown.election().as_ref().map(health::election));
-    let failed = checks.iter().any(|check| check.result == CheckResult::Failed);
-    let verbose = query.is_some_and(|query| query.split(['&', '=']).any(|key| key == "verbose"));
-    let (code, last) = if failed {
-        (StatusCode::SERVICE_UNAVAILABLE, "readyz check failed")
-    } else {
-        (StatusCode::OK, "readyz check passed")
-    };
-    let body = match (failed, verbose) {
-        (false, false) => "ok".to_owned(),
-        (true, false) | (_, true) => {
-            let lines =
-                checks.iter().filter(|check| verbose || check.result == CheckResult::Failed);
-            let mut body: String = lines.map(|check| format!("{check}\n")).collect();
-            body.push_str(last);
-            body.push('\n');
-            body
-        }
-    };
-    (code, body).into_response()
-}
-
-async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
-    let mut page = String::new();
-    match encode(&mut page, &shown.metrics) {
-        Ok(()) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(CONTENT_TYPE, kind)], page).into_response()
-        }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+        .with_state(Arc::new(shown))
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
     let (status, declared) = (shown.manager.status(), shown.declared.list());
-    Json(StatusReport::new(&shown.cluster, &status, &declared, shown.election()))
+    let election = shown.election.as_ref().map(|election| election.borrow().clone());
+    Json(StatusReport::new(&shown.cluster, &status, &declared, election))
 }
 
 /// Requests in the queue of one controller.
@@ -235,4 +116,37 @@ async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {
     let watchers = Watchers::of_manager(&shown.manager.status());
     let types = shown.cluster.types.report();
     Json(types.iter().map(|report| TypeRow::new(report, Some(&watchers))).collect())
+}
+
+/// Check of this program's own CRDs: while one is missing, declarations cannot change.
+fn own_crds(runnables: &Snapshot) -> CheckResult {
+    let is_missing = |kind: &ControllerKind| {
+        let supervisor = runnables.get(&kind.plural().into());
+        supervisor.is_some_and(|it| it.reason == Reason::TypeAbsent)
+    };
+    match ControllerKind::ALL.into_iter().find(is_missing) {
+        Some(kind) => CheckResult::Degraded(format!("{} is not installed", kind.kind()).into()),
+        None => CheckResult::Passed("".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pilotlight::manager::{RunnableGroup, RunnableStatus};
+
+    use super::*;
+
+    #[test]
+    fn a_manager_without_its_own_crds_is_degraded_and_ready() {
+        let mut own =
+            RunnableStatus::new("compositecontrollers".into(), RunnableGroup::LeaderElection);
+        let check =
+            |status: &RunnableStatus| own_crds(&Snapshot::from_iter([Arc::new(status.clone())]));
+        assert_eq!(check(&own), CheckResult::Passed("".into()), "not known yet");
+
+        own.reason = Reason::TypeAbsent;
+
+        let degraded = CheckResult::Degraded("CompositeController is not installed".into());
+        assert_eq!(check(&own), degraded);
+    }
 }

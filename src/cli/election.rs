@@ -6,7 +6,7 @@ use clap::{ArgAction, Args};
 use kube::Config;
 use pilotlight::{
     duration,
-    manager::{Election, ElectionMetrics, ElectionOptions, ElectionTimes},
+    manager::{Election, ElectionOptions, ElectionTimes},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use tracing::warn;
@@ -62,7 +62,6 @@ impl ElectionArgs {
     pub(super) fn election(
         &self,
         config: &Config,
-        metrics: &ElectionMetrics,
         requests: &TransportMetrics,
     ) -> anyhow::Result<Option<Election>> {
         if !self.leader_election {
@@ -79,7 +78,6 @@ impl ElectionArgs {
                 renew_deadline: self.leader_election_renew_deadline,
                 retry_period: self.leader_election_retry_period,
             },
-            metrics: metrics.clone(),
             ..ElectionOptions::new(
                 named.unwrap_or(&config.default_namespace),
                 self.leader_election_id.as_str(),
@@ -116,8 +114,7 @@ mod tests {
         let flags = Flags::try_parse_from([&["test"], arguments].concat())?;
         let mut config = Config::new("http://127.0.0.1:1".parse()?);
         config.default_namespace = "of-pod".to_owned();
-        let (metrics, requests) = (ElectionMetrics::default(), TransportMetrics::default());
-        flags.election.election(&config, &metrics, &requests)
+        flags.election.election(&config, &TransportMetrics::default())
     }
 
     #[track_caller]

@@ -9,10 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    manager::{
-        Election, ElectionMetrics, Manager, ManagerHandle, ManagerMetrics, ManagerOptions,
-        RunnableOptions,
-    },
+    manager::{Election, Manager, ManagerHandle, ManagerOptions, RunnableOptions},
     meta::{
         ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, HookMetrics, MetaOptions,
         Selector, Supervisor,
@@ -25,7 +22,7 @@ use tracing::warn;
 
 use super::{
     address::{self, BindAddress},
-    admin::{Admin, Listeners, Shown},
+    admin::{Listeners, Shown},
     budget::BudgetArgs,
     election::ElectionArgs,
     flag,
@@ -170,24 +167,6 @@ pub(super) struct Upstream<'a> {
     pub(super) election: Option<&'a ElectionArgs>,
 }
 
-/// Returns a registry with the metrics of the process and of these parts.
-fn registry(
-    cluster: &Cluster,
-    requests: &TransportMetrics,
-    lifecycle: &ManagerMetrics,
-    hooks: &HookMetrics,
-) -> Registry {
-    let mut metrics = Registry::default();
-    requests.register(&mut metrics);
-    lifecycle.register(&mut metrics);
-    cluster.types.register_metrics(&mut metrics);
-    cluster.informers.metrics().register(&mut metrics);
-    cluster.metrics.register(&mut metrics);
-    hooks.register(&mut metrics);
-    process_metrics::register(&mut metrics);
-    metrics
-}
-
 /// Manager that has not run yet, with handles on its parts.
 #[derive(Debug)]
 pub(super) struct Instance {
@@ -217,24 +196,16 @@ impl Instance {
 
         manager.explain();
         let requests = TransportMetrics::default();
-        let elections = ElectionMetrics::default();
-        let election = upstream.election.map(|it| it.election(&config, &elections, &requests));
+        let election = upstream.election.map(|it| it.election(&config, &requests));
         let election = election.transpose()?.flatten();
         let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
         let own_namespace = config.default_namespace.clone();
         let transport = Transport::new(config, options)?;
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, manager.cluster());
 
-        let lifecycle = ManagerMetrics::default();
         let hooks = HookMetrics::default();
-        let mut metrics = registry(&cluster, &requests, &lifecycle, &hooks);
-        if election.is_some() {
-            elections.register(&mut metrics);
-        }
-
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
-            metrics: lifecycle,
             ..ManagerOptions::default()
         });
         let elected = election.as_ref().map(Election::status);
@@ -245,7 +216,7 @@ impl Instance {
         let options = MetaOptions {
             workers: flag::used_workers(manager.workers),
             max_hook_calls: manager.max_hook_calls,
-            metrics: hooks,
+            metrics: hooks.clone(),
             responses: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
@@ -272,11 +243,20 @@ impl Instance {
         for supervisor in supervisors {
             owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
         }
-        let shown = Shown::new(handle.clone(), cluster.clone(), declared, elected, metrics);
-        // Without its servers or its view of the cluster this process is of no use.
-        let fail_fast = RunnableOptions::fail_fast;
-        owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
-        owner.add_runnable("cluster", Arc::new(cluster_runnable), fail_fast())?;
+        // Without its view of the cluster or its servers this process is of no use.
+        cluster_runnable.add_to(&mut owner, "cluster")?;
+        let mut metrics = Registry::default();
+        owner.register_metrics(&mut metrics);
+        requests.register(&mut metrics);
+        hooks.register(&mut metrics);
+        process_metrics::register(&mut metrics);
+        let shown = Shown {
+            manager: handle.clone(),
+            cluster: cluster.clone(),
+            declared,
+            election: elected,
+        };
+        listeners.add_to(&mut owner, metrics, shown)?;
         Ok(Self { manager: owner, transport, cluster, handle, metrics_address, probe_address })
     }
 
@@ -291,7 +271,7 @@ impl Instance {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -353,13 +333,24 @@ mod tests {
         let [live, ready, verbose, scraped, status, types, elsewhere] = answers;
         assert!(live.starts_with("HTTP/1.1 200"), "{live}");
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-        assert!(ready.contains("[-]discovery no answer"), "{ready}");
-        assert!(!ready.contains("controller/admin"), "only what failed: {ready}");
-        assert!(verbose.contains("[+]controller/admin Running"), "{verbose}");
-        assert!(scraped.contains("pilotlight_controller_state"), "{scraped}");
+        assert!(ready.contains("[-]discovery/cluster no answer"), "{ready}");
+        assert!(!ready.contains("controller/probes"), "only what failed: {ready}");
+        assert!(verbose.contains("[+]controller/probes Running"), "{verbose}");
+        for metric in [
+            "pilotlight_controller_state",
+            "pilotlight_discovery_requests",
+            "pilotlight_informer_watches",
+            "controller_runtime_reconcile",
+            "rest_client_requests",
+            "process_cpu_seconds",
+        ] {
+            assert!(scraped.contains(metric), "{metric}: {scraped}");
+        }
         assert!(scraped.ends_with("# EOF\n"), "{scraped}");
         let status: Value = serde_json::from_str(status.rsplit("\r\n").next().unwrap()).unwrap();
-        assert_eq!(status["controllers"][0]["name"], "admin");
+        let names: Vec<_> =
+            status["controllers"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+        assert!(names.contains(&&json!("metrics")), "{names:?}");
         let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
         assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");

@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
-/// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `managed_fields`,
-/// `index` and `on_synced` apply to the last input.
+/// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `in_cluster`,
+/// `managed_fields`, `index` and `on_synced` apply to the last input.
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {
@@ -233,6 +233,14 @@ impl Builder {
     /// Watches one namespace, instead of the cluster's default.
     pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
         self.last("namespace", |kind| kind.filter.namespace = Some(namespace.into()))
+    }
+
+    /// Watches the objects of another cluster, whose runnable is added to the manager, too; for
+    /// `watches`. The handler maps them to objects of the controller's cluster.
+    ///
+    /// [`Context::of_cluster`](super::Context::of_cluster) reads them.
+    pub fn in_cluster(self, cluster: &Cluster) -> Self {
+        self.last("in_cluster", |kind| kind.cluster = Some(cluster.clone()))
     }
 
     /// Adds a predicate to this input; a change must pass all predicates.

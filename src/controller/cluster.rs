@@ -1,18 +1,25 @@
 //! Cluster: client, type registry and informers that all controllers of one cluster share.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
 use tokio::time::timeout;
 
 use super::{metrics::ControllerMetrics, run::carried_over::CarriedOverByName, type_changes};
 use crate::{
-    discovery::{Discovery, DiscoveryOptions, TypeRegistry},
+    discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, ControllerName, Epoch, Manager, RunResult, Runnable, RunnableGroup,
+        AddError, CheckResult, ControllerName, Epoch, Manager, RunResult, Runnable, RunnableGroup,
         RunnableOptions,
     },
 };
@@ -64,9 +71,8 @@ pub struct ClusterOptions {
 /// started again.
 #[derive(Debug)]
 pub struct ClusterRunnable {
-    types: TypeRegistry,
+    cluster: Cluster,
     work: ClusterWork,
-    informers: InformerSet,
 }
 
 /// Work of a cluster's runnable.
@@ -132,6 +138,37 @@ impl Cluster {
         &self.client
     }
 
+    /// Registers the metrics of the cluster: of its discovery, informers and controllers.
+    ///
+    /// [`Manager::register_metrics`] does so for each cluster that was added to the manager.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.types.register_metrics(registry);
+        self.informers.metrics().register(registry);
+        self.metrics.register(registry);
+    }
+
+    /// Returns a check of readiness: it fails until the types of the cluster are known. Later
+    /// failures of the discovery leave the known types in place.
+    ///
+    /// [`ClusterRunnable::add_to`] adds it to the manager, as `discovery/` with the name of the
+    /// cluster.
+    pub fn readiness_check(&self) -> impl Fn() -> CheckResult + Send + Sync + 'static {
+        let (types, known) = (self.types.clone(), AtomicBool::new(false));
+        move || {
+            if types.health().discovery.stale_since.is_none() {
+                known.store(true, Ordering::Relaxed);
+            }
+            match &*types.mode().borrow() {
+                _ if !known.load(Ordering::Relaxed) => {
+                    CheckResult::Failed("no answer about the server's types yet".into())
+                }
+                DiscoveryMode::NotStarted => CheckResult::Degraded("does not run".into()),
+                DiscoveryMode::Static(_) => CheckResult::Degraded("is polled".into()),
+                DiscoveryMode::Watching => CheckResult::Passed("".into()),
+            }
+        }
+    }
+
     fn with_work(
         work: ClusterWork,
         client: Client,
@@ -139,15 +176,15 @@ impl Cluster {
         informers: InformerSet,
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
-        let runnable = ClusterRunnable { types: types.clone(), work, informers: informers.clone() };
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
-        (Self { client, types, informers, namespace, metrics, carried_over }, runnable)
+        let cluster = Self { client, types, informers, namespace, metrics, carried_over };
+        (cluster.clone(), ClusterRunnable { cluster, work })
     }
 }
 
 impl ClusterRunnable {
-    /// Adds the cluster to a manager that does not run yet: the manager ends if it fails. `name`
-    /// tells several clusters apart.
+    /// Adds the cluster to a manager that does not run yet, with its metrics and its readiness: the
+    /// manager ends if it fails. `name` tells several clusters apart.
     ///
     /// # Errors
     ///
@@ -157,7 +194,12 @@ impl ClusterRunnable {
         manager: &mut Manager,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
-        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast())
+        let (name, cluster) = (name.into(), self.cluster.clone());
+        manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
+        let check = cluster.readiness_check();
+        manager.handle().readiness().add(format!("discovery/{name}"), check);
+        manager.add_metrics(name, move |registry| cluster.register_metrics(registry));
+        Ok(())
     }
 }
 
@@ -170,7 +212,7 @@ impl Drop for ShutdownGuard {
 
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let (types, informers) = (self.types.clone(), self.informers.clone());
+        let Cluster { types, informers, .. } = self.cluster.clone();
         let discovery = match &self.work {
             ClusterWork::All(discovery) => discovery.lock().take(),
             ClusterWork::Propagate => {

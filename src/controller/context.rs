@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
-    Cached, Inputs, Lister, ListerError, Queue, Request,
+    Cached, Cluster, Inputs, Lister, ListerError, Queue, Request,
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
@@ -26,6 +26,7 @@ use super::{
 #[cfg(feature = "meta")]
 use crate::manager::Requester;
 use crate::{
+    discovery::TypeRegistry,
     informer::{InformerKey, MovingInterests, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
     manager::{Epoch, Fence, FencedSender, WatchState, WriteObserver},
@@ -44,6 +45,8 @@ pub struct Context {
     after_unknown: bool,
     // Live reads in place of cached objects that are behind own writes.
     overlays: Option<Arc<Overlays>>,
+    // Cluster that is read and written, if it is not the controller's.
+    foreign: Option<ForeignCluster>,
     // Empty for a context from `Context::new`.
     #[cfg_attr(
         not(any(test, feature = "meta")),
@@ -56,6 +59,13 @@ pub struct Context {
 #[cfg(feature = "meta")]
 #[derive(Default)]
 pub(super) struct WeakContext(Weak<SharedContext>);
+
+/// Another cluster than the controller's.
+#[derive(Clone)]
+struct ForeignCluster {
+    types: TypeRegistry,
+    unfenced: Client,
+}
 
 /// Parts that all reconciles of an epoch share.
 struct SharedContext {
@@ -88,7 +98,8 @@ impl Context {
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
-        input.attached = Some(Attached { served, store, key, status: None, moving: None });
+        input.attached =
+            Some(Attached { served, store, key, is_foreign: false, status: None, moving: None });
         input.set(WatchState::Synced, None);
         let _number = self.shared.statuses.push(input);
         self
@@ -118,6 +129,7 @@ impl Context {
             reconcile_id: 0,
             after_unknown: false,
             overlays: None,
+            foreign: None,
             slot: Weak::new(),
         }
     }
@@ -144,6 +156,7 @@ impl Context {
             reconcile_id: fastrand::u64(..),
             after_unknown,
             overlays: None,
+            foreign: None,
             slot: Arc::downgrade(slot),
         }
     }
@@ -152,6 +165,27 @@ impl Context {
     pub(super) fn overlaid_by(self, overlays: Overlays) -> Self {
         let overlays = (!overlays.is_empty()).then(|| Arc::new(overlays));
         Self { overlays, ..self }
+    }
+
+    /// Returns the context for another cluster: its caches are those of the inputs of
+    /// [`Builder::in_cluster`](super::Builder::in_cluster), and its client sends to that cluster,
+    /// behind the fence of this epoch.
+    ///
+    /// The next reconcile does not wait until the caches of that cluster hold what was written.
+    #[must_use]
+    pub fn of_cluster(&self, cluster: &Cluster) -> Self {
+        let types = cluster.types.clone();
+        let foreign = ForeignCluster { types, unfenced: cluster.unfenced_client().clone() };
+        Self {
+            foreign: (!self.is_of(cluster)).then_some(foreign),
+            client: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns whether a cluster is that of the controller.
+    fn is_of(&self, cluster: &Cluster) -> bool {
+        self.shared.named.as_ref().is_some_and(|named| named.cluster.types.is(&cluster.types))
     }
 
     /// Returns the statuses of the inputs.
@@ -171,7 +205,10 @@ impl Context {
     ///
     /// Outside a tokio runtime.
     pub fn client(&self) -> &Client {
-        self.client.get_or_init(|| self.shared.fenced())
+        self.client.get_or_init(|| match &self.foreign {
+            Some(foreign) => Arc::new(self.shared.epoch.client(&foreign.unfenced)),
+            None => self.shared.fenced(),
+        })
     }
 
     /// Returns the way behind the epoch's fence for requests that need no client of kube's.
@@ -236,7 +273,12 @@ impl Context {
     /// The cache includes what this request wrote before, even while the watch is down: after a
     /// second the written objects are read from the server.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.shared.statuses.attached(type_ref).map(|attached| self.reader_of(attached))
+        self.attached(type_ref).map(|attached| self.reader_of(attached))
+    }
+
+    fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
+        let cluster = self.foreign.as_ref().map(|foreign| &foreign.types);
+        self.shared.statuses.attached(cluster, type_ref)
     }
 
     /// Returns the cache of an input that was added by this name; `None` while it has no complete
@@ -247,7 +289,9 @@ impl Context {
 
     /// Returns a reader of a cache with the live reads of this reconcile.
     fn reader_of(&self, attached: Attached) -> Store {
-        let overlay = self.overlays.as_ref().and_then(|overlays| overlays.get(&attached.key));
+        // Only writes to the controller's cluster are confirmed.
+        let overlays = self.overlays.as_ref().filter(|_| !attached.is_foreign);
+        let overlay = overlays.and_then(|overlays| overlays.get(&attached.key));
         match overlay {
             Some(overlay) => attached.store.overlaid_by(overlay),
             None => attached.store,
@@ -285,7 +329,7 @@ impl Context {
     /// objects are listed, their events enqueue the requests again.
     pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
-        match self.shared.statuses.attached(&type_ref) {
+        match self.attached(&type_ref) {
             None => Err(ListerError::NoCache(type_ref)),
             Some(attached) if attached.key.projection != Projection::Full => {
                 Err(ListerError::Projected(type_ref))
@@ -313,7 +357,7 @@ impl Context {
         key: &ObjectKey,
     ) -> Result<Option<K>, FetchError> {
         let type_ref = TypeRef::of::<K>();
-        let attached = self.shared.statuses.attached(&type_ref);
+        let attached = self.attached(&type_ref);
         let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
         let is_cached_whole = attached.key.projection == Projection::Full;
         let path = attached.served.identity.path(key.namespace.as_deref());
@@ -334,7 +378,7 @@ impl Context {
     /// Returns the served type of one of the controller's inputs in this epoch, with the
     /// subresources that its CRD declares now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
-        self.shared.statuses.attached(type_ref).map(|attached| attached.current())
+        self.attached(type_ref).map(|attached| attached.current())
     }
 
     /// Adds another request to the controller's queue, to be reconciled as soon as a worker is

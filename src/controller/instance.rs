@@ -25,8 +25,8 @@ use crate::{
     informer::{Ended, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
-        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, Readiness,
-        RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
+        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, ManagerHandle,
+        Readiness, RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
     },
 };
 
@@ -97,6 +97,16 @@ impl Controller {
     /// As [`Manager::add`].
     pub fn add_to(self, manager: &mut Manager) -> Result<(), AddError> {
         manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default())
+    }
+
+    /// Adds the controller by a handle of a manager that may run already, under its own name and
+    /// with default options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_to_running(self, manager: &ManagerHandle) -> Result<(), AddError> {
+        manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default()).await
     }
 
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.

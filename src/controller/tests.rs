@@ -32,6 +32,7 @@ const NAME: &str = "widgets";
 mod answered_writes;
 mod closures;
 mod cluster;
+mod clusters;
 mod conditions;
 mod durations;
 mod flapping;

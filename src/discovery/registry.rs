@@ -99,6 +99,11 @@ impl TypeRegistry {
         known.report()
     }
 
+    /// Returns whether both are handles to one registry: that of one cluster.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     #[cfg(test)]
     pub(super) fn subscriptions(&self) -> usize {
         self.shared.read().subscriptions.iter().count()

@@ -30,7 +30,7 @@ pub use self::{
     metrics::ElectionMetrics,
     times::{ElectionTimes, ElectionTimesError},
 };
-use super::BoxError;
+use super::{BoxError, CheckResult};
 use crate::redaction;
 
 /// Longest wait for the end of a campaign that was asked to free its lease.
@@ -99,6 +99,18 @@ pub struct ElectionStatus {
     pub error: Option<String>,
 }
 
+impl ElectionStatus {
+    /// Returns the check of readiness. A replica that does not lead is ready: it takes over when the
+    /// leader ends. Identities are left out, as are messages.
+    pub(super) fn check(&self) -> CheckResult {
+        match (&self.error, self.leads) {
+            (Some(_), _) => CheckResult::Degraded("the lease cannot be reached".into()),
+            (None, true) => CheckResult::Passed("leads".into()),
+            (None, false) => CheckResult::Passed("stands by".into()),
+        }
+    }
+}
+
 type Connect = Box<dyn FnOnce() -> Result<Client, BoxError> + Send>;
 
 /// Election that a manager takes part in: see [`Manager::elect`](super::Manager::elect).
@@ -164,6 +176,11 @@ impl Election {
     /// Subscribes to the state of the election.
     pub fn status(&self) -> watch::Receiver<ElectionStatus> {
         self.status.subscribe()
+    }
+
+    /// Returns the metrics of the election.
+    pub(super) fn metrics(&self) -> &ElectionMetrics {
+        &self.options.metrics
     }
 
     /// The same election by another clock.

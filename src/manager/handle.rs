@@ -7,7 +7,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::warn;
 
 use super::{
-    Always, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
+    Always, Checks, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
     RunnableStatus, Snapshot, Transition, entry::RunnableSpec,
 };
 use crate::guard::{self, GuardedDrop};
@@ -45,6 +45,8 @@ pub struct ManagerHandle {
     pub(super) commands: mpsc::Sender<ManagerCommand>,
     pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
     pub(super) transitions: broadcast::Sender<Transition>,
+    pub(super) liveness: Checks,
+    pub(super) readiness: Checks,
 }
 
 impl ManagerHandle {
@@ -156,6 +158,20 @@ impl ManagerHandle {
     /// `Lagged`.
     pub fn transitions(&self) -> broadcast::Receiver<Transition> {
         self.transitions.subscribe()
+    }
+
+    /// Returns the checks of liveness, whose failure means that the process should be restarted. The
+    /// check `manager` fails once the manager has ended.
+    pub fn liveness(&self) -> Checks {
+        self.liveness.clone()
+    }
+
+    /// Returns the checks of readiness: those of the runnables, of the clusters and of the election.
+    ///
+    /// A runnable that waits is ready, and one that fails is marked only; a stuck one is not ready.
+    /// A cluster is not ready before it has discovered its types.
+    pub fn readiness(&self) -> Checks {
+        self.readiness.clone()
     }
 
     /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Each room, with the rooms that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 18] = [
+const ROOMS: [(&str, &[&str]); 19] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
@@ -23,6 +23,7 @@ const ROOMS: [(&str, &[&str]); 18] = [
     ("meta", &["discovery", "manager", "informer", "controller", "transport"]),
     ("runtime", &["discovery", "manager", "informer", "controller"]),
     ("transport", &[]),
+    ("server", &["manager"]),
     ("testing", &[]),
     ("fuzzing", &["discovery", "informer", "meta"]),
     (
@@ -34,6 +35,7 @@ const ROOMS: [(&str, &[&str]); 18] = [
             "controller",
             "meta",
             "transport",
+            "server",
             "signals",
             "testing",
         ],

@@ -34,9 +34,10 @@ pub enum BuildError {
     /// Call `metadata_only` instead.
     #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
     NotKept(ControllerName, TypeRef, &'static str),
-    /// Call `matching` and `named` after `watches`.
+    /// Call `matching`, `named` and `in_cluster` after `watches`.
     #[error(
-        "{0}: matching and named narrow a watched type, which {1} is not; call them after watches"
+        "{0}: matching, named and in_cluster apply to a watched type, which {1} is not; call them \
+         after watches"
     )]
     NotWatched(ControllerName, TypeRef),
     /// Call `every_owner` after `owns`.

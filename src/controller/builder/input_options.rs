@@ -45,6 +45,8 @@ pub(super) struct KindOptions {
     /// Interests that narrow what is delivered and kept whole; none for all.
     pub(super) interests: Vec<Interest>,
     pub(super) whole: bool,
+    /// Cluster of the objects; `None` for that of the controller.
+    pub(super) cluster: Option<Cluster>,
 }
 
 /// Use of a type by a controller.
@@ -105,8 +107,8 @@ impl KindOptions {
             managed_fields: false,
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
-        let (interests, whole) = (Vec::new(), false);
-        Self { filter, role, typed, predicates, indexes, synced: None, interests, whole }
+        let (interests, whole, cluster) = (Vec::new(), false, None);
+        Self { filter, role, typed, predicates, indexes, synced: None, interests, whole, cluster }
     }
 
     /// Returns the source of an input of a controller with these primary types.
@@ -116,10 +118,13 @@ impl KindOptions {
         primaries: &[TypeRef],
         event_filters: &[Predicate],
         mode: InputMode,
-        cluster: &Cluster,
+        own: &Cluster,
     ) -> Result<KindSource, BuildError> {
+        let cluster = self.cluster.as_ref().unwrap_or(own);
+        let (types, informers) = (cluster.types.clone(), cluster.informers.clone());
+        let (is_foreign, namespace) = (!types.is(&own.types), cluster.namespace.clone());
         let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
-        filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
+        filter.namespace = filter.namespace.or(namespace);
         let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
         let (mapping, delivery) = match role {
             Role::Primary => {
@@ -150,15 +155,17 @@ impl KindOptions {
             panics: watch::Sender::default(),
             synced,
             mode,
-            types: cluster.types.clone(),
-            informers: cluster.informers.clone(),
+            is_foreign,
+            types,
+            informers,
         })
     }
 
     /// Checks that the projection keeps the fields that its uses need.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();
-        if !self.interests.is_empty() && !matches!(self.role, Role::Watched(_)) {
+        let is_for_watches = !self.interests.is_empty() || self.cluster.is_some();
+        if is_for_watches && !matches!(self.role, Role::Watched(_)) {
             return Err(BuildError::NotWatched(name.clone(), type_ref()));
         }
         let method = match self.filter.projection {

@@ -18,7 +18,7 @@ use crate::{
         run::input_status::{InputMode, InputStatus, InputStatuses},
         source::kind::KindSource,
     },
-    discovery::TypeChange,
+    discovery::{TypeChange, TypeRegistry},
     duration::{after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
@@ -106,6 +106,14 @@ impl Input {
         // The builder refuses a source whose name panics; a later call may panic all the same.
         let unnamed = |panic| format!("a source whose name panicked: {panic}");
         guard::run(|| self.source().name()).unwrap_or_else(unnamed)
+    }
+
+    /// Returns the cluster of the objects; `None` for that of the controller.
+    pub(in crate::controller) fn cluster(&self) -> Option<TypeRegistry> {
+        match &self.source {
+            InputSource::Kind(source) if source.is_foreign => Some(source.types.clone()),
+            InputSource::Kind(_) | InputSource::Other(_) => None,
+        }
     }
 
     pub(in crate::controller) fn type_ref(&self) -> Option<&TypeRef> {

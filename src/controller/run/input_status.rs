@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     controller::inputs::progress::{InputProgress, InputState},
-    discovery::TypeStatus,
+    discovery::{TypeRegistry, TypeStatus},
     informer::{CacheShare, InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState as State},
@@ -53,6 +53,8 @@ pub(in crate::controller) struct InputStatus {
     pub(in crate::controller) label: String,
     /// Type of the input's objects, for the built-in source.
     pub(in crate::controller) type_ref: Option<TypeRef>,
+    /// Cluster of the objects; `None` for that of the controller.
+    pub(in crate::controller) cluster: Option<TypeRegistry>,
     pub(in crate::controller) mode: InputMode,
     pub(in crate::controller) state: State,
     /// Current error.
@@ -77,6 +79,8 @@ pub(in crate::controller) struct Attached {
     pub(in crate::controller) store: Store,
     /// Informer key, which says which objects the cache holds.
     pub(in crate::controller) key: InformerKey,
+    /// True if the objects are those of a cluster other than the controller's.
+    pub(in crate::controller) is_foreign: bool,
     /// Interests that the reconciler sets; `None` for a context from `Context::new`.
     pub(in crate::controller) moving: Option<MovingInterests>,
     /// Current status of the type.
@@ -147,13 +151,20 @@ impl InputStatuses {
     }
 
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
-    pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
+    /// `None` as the cluster means that of the controller.
+    pub(in crate::controller) fn attached(
+        &self,
+        cluster: Option<&TypeRegistry>,
+        type_ref: &TypeRef,
+    ) -> Option<Attached> {
         let inputs = self.inputs();
-        let named = |input: &InputStatus| {
+        let of_cluster =
+            || inputs.values().map(|input| &**input).filter(|input| input.is_of(cluster));
+        let named = |input: &&InputStatus| {
             input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
         };
-        let found = inputs.values().find(|input| named(input)).or_else(|| {
-            inputs.values().find(|input| {
+        let found = of_cluster().find(named).or_else(|| {
+            of_cluster().find(|input| {
                 input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
         });
@@ -181,10 +192,11 @@ impl InputStatuses {
         newest_first.filter_map(|input| input.attached.clone()).next()
     }
 
-    /// Returns the caches of a type, at any version.
+    /// Returns the caches of a type of the controller's cluster, at any version.
     pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
         let inputs = self.inputs();
-        let attached = inputs.values().filter_map(|input| input.attached.as_ref());
+        let own = inputs.values().filter(|input| input.is_of(None));
+        let attached = own.filter_map(|input| input.attached.as_ref());
         let is = |it: &&Attached| {
             let identity = &it.served.identity;
             *identity.group == *group && *identity.plural == *plural
@@ -290,6 +302,7 @@ impl InputStatus {
         Self {
             label,
             type_ref,
+            cluster: None,
             mode,
             state: State::Waiting,
             error: None,
@@ -308,6 +321,15 @@ impl InputStatus {
         self.synced |= state == State::Synced;
         self.error = error;
         self.interrupted = None;
+    }
+
+    /// Returns whether the objects are those of a cluster; `None` for that of the controller.
+    fn is_of(&self, cluster: Option<&TypeRegistry>) -> bool {
+        match (&self.cluster, cluster) {
+            (None, None) => true,
+            (Some(own), Some(cluster)) => own.is(cluster),
+            (None, Some(_)) | (Some(_), None) => false,
+        }
     }
 
     /// Returns the reason why the input is not synced.

@@ -121,5 +121,7 @@ impl EpochRun {
 
 /// Returns the first status of an input.
 pub(super) fn status_of(input: &Input) -> InputStatus {
-    InputStatus::new(input.name(), input.type_ref().cloned(), input.mode)
+    let mut status = InputStatus::new(input.name(), input.type_ref().cloned(), input.mode);
+    status.cluster = input.cluster();
+    status
 }

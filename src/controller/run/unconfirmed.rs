@@ -225,7 +225,7 @@ impl Reconciling {
     ) -> Result<Overlays, Behind> {
         let Some(writes) = &mut self.writes else { return Ok(Overlays::default()) };
         let primary = primaries.get(self.request.primary);
-        let attached = primary.and_then(|primary| statuses.attached(primary));
+        let attached = primary.and_then(|primary| statuses.attached(None, primary));
         if let Some(attached) = attached.filter(|_| writes.own_object) {
             writes.own_object = false;
             let own = Target::of_request(&self.request, &attached.current());

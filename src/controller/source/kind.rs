@@ -40,6 +40,8 @@ pub(in crate::controller) struct KindSource {
     pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
     pub(in crate::controller) synced: Option<OnSynced>,
     pub(in crate::controller) mode: InputMode,
+    /// True if the objects are those of a cluster other than the controller's.
+    pub(in crate::controller) is_foreign: bool,
     pub(in crate::controller) types: TypeRegistry,
     pub(in crate::controller) informers: InformerSet,
 }
@@ -203,7 +205,8 @@ impl KindSource {
             | DeliveredObjects::OwnedBy(_)
             | DeliveredObjects::Of(_) => None,
         };
-        let attached = Attached { served, store, key, status, moving };
+        let is_foreign = self.is_foreign;
+        let attached = Attached { served, store, key, is_foreign, status, moving };
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();

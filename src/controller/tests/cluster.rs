@@ -1,11 +1,13 @@
 //! Cluster of parts that the caller runs.
 
+use prometheus_client::registry::Registry;
 use tokio::time::timeout;
 
 use super::*;
 use crate::{
     discovery::{DiscoveryOptions, TypeRegistry},
     informer::{Ended, InformerKey, InformerOptions, InformerSet},
+    manager::{AddError, metrics_text},
 };
 
 #[tokio::test(start_paused = true)]
@@ -124,6 +126,62 @@ async fn controller_of_a_cluster_that_nobody_runs_says_what_to_do() {
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.reason, "TypeAbsent", "{}", status.message);
     assert!(!status.message.contains("add the runnable"), "{}", status.message);
+    stop.cancel();
+    tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_one_call() {
+    let (mut manager, log) = (Manager::new(ManagerOptions::default()), Log::default());
+    let servers = ["east", "west"].map(|name| {
+        let server = Server::new();
+        server.install(crd("Widget"), &["v1"]);
+        server.apply(widget(name, name));
+        let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        runnable.add_to(&mut manager, name).unwrap();
+        let controller = Controller::builder(format!("widgets-{name}"));
+        let reconciler = LoggingReconciler { log: Arc::clone(&log) };
+        let controller = controller.for_type(widgets()).conditional().build(&cluster, reconciler);
+        controller.unwrap().add_to(&mut manager).unwrap();
+        server
+    });
+    let (_, again) = Cluster::new(servers[0].client(), ClusterOptions::default());
+    let again = again.add_to(&mut manager, "east").unwrap_err();
+    assert_eq!(again, AddError::AlreadyThere("east".into()));
+    let mut metrics = Registry::default();
+    manager.register_metrics(&mut metrics);
+    let (handle, stop) = (manager.handle(), CancellationToken::new());
+    let checks = || handle.readiness().results();
+    assert!(checks()[..2].iter().all(|check| check.result.is_failed()), "{:?}", checks());
+    let mut tasks = JoinSet::new();
+    let stopped = stop.clone();
+    tasks.spawn(async move { manager.run(stopped).await.unwrap() });
+    settle().await;
+
+    let mut reconciled = std::mem::take(&mut *log.lock().unwrap());
+    reconciled.sort();
+    assert_eq!(reconciled, ["ns/east east", "ns/west west"]);
+    let lines: Vec<_> = checks().iter().map(ToString::to_string).collect();
+    assert_eq!(lines[..2], ["[+]discovery/east ok", "[+]discovery/west ok"]);
+    let text = metrics_text(&metrics).unwrap();
+    for name in ["east", "west"] {
+        for series in [
+            format!("pilotlight_types{{cluster=\"{name}\",state=\"Served\"}}"),
+            format!("pilotlight_informer_watches{{cluster=\"{name}\"}} 1"),
+            format!("controller=\"widgets-{name}\",result=\"success\"}} 1"),
+            format!("pilotlight_controller_epoch{{controller=\"widgets-{name}\"}} 1"),
+        ] {
+            assert!(text.contains(&series), "{series} in {text}");
+        }
+    }
+    assert_eq!(text.matches("# TYPE pilotlight_types gauge").count(), 1, "{text}");
+
+    // The types of one cluster are not those of the other.
+    servers[0].uninstall("widgets");
+    settle().await;
+    let state = |name: &str| handle.status_of(name).unwrap().state;
+    assert_eq!(state("widgets-east"), ControllerState::Waiting);
+    assert_eq!(state("widgets-west"), ControllerState::Running);
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
 }

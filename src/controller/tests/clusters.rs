@@ -1,0 +1,129 @@
+//! Controllers with inputs of two clusters.
+
+use kube::{Api, api::PostParams, core::DynamicObject};
+
+use super::{unknown_outcome::part_resource, *};
+use crate::controller::ReconcileError;
+
+/// Reconciler of widgets that reads the part of the same name in both clusters, and creates it in
+/// the other one.
+struct Mirror {
+    other: Cluster,
+    log: Log,
+}
+
+impl Reconciler for Mirror {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let other = context.of_cluster(&self.other);
+        let seen = |context: &Context| match context.store(&parts()) {
+            None => "missing".to_owned(),
+            Some(store) => match store.get(&request) {
+                None => "none".to_owned(),
+                Some(part) => part.header().labels.get("mark").unwrap().to_owned(),
+            },
+        };
+        let note = format!("{request} here {}, there {}", seen(&context), seen(&other));
+        self.log.lock().unwrap().push(note);
+        if seen(&other) == "none" {
+            let parts = Api::<DynamicObject>::namespaced_with(
+                other.client().clone(),
+                "ns",
+                &part_resource(),
+            );
+            let mut part = DynamicObject::new(&request.name, &part_resource());
+            part.metadata.labels = Some([("mark".to_owned(), "created".to_owned())].into());
+            parts.create(&PostParams::default(), &part).await?;
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
+    let mut harness = Harness::new();
+    let server = Server::new();
+    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    harness
+        .manager
+        .add_runnable("other", Arc::new(runnable), RunnableOptions::fail_fast())
+        .await
+        .unwrap();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(object("Part", "a", "own"));
+    let controller = builder()
+        .for_type(widgets())
+        .conditional()
+        .watches_type(parts(), Handler::Object)
+        .watches_type(parts(), Handler::Object)
+        .in_cluster(&other)
+        .optional()
+        .build(&harness.cluster, Mirror { other: other.clone(), log: Arc::clone(&harness.log) });
+    controller.unwrap().add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/a here own, there missing"]);
+
+    // The type appears in the other cluster, and the object is created there alone.
+    server.install(crd("Part"), &["v1"]);
+    settle().await;
+    server.apply(object("Part", "b", "other"));
+    let seen = harness.log().await;
+    assert_eq!(seen, ["ns/b here none, there other"]);
+    harness.server.apply(widget("a", "again"));
+    let seen = harness.log().await;
+    assert_eq!(seen, ["ns/a here own, there none", "ns/a here own, there created"]);
+    assert_eq!((server.watches(PARTS), harness.server.watches(PARTS)), (1, 1));
+
+    // The type is gone there: the controller continues with its own.
+    server.uninstall("parts");
+    assert!(harness.log().await.iter().all(|it| it.ends_with("there missing")));
+    harness.server.apply(widget("a", "last"));
+    assert_eq!(harness.log().await, ["ns/a here own, there missing"]);
+    assert_eq!(harness.status().epoch, 1);
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_watched_types_can_be_of_another_cluster() {
+    let harness = Harness::new();
+    let (other, _runnable) = Cluster::new(Server::new().client(), ClusterOptions::default());
+    let build = |builder: Builder| {
+        let reconciler = LoggingReconciler { log: Log::default() };
+        builder.build(&harness.cluster, reconciler).map(drop).map_err(|error| error.to_string())
+    };
+
+    let error = build(builder().for_type(widgets()).in_cluster(&other)).unwrap_err();
+    assert!(error.contains("in_cluster"), "{error}");
+    let error = build(builder().for_type(widgets()).owns_type(parts()).in_cluster(&other));
+    assert!(error.unwrap_err().contains("in_cluster"));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_of_a_cluster_that_is_not_run_says_what_to_do() {
+    for is_conditional in [true, false] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        let (other, _not_added) = Cluster::new(Server::new().client(), ClusterOptions::default());
+        let input = builder().for_type(widgets()).watches_type(parts(), Handler::Object);
+        let input = input.in_cluster(&other);
+        let input = if is_conditional { input.conditional() } else { input };
+        let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
+        let controller = input.build(&harness.cluster, reconcile).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+
+        let state = if is_conditional { "TypeUnknown" } else { "SourcesSyncing" };
+        let status = harness.until(|status| status.reason == state).await;
+
+        let message = &status.message;
+        assert!(message.contains("add the runnable of its cluster to a manager"), "{message}");
+        assert!(message.contains("parts"), "{message}");
+        harness.shutdown().await;
+    }
+}

@@ -1,0 +1,186 @@
+//! HTTP server for probes and metrics, as a runnable of the manager, on axum.
+//!
+//! Checks are served as by controller-runtime (`pkg/healthz`): `?verbose` adds a line for each check,
+//! `?exclude=NAME` omits one, and a path such as `/readyz/NAME` runs one alone.
+//!
+//! ```no_run
+//! # fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use pilotlight::{
+//!     manager::{Manager, ManagerOptions, prometheus_client::registry::Registry},
+//!     server::{HttpServer, metrics, probes},
+//! };
+//!
+//! let mut manager = Manager::new(ManagerOptions::default());
+//! // … add clusters and controllers, then:
+//! let mut registry = Registry::default();
+//! manager.register_metrics(&mut registry);
+//! // Pages of the program join by `merge`, too.
+//! let pages = probes(&manager.handle()).merge(metrics(registry));
+//! HttpServer::bind("0.0.0.0:8081", pages)?.add_to(&mut manager, "server")?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    sync::Arc,
+};
+
+/// Router and handlers, of the version that [`HttpServer`] takes.
+pub use axum;
+use axum::{
+    Router,
+    extract::{Path, RawQuery},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use futures::future::BoxFuture;
+use prometheus_client::registry::Registry;
+
+use crate::manager::{
+    AddError, Check, Checks, ControllerName, Epoch, Manager, ManagerHandle, RunResult, Runnable,
+    RunnableGroup, RunnableOptions, metrics_text,
+};
+
+/// Returns the probes of a manager: its liveness at `/healthz` and `/livez`, its readiness at
+/// `/readyz`.
+pub fn probes(manager: &ManagerHandle) -> Router {
+    checks("healthz", manager.liveness())
+        .merge(checks("livez", manager.liveness()))
+        .merge(checks("readyz", manager.readiness()))
+}
+
+/// Returns a page for checks, `/NAME`, and one for each of them, `/NAME/CHECK`. The status is 503 if
+/// a check has failed.
+///
+/// # Panics
+///
+/// If `name` cannot be part of a path of axum's router.
+pub fn checks(name: &'static str, checks: Checks) -> Router {
+    let all = checks.clone();
+    let all = move |RawQuery(query): RawQuery| async move {
+        all_checks(name, &query.unwrap_or_default(), all.results())
+    };
+    let one = move |Path(named): Path<String>| async move {
+        match checks.results().into_iter().find(|check| check.name == named) {
+            Some(check) => (status(&[&check]), format!("{check}\n")),
+            None => (StatusCode::NOT_FOUND, "no check has this name\n".to_owned()),
+        }
+    };
+    Router::new()
+        .route(&format!("/{name}"), get(all))
+        .route(&format!("/{name}/{{*check}}"), get(one))
+}
+
+/// Returns the page `/metrics`, in the OpenMetrics format.
+pub fn metrics(registry: Registry) -> Router {
+    let registry = Arc::new(registry);
+    let scrape = move || async move {
+        match metrics_text(&registry) {
+            Ok(text) => {
+                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                ([(CONTENT_TYPE, kind)], text).into_response()
+            }
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        }
+    };
+    Router::new().route("/metrics", get(scrape))
+}
+
+/// HTTP server of a manager, over HTTP/1.1 without TLS.
+///
+/// Starts before every other group of runnables, and ends after them.
+#[derive(Debug)]
+pub struct HttpServer {
+    listener: TcpListener,
+    pages: Router,
+}
+
+impl HttpServer {
+    /// Binds an address, so that a port in use is known before anything starts. Port 0 selects a
+    /// free one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot listen at the address.
+    pub fn bind(address: impl ToSocketAddrs, pages: Router) -> io::Result<Self> {
+        Self::new(TcpListener::bind(address)?, pages)
+    }
+
+    /// Returns a server that accepts the connections of a listener.
+    ///
+    /// # Errors
+    ///
+    /// If the listener cannot be made non-blocking.
+    pub fn new(listener: TcpListener, pages: Router) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, pages })
+    }
+
+    /// Returns the address.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not know it.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Adds the server to a manager that does not run yet: the manager ends if it fails.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(
+        self,
+        manager: &mut Manager,
+        name: impl Into<ControllerName>,
+    ) -> Result<(), AddError> {
+        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast())
+    }
+}
+
+impl Runnable for HttpServer {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let (listener, pages) = (self.listener.try_clone(), self.pages.clone());
+        Box::pin(async move {
+            let listener = tokio::net::TcpListener::from_std(listener?)?;
+            let stop = epoch.token().cancelled_owned();
+            Ok(axum::serve(listener, pages).with_graceful_shutdown(stop).await?)
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::HttpServers
+    }
+}
+
+fn all_checks(name: &str, query: &str, checks: Vec<Check>) -> Response {
+    let words = || query.split('&');
+    let excluded =
+        |check: &Check| words().any(|it| it.strip_prefix("exclude=") == Some(&check.name));
+    let checks: Vec<_> = checks.iter().filter(|check| !excluded(check)).collect();
+    let is_verbose = words().any(|it| it.split('=').next() == Some("verbose"));
+    let status = status(&checks);
+    let failed = status != StatusCode::OK;
+    if !failed && !is_verbose {
+        return "ok".into_response();
+    }
+    let shown = checks.iter().filter(|check| is_verbose || check.result.is_failed());
+    let mut body: String = shown.map(|check| format!("{check}\n")).collect();
+    let end = if failed { "failed" } else { "passed" };
+    body.push_str(&format!("{name} check {end}\n"));
+    (status, body).into_response()
+}
+
+fn status(checks: &[&Check]) -> StatusCode {
+    match checks.iter().any(|check| check.result.is_failed()) {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::OK,
+    }
+}
+
+#[cfg(test)]
+mod tests;

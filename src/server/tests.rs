@@ -1,0 +1,129 @@
+//! Server as a client sees it.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::manager::{CheckResult, ManagerOptions};
+
+/// Returns the response to a request of one line.
+async fn ask(address: SocketAddr, line: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("{line} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
+}
+
+fn bind(pages: Router) -> (HttpServer, SocketAddr) {
+    let server = HttpServer::bind("127.0.0.1:0", pages).unwrap();
+    let address = server.address().unwrap();
+    (server, address)
+}
+
+/// Runs a manager with this server until `asked` ends.
+async fn run<T>(mut manager: Manager, server: HttpServer, asked: impl Future<Output = T>) -> T {
+    server.add_to(&mut manager, "server").unwrap();
+    let stop = CancellationToken::new();
+    let asked = async {
+        let answers = asked.await;
+        stop.cancel();
+        answers
+    };
+    let (ended, answers) = tokio::join!(manager.run(stop.clone()), asked);
+    ended.unwrap();
+    answers
+}
+
+#[tokio::test]
+async fn manager_without_a_cluster_serves_its_checks_and_metrics() {
+    let manager = Manager::new(ManagerOptions::default());
+    let (readiness, mut registry) = (manager.handle().readiness(), Registry::default());
+    manager.register_metrics(&mut registry);
+    let (server, address) = bind(probes(&manager.handle()).merge(metrics(registry)));
+
+    let answers = run(manager, server, async {
+        let get = async |path: &str| ask(address, &format!("GET {path}")).await;
+        let healthy = get("/healthz").await;
+        readiness.add("queue", || CheckResult::Degraded("long".into()));
+        let degraded = get("/readyz?verbose").await;
+        readiness.add("database", || Err("no connection"));
+        let failed = get("/readyz").await;
+        let one = (get("/readyz/queue").await, get("/readyz/database").await);
+        let excluded = get("/readyz?exclude=database").await;
+        readiness.remove("database");
+        let removed = (get("/readyz").await, get("/readyz/database").await);
+        (healthy, degraded, failed, one, excluded, removed, get("/metrics").await)
+    })
+    .await;
+
+    let (healthy, degraded, failed, one, excluded, removed, metrics) = answers;
+    let passed = |response: &str| response.starts_with("HTTP/1.1 200 OK");
+    assert!(passed(&healthy) && healthy.ends_with("\r\nok"), "{healthy}");
+    assert!(passed(&degraded), "{degraded}");
+    let lines = "\r\n[!]queue long\n[+]controller/server Running Running\nreadyz check passed\n";
+    assert!(degraded.ends_with(lines), "{degraded}");
+    assert!(failed.starts_with("HTTP/1.1 503"), "{failed}");
+    let lines = "\r\n[-]database no connection\nreadyz check failed\n";
+    assert!(failed.ends_with(lines), "only the failed ones: {failed}");
+    assert!(passed(&one.0) && one.0.ends_with("\r\n[!]queue long\n"), "{}", one.0);
+    assert!(one.1.starts_with("HTTP/1.1 503"), "{}", one.1);
+    assert!(passed(&excluded) && passed(&removed.0), "{excluded} {}", removed.0);
+    assert!(removed.1.starts_with("HTTP/1.1 404"), "{}", removed.1);
+    assert!(metrics.contains("pilotlight_controller_state{controller=\"server\""), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn panic_in_a_page_of_the_program_ends_its_own_request_alone() {
+    let manager = Manager::new(ManagerOptions::default());
+    async fn panics() -> &'static str {
+        panic!("expected by the test")
+    }
+    let pages = Router::new().route("/own", get(|| async { "own" }));
+    let pages = probes(&manager.handle()).merge(pages.route("/panics", get(panics)));
+    let (server, address) = bind(pages);
+
+    let answers = run(manager, server, async {
+        let mut codes = Vec::new();
+        for path in ["/own", "/panics", "/own", "/livez", "/elsewhere"] {
+            let answer = ask(address, &format!("GET {path}")).await;
+            codes.push(answer.split(' ').nth(1).unwrap_or("none").to_owned());
+        }
+        codes
+    })
+    .await;
+
+    assert_eq!(answers, ["200", "none", "200", "200", "404"]);
+}
+
+#[tokio::test]
+async fn port_in_use_is_an_error_before_anything_starts() {
+    let (_server, address) = bind(Router::new());
+
+    let again = HttpServer::bind(address, Router::new());
+
+    assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+}
+
+#[tokio::test]
+async fn idle_connection_delays_no_end_of_the_server() {
+    let manager = Manager::new(ManagerOptions::default());
+    let (server, address) = bind(probes(&manager.handle()));
+
+    let idle = run(manager, server, async {
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
+        let mut begin = [0; 12];
+        idle.read_exact(&mut begin).await.unwrap();
+        idle
+    });
+
+    drop(tokio::time::timeout(Duration::from_secs(4), idle).await.expect("within the grace"));
+}
