@@ -143,6 +143,7 @@ impl Manager {
             }
         };
         timeout(DEADLINE, ready).await.expect("the manager becomes ready");
+        assert!(get(self.probes, "/healthz").await.starts_with("HTTP/1.1 200"));
     }
 
     /// Ends the process as the kubelet does and returns its log.

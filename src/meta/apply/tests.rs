@@ -242,6 +242,23 @@ async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn update_of_a_child_that_is_gone_is_retried_as_a_conflict_is() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "c")]);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
+
+    let update = scene.server.sent().await.remove(0);
+
+    assert_eq!(
+        (&*update.name, &update.body["metadata"]["resourceVersion"]),
+        ("put c", &json!("7"))
+    );
+    update.refuse(404, "NotFound");
+    let result = tasks.join_next().await.unwrap().unwrap();
+    assert!(matches!(result, Err(SyncError::Behind(_))), "without an Event: {result:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
     let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
     let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
