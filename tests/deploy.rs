@@ -1,6 +1,7 @@
 //! `deploy/` on a real API server with RBAC: the binary runs with a token of its service account.
 
 mod rights;
+mod users;
 
 use std::{
     io,
@@ -185,7 +186,7 @@ fn no_rule_has_a_wildcard() {
             assert!(parts.into_iter().flatten().flatten().all(|part| !part.contains('*')));
         }
     }
-    assert_eq!(count, 3);
+    assert_eq!(count, 5);
 }
 
 #[tokio::test]

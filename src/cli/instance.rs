@@ -148,8 +148,8 @@ impl ManagerArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ServerArgs {
-    /// Address of /metrics, /debug/status and /debug/types, without authentication: :PORT,
-    /// HOST:PORT, or 0 for no server. Empty means :8080.
+    /// Address of /metrics, /debug/status, /debug/types and /debug/queues, without authentication:
+    /// :PORT, HOST:PORT, or 0 for no server. Empty means :8080.
     #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
     pub(super) metrics_address: BindAddress,
     /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 or nothing for no server.
