@@ -3,6 +3,7 @@
 mod answering;
 mod built_in;
 mod child_status;
+mod contested;
 mod customize;
 mod decorator;
 mod finalize;
