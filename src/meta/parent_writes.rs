@@ -73,7 +73,7 @@ pub(crate) struct Contested {
 /// Owner of an object that another parent wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OtherOwner {
-    /// Its reference in the object.
+    /// Owner reference in the object.
     pub(crate) reference: LiveOwner,
     /// Namespace of the object; that of the owner too, unless the owner is cluster-scoped.
     pub(crate) namespace: Option<Arc<str>>,

@@ -121,7 +121,7 @@ impl Scene {
         let (budget, parents) =
             (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
         Self {
-            apply: Arc::new(Apply { budget, parents }),
+            apply: Arc::new(Apply { rule: ApplyRule::default(), budget, parents }),
             server,
             client,
             epoch: Epoch::new("c", 1, Duration::from_secs(5)),
@@ -433,7 +433,8 @@ async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
     let mut parents = Parents::new(|| ());
     parents.recreates_at_once = true;
     let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    let (rule, parents) = (ApplyRule::default(), Arc::new(parents));
+    scene.apply = Arc::new(Apply { rule, budget, parents });
 
     assert_eq!(replace(&mut scene, &[None]).await, (vec!["delete c".to_owned()], true));
 }

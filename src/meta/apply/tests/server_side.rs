@@ -1,16 +1,22 @@
 //! Tests of server-side apply and of the handover between the strategies.
 
 use super::*;
-use crate::meta::{LAST_APPLIED, apply_strategy::ApplyRule};
+use crate::meta::LAST_APPLIED;
+
+impl Scene {
+    /// Sets the strategy, with the manager `team a`. Parents are forgotten.
+    fn set_strategy(&mut self, strategy: ApplyStrategy) {
+        let rule = ApplyRule { strategy, manager: "team a".parse().unwrap() };
+        let (budget, parents) =
+            (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
+        self.apply = Arc::new(Apply { rule, budget, parents });
+    }
+}
 
 /// Returns a sync with server-side apply.
 fn scene(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut scene = Scene::new(method, observed);
-    let mut parents = Parents::new(|| ());
-    parents.apply =
-        ApplyRule { strategy: ApplyStrategy::ServerSideApply, manager: "team a".parse().unwrap() };
-    let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    scene.set_strategy(ApplyStrategy::ServerSideApply);
     scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
     scene
 }
@@ -256,10 +262,7 @@ async fn fields_that_dynamic_apply_still_owns_are_taken_over_after_a_write_that_
 /// Returns a sync with dynamic apply after one with server-side apply.
 fn back(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut scene = scene(method, observed);
-    let mut parents = Parents::new(|| ());
-    parents.apply.manager = "team a".parse().unwrap();
-    let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    scene.set_strategy(ApplyStrategy::DynamicApply);
     scene
 }
 
