@@ -417,13 +417,15 @@ async fn child_whose_replacement_is_refused_because_of_it_is_deleted_after_five_
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_whose_replacement_is_invalid_is_never_deleted() {
-    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    for _ in 0..10 {
-        tokio::time::sleep(Duration::from_secs(100)).await;
-        let (sent, is_done) = replace(&mut scene, &[None, Some(422)]).await;
-        assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false));
+async fn child_whose_replacement_is_invalid_or_fails_is_never_deleted() {
+    for code in [422, 404, 500, 504] {
+        let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            let (sent, is_done) = replace(&mut scene, &[None, Some(code)]).await;
+            assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false), "{code}");
+        }
     }
 }
 

@@ -79,10 +79,9 @@ async fn renamed_controller_takes_over_the_parents_of_its_old_name() {
     harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
     pass().await;
     assert_eq!((parent(&harness), has_child(&harness)), (None, false));
-    let calls = calls.lock().unwrap();
+    let calls = calls.lock().unwrap().clone();
     let finalize = calls.iter().find(|(kind, _)| *kind == HookKind::Finalize).unwrap();
     assert_eq!(finalize.1["controller"]["metadata"]["name"], "b");
-    drop(calls);
     harness.end().await;
 }
 

@@ -492,7 +492,8 @@ async fn apply_strategy_is_swapped_and_each_child_is_handed_over() {
         let now = value.load(Ordering::SeqCst);
         // An apply is forced after a conflict with the former manager.
         assert!((2..=4).contains(&touch(now).await), "{annotations}");
-        assert!(children().iter().all(|child| child["data"]["value"] == now.to_string()));
+        let text = json!(now.to_string());
+        assert!(children().iter().all(|child| child["data"]["value"] == text));
         assert_eq!(touch(now + 1000).await, 0, "as desired: {annotations}");
     }
     assert_eq!(children().map(|child| child["metadata"]["uid"].clone()), uids);
