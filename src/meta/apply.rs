@@ -340,7 +340,6 @@ impl Apply {
         };
         let error = match result {
             Ok(changed) => {
-                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
                 let is_equal = self.record(&parent.key, what.clone(), &step, changed);
                 return Ok(digests.observed.filter(|_| is_equal));
             }

@@ -310,7 +310,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
     request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }
 
-/// Sends one request with an encoded body, or none, within the deadline.
+/// Sends one request with an encoded body, or none, within the deadline. Writes are logged.
 async fn request<T: DeserializeOwned>(
     requester: Requester<'_>,
     method: Method,
@@ -318,14 +318,21 @@ async fn request<T: DeserializeOwned>(
     content_type: &str,
     body: Bytes,
 ) -> Result<T, kube::Error> {
+    let is_write = method != Method::GET && !path.contains("dryRun=");
+    let written = is_write.then(|| (method.clone(), path.clone()));
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    timeout(DEADLINE, ask(requester, request))
+    let answer = timeout(DEADLINE, ask(requester, request))
         .await
-        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
+        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))));
+    if let Some((method, path)) = written.filter(|_| answer.is_ok()) {
+        let path = path.split('?').next();
+        tracing::debug!(%method, path, "object written");
+    }
+    answer
 }
 
 /// Missed deadline; the outcome of the request is unknown.

@@ -9,6 +9,7 @@ mod decorator;
 mod finalize;
 mod freed;
 mod lenience;
+mod logged;
 mod metrics;
 mod optional;
 mod panics;
