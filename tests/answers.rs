@@ -84,6 +84,27 @@ async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn conflict_of_a_status_is_retried_with_a_fresh_read() {
+    let bench = Bench::start().await;
+    let conflict = Rule::new(reply(409, "Conflict", "modified")).verb(Verb::Update);
+    let rule = bench.faults.add(conflict.resource("bench.test", "widgets").times(2));
+
+    bench.parent("p", 1, "one");
+    let has_status = |bench: &Bench| {
+        bench.list("bench.test/v1", "Widget").iter().any(|it| it["status"]["size"] == 1)
+    };
+    bench.until("the status is written", has_status).await;
+
+    assert_eq!(bench.faults.hits(rule), 2);
+    let of_parent = |(_, info): &(Instant, RequestInfo)| info.path.contains("/widgets/p");
+    let sent: Vec<_> = bench.requests().into_iter().filter(of_parent).collect();
+    let verbs: Vec<_> = sent.iter().map(|(_, info)| info.verb).collect();
+    assert_eq!(verbs, [Verb::Update, Verb::Get, Verb::Update, Verb::Get, Verb::Update]);
+    assert_eq!(bench.events("SyncError"), [""; 0]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn conflict_without_an_event_is_retried_less_than_once_a_second() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");

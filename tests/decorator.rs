@@ -102,20 +102,25 @@ async fn object_is_decorated_by_at_most_two_writes() {
     let mut spec = decorating();
     let plains = json!({"apiVersion": "example.com/v1", "resource": "plains"});
     spec["resources"].as_array_mut().unwrap().push(plains);
-    let bench = Bench::running(
-        spec,
-        |_, _| json!({"labels": {"a": "1"}, "annotations": {"b": "2"}, "status": {"c": 3}}),
-    )
+    let bench = Bench::running(spec, |kind, request| {
+        let mut answer =
+            json!({"labels": {"a": "1"}, "annotations": {"b": "2"}, "status": {"c": 3}});
+        if request["object"]["kind"] == "Thing" {
+            answer["attachments"] = one_attachment(kind, request)["attachments"].take();
+        }
+        answer
+    })
     .await;
 
     bench.server.apply(thing("t", json!({"labels": {"kept": "1"}}))).unwrap();
     bench.settle().await;
+    let written = bench.writes();
+    let written: Vec<_> =
+        written.iter().map(|(verb, resource, _)| (*verb, resource.as_str())).collect();
     assert_eq!(
-        bench.writes(),
-        [
-            (Verb::Update, "things/status".to_owned(), "t".to_owned()),
-            (Verb::Patch, "things".to_owned(), "t".to_owned())
-        ]
+        written,
+        [(Verb::Update, "things/status"), (Verb::Patch, "things"), (Verb::Create, "configmaps"),],
+        "the attachment is last"
     );
     let found = bench.thing("t").unwrap();
     assert_eq!(found["metadata"]["labels"], json!({"a": "1", "kept": "1"}));

@@ -1,6 +1,7 @@
 //! `deploy/` on a real API server with RBAC: the binary runs with a token of its service account.
 
 mod rights;
+mod users;
 
 use std::{
     io,
@@ -143,6 +144,7 @@ impl Manager {
             }
         };
         timeout(DEADLINE, ready).await.expect("the manager becomes ready");
+        assert!(get(self.probes, "/healthz").await.starts_with("HTTP/1.1 200"));
     }
 
     /// Ends the process as the kubelet does and returns its log.
@@ -184,7 +186,7 @@ fn no_rule_has_a_wildcard() {
             assert!(parts.into_iter().flatten().flatten().all(|part| !part.contains('*')));
         }
     }
-    assert_eq!(count, 3);
+    assert_eq!(count, 5);
 }
 
 #[tokio::test]

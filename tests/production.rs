@@ -111,6 +111,11 @@ fn the_image_is_the_production_binary() {
     let expected = "RUN cargo build --locked --profile image --no-default-features --features cli";
     assert_eq!(builds, [expected]);
     assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
+    assert!(dockerfile.contains("\nUSER 65532:65532\n"), "{dockerfile}");
+    let deployment = fs::read_to_string(root.join("deploy/deployment.yaml")).unwrap();
+    for line in ["  replicas: 2", "        runAsUser: 65532"] {
+        assert!(deployment.lines().any(|it| it == line), "{line}: {deployment}");
+    }
 }
 
 #[test]

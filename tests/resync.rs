@@ -72,6 +72,28 @@ async fn resync_that_an_answer_asks_for_survives_failures_of_a_child() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn resync_that_an_answer_asks_for_survives_failures_of_the_status() {
+    let bench = Bench::start().await;
+    bench.hook.answers(async |request: Value| {
+        let mut answer = sized(&request);
+        answer["resyncAfterSeconds"] = json!(20);
+        Ok(answer)
+    });
+    let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
+    let status = Rule::new(refusal).verb(Verb::Update).resource("bench.test", "widgets");
+    let rule = bench.faults.add(status.subresource("status"));
+
+    bench.parent("p", 1, "one");
+    sleep(Duration::from_secs(7200)).await;
+
+    assert!(bench.faults.hits(rule) > 10, "the status is refused again and again");
+    let calls = bench.hook.calls();
+    let late = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).max().unwrap();
+    assert!(late <= Duration::from_secs(21), "{late:?} between two calls");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn parents_are_resynced_once_in_each_period_and_spread_over_it() {
     const PERIOD: u64 = 600;
     let bench = Bench::start().await;

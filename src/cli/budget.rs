@@ -56,6 +56,7 @@ impl BudgetArgs {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use pilotlight::meta::MAX_CHILDREN;
 
     use super::*;
 
@@ -83,6 +84,12 @@ mod tests {
             limits(128 << 20, 4 << 20, 4 << 20)
         );
         assert_eq!(budget(&["--hook-answer-limit=1Mi"]), limits(128 << 20, 32 << 20, 1 << 20));
+        let children = |arguments: &[&str]| {
+            let flags = Flags::try_parse_from([&["test"], arguments].concat()).unwrap();
+            flags.budget.hook_answer_children.get()
+        };
+        assert_eq!(children(&[]), MAX_CHILDREN);
+        assert_eq!(children(&["--hook-answer-children=200000"]), 200_000);
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub(super) struct DevArgs {
     /// controllers except the garbage collector, and refuses requests that it does not support.
     #[arg(long)]
     simulated: bool,
-    /// Address of /metrics, /debug/status and /debug/types: :PORT, HOST:PORT, or 0 for no server.
-    /// Port 0 means any free port.
+    /// Address of /metrics, /debug/status, /debug/types and /debug/queues: :PORT, HOST:PORT, or 0
+    /// for no server. Port 0 means any free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     metrics_address: BindAddress,
     /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server. Port 0 means

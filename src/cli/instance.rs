@@ -70,6 +70,10 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
+    /// Longest wait that a hook may ask for by status 429 and Retry-After, such as 1h. A longer one
+    /// is cut, and the hook may answer 429 again.
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = flag::interval)]
+    hook_retry_after_limit: Duration,
     /// Reach hooks through the proxies of HTTP_PROXY, HTTPS_PROXY and NO_PROXY, as Metacontroller
     /// does. With false, hooks are reached directly; the API server keeps its proxy.
     #[arg(
@@ -145,8 +149,8 @@ impl ManagerArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ServerArgs {
-    /// Address of /metrics, /debug/status and /debug/types, without authentication: :PORT,
-    /// HOST:PORT, or 0 for no server. Empty means :8080.
+    /// Address of /metrics, /debug/status, /debug/types and /debug/queues, without authentication:
+    /// :PORT, HOST:PORT, or 0 for no server. Empty means :8080.
     #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
     pub(super) metrics_address: BindAddress,
     /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 or nothing for no server.
@@ -233,6 +237,7 @@ impl Instance {
             lenience: manager.lenience.lenience(),
             hook_error_excerpts: manager.hook_error_excerpts,
             hook_redirects: manager.hook_redirects,
+            longest_hook_retry_after: manager.hook_retry_after_limit,
             hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok()),
             user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
@@ -354,6 +359,18 @@ mod tests {
         let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
         assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
+    }
+
+    #[test]
+    fn longest_wait_for_a_hook_is_a_flag() {
+        let longest = |arguments: &[&str]| {
+            let flags = Flags::try_parse_from([&["test"], arguments].concat());
+            flags.map(|flags| flags.manager.hook_retry_after_limit).ok()
+        };
+
+        assert_eq!(longest(&[]), Some(Duration::from_secs(300)));
+        assert_eq!(longest(&["--hook-retry-after-limit=1h"]), Some(Duration::from_secs(3600)));
+        assert_eq!(longest(&["--hook-retry-after-limit=0"]), None);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use self::{
 };
 use super::{
     ApplyStrategy, ControllerBudget, Parents,
+    apply_strategy::ApplyRule,
     budget::Reservation,
     children::{Desired, Planned, Rules, Write, WriteStep},
     equal_children::ChildDigest,
@@ -43,6 +44,8 @@ use crate::{
 
 /// Executor of the plans of one controller.
 pub(crate) struct Apply {
+    /// Apply strategy of the children.
+    pub(crate) rule: ApplyRule,
     /// Budget of decoded children and of large writes.
     pub(crate) budget: ControllerBudget,
     /// Parents with the limits of their writes.
@@ -139,8 +142,8 @@ impl<'a> Execution<'a> {
             if self.is_halted() {
                 break;
             }
-            let strategy = self.apply.parents.apply.strategy;
-            let digests = PlannedDigests::of(strategy, rules, &planned);
+            let strategy = self.apply.rule.strategy;
+            let digests = PlannedDigests::of(&self.apply.rule, rules, &planned);
             if digests.observed.is_some_and(|digest| known.contains(digest)) {
                 self.results.equal.extend(digests.observed);
                 continue;
@@ -216,11 +219,11 @@ impl<'a> Execution<'a> {
 }
 
 impl PlannedDigests {
-    fn of(strategy: ApplyStrategy, rules: &Rules<'_>, planned: &Planned<'_>) -> Self {
-        match strategy {
+    fn of(rule: &ApplyRule, rules: &Rules<'_>, planned: &Planned<'_>) -> Self {
+        match rule.strategy {
             ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
             ApplyStrategy::ServerSideApply => {
-                let desired = rules.desired_digest(planned);
+                let desired = rules.desired_digest(planned, &rule.manager);
                 let observed = planned.observed().zip(desired);
                 let observed = observed.and_then(|(child, digest)| digest.with_object(&child.json));
                 Self { desired, observed }
@@ -284,7 +287,7 @@ impl Apply {
         _room: Option<Reservation>,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let Some(step) = self.hand_over(&target, step).await? else { return Ok(None) };
-        match self.parents.apply.strategy {
+        match self.rule.strategy {
             ApplyStrategy::DynamicApply => self.update(&target, step).await,
             ApplyStrategy::ServerSideApply => self.apply(&target, step).await,
         }
@@ -337,7 +340,6 @@ impl Apply {
         };
         let error = match result {
             Ok(changed) => {
-                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
                 let is_equal = self.record(&parent.key, what.clone(), &step, changed);
                 return Ok(digests.observed.filter(|_| is_equal));
             }

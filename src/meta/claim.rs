@@ -180,8 +180,10 @@ mod tests {
 
     #[test]
     fn a_generated_selector_is_the_uid() {
-        let selector = selector_of(b"{}", "u1", true).unwrap();
+        for parent in ["{}", r#"{"spec":{"selector":{"matchLabels":{"app":"x"}}}}"#] {
+            let selector = selector_of(parent.as_bytes(), "u1", true).unwrap();
 
-        assert_eq!(selector.to_string(), "controller-uid=u1");
+            assert_eq!(selector.to_string(), "controller-uid=u1");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
-//! A change of what the inputs or the writer of the runnable are built from needs a new epoch: types
-//! of parents and children, the first or last rolling child type, and options of the process such as
-//! the apply strategy. Each sync reads the rest, which is replaced while the epoch runs.
+//! A change of what the inputs of the runnable are built from needs a new epoch: types of parents and
+//! children, the first or last rolling child type, and options of the process. Each sync reads the
+//! rest, which is replaced while the epoch runs.
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -63,10 +63,8 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         && *recreates_at_once == new.recreates_at_once
         && *lenience == new.lenience
         && *revision_namespace == new.revision_namespace;
-    // The digests of a parent's children are those of one strategy.
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
-    let is_same_process = is_same_process && is_same_apply;
     // The first rolling type brings the input of revisions, the last one ends it.
     let is_same_input = old.is_rolling() == new.is_rolling();
     if *kind != new.kind || *name != new.name || !is_same_process || !is_same_input {
@@ -79,6 +77,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
     let effects = [
         of_parents(parents, &new.parents),
         of_children(children, &new.children),
+        swap(is_same_apply, NextSyncs::AtOnce),
         swap(*generate_selector == new.generate_selector, NextSyncs::AtOnce),
         swap(*revision_fields == new.revision_fields, revised),
         swap(*resync_period == new.resync_period, NextSyncs::WhenDue),

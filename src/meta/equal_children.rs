@@ -11,7 +11,7 @@
 
 use bytes::Bytes;
 
-use super::{digest::digest, fingerprint::Fingerprint};
+use super::{FieldManager, digest::digest, fingerprint::Fingerprint};
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,9 +24,13 @@ impl ChildDigest {
         Self(digest((generate_selector, child, desired)))
     }
 
-    /// Digest of a desired child alone.
-    pub(crate) fn of_desired(desired: &Bytes, generate_selector: bool) -> Self {
-        Self(digest((generate_selector, desired)))
+    /// Digest of a desired child, and of the field manager that applies it.
+    pub(crate) fn of_desired(
+        desired: &Bytes,
+        generate_selector: bool,
+        manager: &FieldManager,
+    ) -> Self {
+        Self(digest((generate_selector, desired, manager.as_str())))
     }
 
     /// Digest of a desired child, and of the object that it was applied to; `None` if that is

@@ -290,6 +290,23 @@ mod tests {
             json!([{"name": "two", "containerPort": 80}]),
             json!([{"name": "two", "containerPort": 80, "protocol": "TCP"}]),
         );
+        let keys = ["containerPort", "port", "mountPath", "name", "uid", "ip", "path"];
+        for (at, key) in keys.iter().enumerate() {
+            // Items that have this key and all later ones, of which only this one agrees.
+            let item = |value: &str| {
+                let mut item = json!({});
+                for later in &keys[at..] {
+                    item[later] = json!(value);
+                }
+                item[key] = json!("same");
+                item
+            };
+            let mut observed = item("old");
+            observed["kept"] = json!(true);
+            let mut merged = item("new");
+            merged["kept"] = json!(true);
+            check(json!([observed]), json!([]), json!([item("new")]), json!([merged]));
+        }
     }
 
     #[test]

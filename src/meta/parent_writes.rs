@@ -64,10 +64,21 @@ pub(crate) struct Contested {
     /// Refusal, with the owner.
     pub(crate) message: String,
     /// Controller of the object.
-    pub(crate) owner: Option<LiveOwner>,
+    pub(crate) owner: Option<OtherOwner>,
     // True if the running sync has found the object contested.
     is_current: bool,
     is_reported: bool,
+}
+
+/// Owner of an object that another parent wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OtherOwner {
+    /// Owner reference in the object.
+    pub(crate) reference: LiveOwner,
+    /// Namespace of the object; that of the owner too, unless the owner is cluster-scoped.
+    pub(crate) namespace: Option<Arc<str>>,
+    /// True if a declared controller has written the object, so that the owner is its parent.
+    pub(crate) is_parent: bool,
 }
 
 /// Replacement that is refused in each sync.
@@ -195,7 +206,7 @@ impl ParentWrites {
         key: &Request,
         what: String,
         message: String,
-        owner: Option<LiveOwner>,
+        owner: Option<OtherOwner>,
     ) {
         if let Some(entry) = self.lock().get_mut(key) {
             let known = entry.contested.get(&what);
@@ -425,14 +436,17 @@ mod tests {
     fn contested_object_is_reported_once_for_each_owner() {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         writes.track(&key, &"u".into());
-        let owner = |uid: &str| LiveOwner {
-            api_version: "v1".to_owned(),
-            kind: "Thing".to_owned(),
-            name: "b".to_owned(),
-            uid: uid.to_owned(),
-            controller: Some(true),
+        let owner = |uid: &str| {
+            let reference = LiveOwner {
+                api_version: "v1".to_owned(),
+                kind: "Thing".to_owned(),
+                name: "b".to_owned(),
+                uid: uid.to_owned(),
+                controller: Some(true),
+            };
+            OtherOwner { reference, namespace: None, is_parent: true }
         };
-        let sync = |owner: Option<LiveOwner>| {
+        let sync = |owner: Option<OtherOwner>| {
             writes.begin(&key);
             if owner.is_some() {
                 writes.contest(&key, "x".to_owned(), "exists".to_owned(), owner);

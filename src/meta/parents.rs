@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{
-    HookHealth, ParentIndex, ParentWrites, apply_strategy::ApplyRule, related::Related,
-    rollout::PendingRollouts,
-};
+use super::{HookHealth, ParentIndex, ParentWrites, related::Related, rollout::PendingRollouts};
 use crate::controller::Request;
 
 /// Parents of one controller.
@@ -25,8 +22,6 @@ pub(crate) struct Parents {
     pub(crate) rollouts: PendingRollouts,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
-    /// Apply strategy of the children.
-    pub(crate) apply: ApplyRule,
     /// Time from which the periods of resyncs are counted.
     pub(crate) begin: Instant,
 }
@@ -41,7 +36,6 @@ impl Parents {
             writes: ParentWrites::default(),
             rollouts: PendingRollouts::default(),
             recreates_at_once: false,
-            apply: ApplyRule::default(),
             begin: Instant::now(),
         }
     }

@@ -29,7 +29,7 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Field manager of all writes but server-side apply: Metacontroller's name, so that its children
 /// stay ours.
-const FIELD_MANAGER: &str = METACONTROLLER;
+pub(crate) const FIELD_MANAGER: &str = METACONTROLLER;
 /// Content type of server-side apply. JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
 
@@ -127,6 +127,17 @@ impl Live {
 
     /// Returns the name of the other field manager that wrote the object last.
     pub(crate) fn other_writer(&self) -> Option<String> {
+        let others = self.managers().into_iter().filter(|entry| entry.manager != FIELD_MANAGER);
+        others.max_by_key(|entry| entry.time.clone()).map(|entry| entry.manager)
+    }
+
+    /// Returns whether the object has fields of this field manager.
+    pub(crate) fn is_managed_by(&self, manager: &str) -> bool {
+        self.managers().iter().any(|entry| entry.manager == manager)
+    }
+
+    /// Returns the entries of its managed fields.
+    fn managers(&self) -> Vec<ManagedFieldsEntry> {
         #[derive(Deserialize)]
         struct ManagedObject {
             metadata: ManagedMetadata,
@@ -136,17 +147,17 @@ impl Live {
         struct ManagedMetadata {
             managed_fields: Vec<ManagedFieldsEntry>,
         }
-        #[derive(Deserialize)]
-        struct ManagedFieldsEntry {
-            manager: String,
-            // All times are in UTC and of one format, so that they compare as text.
-            time: Option<String>,
-        }
-        let object: ManagedObject = serde_json::from_str(self.json.get()).ok()?;
-        let entries = object.metadata.managed_fields.into_iter();
-        let others = entries.filter(|entry| entry.manager != FIELD_MANAGER);
-        others.max_by_key(|entry| entry.time.clone()).map(|entry| entry.manager)
+        let object = serde_json::from_str::<ManagedObject>(self.json.get());
+        object.map_or_else(|_unmanaged| Vec::new(), |object| object.metadata.managed_fields)
     }
+}
+
+/// Entry of an object's managed fields.
+#[derive(Deserialize)]
+struct ManagedFieldsEntry {
+    manager: String,
+    // All times are in UTC and of one format, so that they compare as text.
+    time: Option<String>,
 }
 
 /// A type's objects, one at a time.
@@ -299,7 +310,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
     request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }
 
-/// Sends one request with an encoded body, or none, within the deadline.
+/// Sends one request with an encoded body, or none, within the deadline. Writes are logged.
 async fn request<T: DeserializeOwned>(
     requester: Requester<'_>,
     method: Method,
@@ -307,14 +318,21 @@ async fn request<T: DeserializeOwned>(
     content_type: &str,
     body: Bytes,
 ) -> Result<T, kube::Error> {
+    let is_write = method != Method::GET && !path.contains("dryRun=");
+    let written = is_write.then(|| (method.clone(), path.clone()));
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    timeout(DEADLINE, ask(requester, request))
+    let answer = timeout(DEADLINE, ask(requester, request))
         .await
-        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
+        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))));
+    if let Some((method, path)) = written.filter(|_| answer.is_ok()) {
+        let path = path.split('?').next();
+        tracing::debug!(%method, path, "object written");
+    }
+    answer
 }
 
 /// Missed deadline; the outcome of the request is unknown.

@@ -56,7 +56,11 @@ impl DeclaredRunnable {
         let current = CurrentSync::new(ParentReconciler {
             definition: Arc::clone(&definition),
             finalizer,
-            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            apply: Apply {
+                rule: definition.apply_rule(),
+                budget: hooks.budget.clone(),
+                parents: Arc::clone(&parents),
+            },
             budget: hooks.budget.clone(),
             hooks,
             recorder,
@@ -130,7 +134,6 @@ impl DeclaredRunnable {
 fn parents(definition: &Definition, hooks: &Hooks, mut parents: Parents) -> Parents {
     let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
     parents.recreates_at_once = definition.recreates_at_once;
-    parents.apply = definition.apply_rule();
     parents.writes.unlimited = unlimited_writes;
     parents.related = Arc::new(Related::new(managed_fields));
     if definition.is_rolling() {

@@ -30,7 +30,7 @@ use super::{
     ApplyStrategy, ControllerKind, Definition, EventLimit, FieldManager, Hook, HookKind,
     HookMetrics, Lenience, MAX_CHILDREN, ResponseBudget, Selector, credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
-    recorder::EventRecorder,
+    recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, Predicate},
@@ -102,6 +102,9 @@ pub struct MetaOptions {
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
+    /// Longest wait that a hook may ask for by status 429; 5 min by default. A longer one is cut. No
+    /// effect on hooks that `hooks` makes.
+    pub longest_hook_retry_after: Duration,
     /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks`
     /// makes.
     pub hook_proxies: Proxies,
@@ -131,6 +134,7 @@ impl Default for MetaOptions {
             lenience: Lenience::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
+            longest_hook_retry_after: MAX_RETRY_AFTER,
             hook_proxies: Proxies::default(),
             user_agent: user_agent::library(),
         }

@@ -97,7 +97,11 @@ impl ParentReconciler {
         let parents = Arc::clone(&self.parents);
         Self {
             finalizer: Finalizer::of(kind, &definition.name, has_finalize),
-            apply: Apply { budget: hooks.budget.clone(), parents: Arc::clone(&parents) },
+            apply: Apply {
+                rule: definition.apply_rule(),
+                budget: hooks.budget.clone(),
+                parents: Arc::clone(&parents),
+            },
             budget: hooks.budget.clone(),
             definition,
             hooks,

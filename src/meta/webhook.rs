@@ -26,6 +26,7 @@ use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
+pub(crate) use self::retry_after::MAX_RETRY_AFTER;
 use self::{
     body::read_excerpt,
     connections::{Connections, HttpClient},
@@ -53,6 +54,7 @@ pub struct Webhook {
     max_response_bytes: usize,
     error_excerpts: bool,
     redirects: bool,
+    longest_retry_after: Duration,
     proxies: Proxies,
     user_agent: HeaderValue,
     budget: ControllerBudget,
@@ -81,6 +83,7 @@ impl Webhook {
             max_response_bytes: usize::MAX,
             error_excerpts: false,
             redirects: false,
+            longest_retry_after: MAX_RETRY_AFTER,
             proxies: Proxies::default(),
             user_agent: user_agent::library(),
             budget: ResponseBudget::default().controller(""),
@@ -112,6 +115,14 @@ impl Webhook {
     #[must_use]
     pub fn redirects(mut self, followed: bool) -> Self {
         self.redirects = followed;
+        self
+    }
+
+    /// Sets the longest wait that the hook may ask for by status 429; 5 min by default. A longer one
+    /// is cut.
+    #[must_use]
+    pub fn longest_retry_after(mut self, longest: Duration) -> Self {
+        self.longest_retry_after = longest;
         self
     }
 
@@ -354,7 +365,7 @@ impl Webhook {
             (StatusCode::TOO_MANY_REQUESTS, _) => {
                 let value = head.headers.get(header::RETRY_AFTER);
                 let value = value.and_then(|value| value.to_str().ok());
-                Err(HookError::Busy(retry_after(value, Timestamp::now())))
+                Err(HookError::Busy(retry_after(value, Timestamp::now(), self.longest_retry_after)))
             }
             (status, _) => {
                 // Read even if it is not shown, so that the connection can be reused.

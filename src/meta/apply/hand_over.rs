@@ -37,7 +37,7 @@ impl Apply {
             }
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         };
-        let manager = &self.parents.apply.manager;
+        let manager = &self.rule.manager;
         let patch = match back {
             None => handover::to_server_side(&live, manager.as_str()),
             Some(back) => {

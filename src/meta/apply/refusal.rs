@@ -1,11 +1,13 @@
 //! Explanation of a refused write: one read of the live object.
 
 use crate::{
-    informer::ObjectKey,
+    informer::{ObjectKey, StringMap},
     meta::{
+        LAST_APPLIED,
         children::Parent,
-        ownership::Ownership,
-        resource::{LiveOwner, Resource, is_gone},
+        ownership::{DECORATED_BY, Ownership},
+        parent_writes::OtherOwner,
+        resource::{FIELD_MANAGER, Live, Resource, is_gone},
         sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
     },
 };
@@ -40,7 +42,7 @@ pub(super) enum Existing {
         /// Refusal, with the owner.
         message: String,
         /// Controller of the object.
-        owner: Option<LiveOwner>,
+        owner: Option<OtherOwner>,
     },
 }
 
@@ -82,7 +84,11 @@ pub(super) async fn explain_existing(
                 "{doing}: it exists already and belongs to {} {}",
                 owner.kind, owner.name
             ),
-            owner: Some(owner.clone()),
+            owner: Some(OtherOwner {
+                reference: owner.clone(),
+                namespace: key.namespace.clone(),
+                is_parent: is_declared_child(&live, &annotations),
+            }),
         },
         None if going => behind("the old object is being deleted"),
         None => match ownership.adopts() {
@@ -100,4 +106,11 @@ pub(super) async fn explain_existing(
             },
         },
     }
+}
+
+/// Returns whether a declared controller, perhaps of another process, has written the object.
+fn is_declared_child(live: &Live, annotations: &StringMap) -> bool {
+    annotations.get(LAST_APPLIED).is_some()
+        || annotations.get(DECORATED_BY).is_some()
+        || live.is_managed_by(FIELD_MANAGER)
 }

@@ -51,7 +51,7 @@ impl Apply {
                 let parent = &target.rules.parent.key;
                 // An aggregated server may ignore `dryRun`, and carry the apply out.
                 if served.version_order == VersionOrder::Comparable {
-                    let manager = &self.parents.apply.manager;
+                    let manager = &self.rule.manager;
                     let answer = resource.dry_run_apply(&key, merged, manager).await;
                     match dry_run_apply(&observed, &answer, &target.what)? {
                         DryRunApply::Unchanged => return Ok(target.digests.observed),
@@ -90,7 +90,7 @@ impl Apply {
             }
         }
         // Not forced: an object that was created since the read may be foreign.
-        let manager = &self.parents.apply.manager;
+        let manager = &self.rule.manager;
         let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
         let answer = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
         let stored = stored(&answer, &doing)?;
@@ -106,7 +106,7 @@ impl Apply {
         mut write: Write,
     ) -> Result<Option<ChildDigest>, SyncError> {
         let (parent, key) = (&target.rules.parent.key, write.key.clone());
-        let (writes, manager) = (&self.parents.writes, &self.parents.apply.manager);
+        let (writes, manager) = (&self.parents.writes, &self.rule.manager);
         let resource = target.resource(write.group);
         let doing = format!("applying {}", target.what);
         let body = take(&mut write.body);
@@ -166,7 +166,7 @@ impl Apply {
         if !handover::is_owned_by_dynamic(&live) {
             return Ok(false);
         }
-        let manager = self.parents.apply.manager.as_str();
+        let manager = self.rule.manager.as_str();
         let Some(patch) = handover::to_server_side(&live, manager) else { return Ok(false) };
         self.send_handover(target, resource, key, &patch).await?;
         Ok(true)

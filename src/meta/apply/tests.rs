@@ -121,7 +121,7 @@ impl Scene {
         let (budget, parents) =
             (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
         Self {
-            apply: Arc::new(Apply { budget, parents }),
+            apply: Arc::new(Apply { rule: ApplyRule::default(), budget, parents }),
             server,
             client,
             epoch: Epoch::new("c", 1, Duration::from_secs(5)),
@@ -239,6 +239,23 @@ async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
     assert_eq!(deleted.body["preconditions"]["uid"], *observed(0, "old").uid);
     deleted.refuse(404, "NotFound");
     tasks.join_next().await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn update_of_a_child_that_is_gone_is_retried_as_a_conflict_is() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "c")]);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
+
+    let update = scene.server.sent().await.remove(0);
+
+    assert_eq!(
+        (&*update.name, &update.body["metadata"]["resourceVersion"]),
+        ("put c", &json!("7"))
+    );
+    update.refuse(404, "NotFound");
+    let result = tasks.join_next().await.unwrap().unwrap();
+    assert!(matches!(result, Err(SyncError::Behind(_))), "without an Event: {result:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -400,13 +417,15 @@ async fn child_whose_replacement_is_refused_because_of_it_is_deleted_after_five_
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_whose_replacement_is_invalid_is_never_deleted() {
-    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    for _ in 0..10 {
-        tokio::time::sleep(Duration::from_secs(100)).await;
-        let (sent, is_done) = replace(&mut scene, &[None, Some(422)]).await;
-        assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false));
+async fn child_whose_replacement_is_invalid_or_fails_is_never_deleted() {
+    for code in [422, 404, 500, 504] {
+        let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            let (sent, is_done) = replace(&mut scene, &[None, Some(code)]).await;
+            assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false), "{code}");
+        }
     }
 }
 
@@ -416,7 +435,8 @@ async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
     let mut parents = Parents::new(|| ());
     parents.recreates_at_once = true;
     let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    let (rule, parents) = (ApplyRule::default(), Arc::new(parents));
+    scene.apply = Arc::new(Apply { rule, budget, parents });
 
     assert_eq!(replace(&mut scene, &[None]).await, (vec!["delete c".to_owned()], true));
 }

@@ -7,7 +7,7 @@ use super::{Child, Desired, Planned, Rules, Write, WriteStep, owners_with};
 use crate::{
     kind::VersionOrder,
     meta::{
-        UpdateMethod,
+        FieldManager, UpdateMethod,
         equal_children::{ChildDigest, EqualChildren},
         last_applied, merge,
     },
@@ -15,11 +15,17 @@ use crate::{
 };
 
 impl Rules<'_> {
-    /// Returns the digest of a desired child, which its digest as it was applied includes.
-    pub(crate) fn desired_digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
+    /// Returns the digest of a desired child, which its digest as the manager has applied it
+    /// includes.
+    pub(crate) fn desired_digest(
+        &self,
+        planned: &Planned<'_>,
+        manager: &FieldManager,
+    ) -> Option<ChildDigest> {
         match planned {
             Planned::Compare(_, desired) | Planned::Create(desired) => {
-                Some(ChildDigest::of_desired(&desired.json, self.ownership.labels_children()))
+                let generates = self.ownership.labels_children();
+                Some(ChildDigest::of_desired(&desired.json, generates, manager))
             }
             Planned::Delete(_) => None,
         }
@@ -96,10 +102,11 @@ impl Rules<'_> {
         &self,
         child: &Child,
         desired: &Desired,
+        manager: &FieldManager,
         known: &EqualChildren,
         or_contained: bool,
     ) -> Result<bool, String> {
-        let digest = self.desired_digest(&Planned::Compare(child, desired.clone()));
+        let digest = self.desired_digest(&Planned::Compare(child, desired.clone()), manager);
         let digest = digest.and_then(|digest| digest.with_object(&child.json));
         if digest.is_some_and(|digest| known.contains(digest)) {
             return Ok(true);

@@ -435,6 +435,21 @@ fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
 }
 
 #[test]
+fn metadata_too_large_for_any_server_refuses_the_child() {
+    let of = |bytes: usize| {
+        let mut large = config_map("a");
+        large["metadata"]["annotations"] = json!({ "k": "" });
+        let rest = large["metadata"].to_string().len();
+        large["metadata"]["annotations"]["k"] = json!("x".repeat(bytes - rest));
+        checked(&parent(Some("ns")), &[], vec![large])
+    };
+
+    assert!(of(512 * 1024).is_ok());
+    let error = of(512 * 1024 + 1).unwrap_err();
+    assert!(error.starts_with("children[0]: metadata has 524289 bytes"), "{error}");
+}
+
+#[test]
 fn message_about_a_child_does_not_quote_it() {
     let mut child = config_map("a");
     child["kind"] = "é".repeat(100_000).into();

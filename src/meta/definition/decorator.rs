@@ -284,15 +284,17 @@ mod tests {
             },
             &["spec.resources[0].annotationSelector.matchAnnotations"],
         );
-        check(
-            |spec| {
-                let key = "kubectl.kubernetes.io/last-applied-configuration";
-                let requirement = json!([{"key": key, "operator": "Exists"}]);
-                spec["resources"][0]["annotationSelector"] =
-                    json!({ "matchExpressions": requirement });
-            },
-            &["spec.resources[0].annotationSelector.matchExpressions[0].key"],
-        );
+        for prefix in ["kubectl.kubernetes.io", "metacontroller.k8s.io"] {
+            let key = format!("{prefix}/last-applied-configuration");
+            let requirement = json!([{"key": key, "operator": "Exists"}]);
+            check(
+                |spec| {
+                    spec["resources"][0]["annotationSelector"] =
+                        json!({ "matchExpressions": requirement });
+                },
+                &["spec.resources[0].annotationSelector.matchExpressions[0].key"],
+            );
+        }
         check(
             |spec| {
                 spec["attachments"] = json!([

@@ -112,6 +112,26 @@ fn a_plain_controller_is_accepted_with_its_defaults() {
 }
 
 #[test]
+fn responses_are_strict_by_default_in_version_2_alone() {
+    for (version, mode, expected) in [
+        (json!(null), json!(null), false),
+        (json!("v1"), json!(""), false),
+        (json!("v2"), json!(null), true),
+        (json!("v2"), json!("loose"), false),
+        (json!("v1"), json!("strict"), true),
+    ] {
+        let object = object(|spec| {
+            spec["hooks"]["sync"]["version"] = version.clone();
+            spec["hooks"]["sync"]["webhook"]["responseUnMarshallMode"] = mode.clone();
+        });
+
+        let is_strict = parse(&object).unwrap().sync.unwrap().strict;
+
+        assert_eq!(is_strict, expected, "{version} {mode}");
+    }
+}
+
+#[test]
 fn hooks_are_sent_an_empty_status_whatever_the_object_has() {
     let with_status = |status: Value| {
         let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
@@ -218,7 +238,13 @@ fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
 
 #[test]
 fn hooks_that_metacontroller_never_calls_are_accepted() {
-    check("/hooks/preUpdateChild", json!({"webhook": {"url": "http://x/"}}), &[]);
+    for name in ["preUpdateChild", "postUpdateChild"] {
+        let hook = json!({"webhook": {"url": "http://x/"}});
+        check(&format!("/hooks/{name}"), hook.clone(), &[]);
+        let definition = parse(&object(|spec| spec["hooks"][name] = hook)).unwrap();
+        let urls = HookKind::ALL.map(|kind| definition.hook(kind).map(|rule| rule.url.to_string()));
+        assert_eq!(urls, [Some("http://hook.default/sync".to_owned()), None, None], "{name}");
+    }
 }
 
 #[test]

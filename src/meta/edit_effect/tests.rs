@@ -101,6 +101,9 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     check("/spec/resyncPeriodSeconds", json!(61), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/max-owner-depth": "7"}), SPREAD);
+    let applied = json!({"pilotlight.dev/apply-strategy": "server-side-apply"});
+    check("/metadata/annotations", applied, AT_ONCE);
+    check("/metadata/annotations", json!({"pilotlight.dev/apply-field-manager": "b"}), AT_ONCE);
     check("/spec/hooks/customize", hook(), AT_ONCE);
     check("/spec/hooks/finalize", Value::Null, AT_ONCE);
     check("/spec/hooks/sync", Value::Null, AT_ONCE);

@@ -205,7 +205,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{kind::Scope, meta::children::fixtures::served};
+    use crate::{
+        kind::Scope,
+        meta::{children::fixtures::served, rollout::field_paths::patch_of},
+    };
 
     #[track_caller]
     fn check(group: &str, plural: &str, uid: &str, patch: Value, expected: &str) {
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_labels_are_those_that_metacontroller_left() {
+    fn revisions_are_those_that_metacontroller_left() {
         let file = include_str!("../../../tests/migration/metacontroller-4.17.2-rollouts.json");
         let file: Value = serde_json::from_str(file).unwrap();
         let objects = || ["dynamic-apply", "server-side-apply"].map(|it| &file[it]);
@@ -252,11 +255,23 @@ mod tests {
             let owner = RevisionOwner { identity: &served.identity, uid };
             let parent = objects().find(|it| it["metadata"]["uid"] == uid).unwrap();
 
-            let made = Revision::new(owner, "snapshot".into(), left["parentPatch"].clone());
-            let labels = labels_of(parent, owner, plural == "boats").unwrap();
+            let named = if plural == "boats" { "spec" } else { "spec.template" };
+            let mut parent = parent.clone();
+            parent["spec"]["template"]["text"] =
+                left["parentPatch"]["spec"]["template"]["text"].clone();
 
-            assert_eq!(metadata["name"], *made.key.name);
-            assert_eq!(metadata["labels"], json!(labels));
+            let patch = patch_of(&parent, &[named.to_owned()]).unwrap();
+            let made = Revision::new(owner, "snapshot".into(), patch);
+            let labels = labels_of(&parent, owner, plural == "boats").unwrap();
+            let children = serde_json::from_value(left["children"].clone()).unwrap();
+            let owners = &metadata["ownerReferences"];
+            let made = made.object(labels, owners[0].clone(), children);
+
+            let mut left = left.clone();
+            for field in ["creationTimestamp", "generation", "resourceVersion", "uid"] {
+                left["metadata"].as_object_mut().unwrap().remove(field);
+            }
+            assert_eq!(serde_json::from_slice::<Value>(&made).unwrap(), left);
             count += 1;
         }
         assert_eq!(count, 12);

@@ -165,6 +165,27 @@ fn version_of_a_parent(metadata: Value) -> Object {
 }
 
 #[test]
+fn status_that_one_of_the_selecting_rules_wants_causes_a_sync() {
+    let finalizer = Finalizer::of(ControllerKind::Decorator, "things", true);
+    let ignoring = ParentRule { ignore_status_changes: true, ..ParentRule::default() };
+    let wanting =
+        |app: &str| ParentRule { labels: Selector::label("app", app), ..ParentRule::default() };
+    let type_ref = || TypeRef::resource("example.com", "v1", "things");
+    let old = Some(version_of_a_parent(json!({})));
+    let new = Some(version_of_a_parent(json!({ "resourceVersion": "2" })));
+    let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+    for (rules, expected) in [
+        (vec![ignoring.clone()], false),
+        (vec![ignoring.clone(), wanting("x")], true),
+        (vec![ignoring, wanting("y")], false),
+    ] {
+        let parents = ParentType { type_ref: type_ref(), rules };
+
+        assert_eq!(triggers_sync(&delta, &parents, &finalizer), expected, "{parents:?}");
+    }
+}
+
+#[test]
 fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {

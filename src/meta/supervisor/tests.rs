@@ -3,11 +3,13 @@
 mod answering;
 mod built_in;
 mod child_status;
+mod contested;
 mod customize;
 mod decorator;
 mod finalize;
 mod freed;
 mod lenience;
+mod logged;
 mod metrics;
 mod optional;
 mod panics;

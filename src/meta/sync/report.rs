@@ -7,13 +7,14 @@ use kube::core::Status;
 use super::{ParentReconciler, SyncError, owner_chain};
 use crate::{
     controller::{Context, Outcome, Postponed, ReconcileError},
+    kind::{Scope, TypeRef},
     meta::{
         HookError,
         children::Parent,
         hook_health::Failure,
-        parent_writes::Contested,
+        parent_writes::{Contested, OtherOwner},
         recorder::{Severity, Subject},
-        resource::throttled,
+        resource::{LiveOwner, throttled},
         sync_error::CONFLICTS_BEFORE_ERROR,
         write_limit::Flapping,
     },
@@ -82,8 +83,8 @@ impl ParentReconciler {
     }
 
     /// Reports fields that were taken over, and newly contested objects, to the parent, and the
-    /// latter to the other owner if it has the parent's type. Returns the time until the objects
-    /// are tried again.
+    /// latter to the other owner if it is a parent too. Returns the time until the objects are
+    /// tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let wanted = subject(parent);
@@ -93,18 +94,31 @@ impl ParentReconciler {
         for (what, Contested { message, owner, .. }) in unreported {
             let text = format!("Sync error: {message}");
             self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
-            let owner = owner.filter(|owner| {
-                (&owner.api_version, &owner.kind) == (&wanted.api_version, &wanted.kind)
-            });
-            if let Some(owner) = owner {
-                let other =
-                    Subject { name: owner.name.into(), uid: owner.uid.into(), ..wanted.clone() };
+            if let Some(other) = owner.and_then(|owner| self.other_parent(owner, &wanted)) {
                 let text =
                     format!("Sync error: {what} is also wanted by {} {}", wanted.kind, wanted.name);
                 self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
             }
         }
         is_contested.then_some(CONTESTED_AGAIN)
+    }
+
+    /// Returns the subject of Events about the owner of a contested object, if it has the type of
+    /// the parent or is one of another type.
+    fn other_parent(&self, owner: OtherOwner, parent: &Subject) -> Option<Subject> {
+        let OtherOwner { reference, namespace, is_parent } = owner;
+        let LiveOwner { api_version, kind, name, uid, .. } = reference;
+        let is_same_type = (&api_version, &kind) == (&parent.api_version, &parent.kind);
+        let namespace = if is_same_type {
+            parent.namespace.clone()
+        } else if is_parent {
+            let (group, version) = api_version.rsplit_once('/').unwrap_or(("", &api_version));
+            let served = self.types.served(&TypeRef::kind(group, version, kind.as_str()))?;
+            namespace.filter(|_| served.identity.scope == Scope::Namespaced)
+        } else {
+            return None;
+        };
+        Some(Subject { api_version, kind, namespace, name: name.into(), uid: uid.into() })
     }
 
     /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is

@@ -19,6 +19,7 @@ use crate::{
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
         ApplyStrategy, RollingRule,
+        apply_strategy::ApplyRule,
         children::{Child, Desired, Parent, Rules},
         counted_hook::CountedHook,
         equal_children::EqualChildren,
@@ -151,7 +152,7 @@ struct Rolling<'a> {
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
-    strategy: ApplyStrategy,
+    apply: &'a ApplyRule,
     /// Children that were equal to the desired ones after the last sync.
     equal: EqualChildren,
 }
@@ -177,9 +178,9 @@ impl<'a> Rolling<'a> {
         let unlisted = unlisted.filter(|rule| !types.get(&rule.type_ref).state.is_missing());
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
         let equal = reconciler.parents.writes.equal(&rules.parent.key);
-        let strategy = reconciler.parents.apply.strategy;
+        let apply = &reconciler.apply.rule;
         let observed = BTreeMap::new();
-        let mut rolling = Self { rules, groups, unlisted, observed, strategy, equal };
+        let mut rolling = Self { rules, groups, unlisted, observed, apply, equal };
         let observed = rules.observed.iter();
         rolling.observed = observed
             .filter_map(|child| Some((rolling.id(child.group, &child.key)?, child)))
@@ -259,12 +260,13 @@ impl<'a> Rolling<'a> {
             return ChildState::Deleting;
         }
         let is_as = |wanted: &DesiredById<'_>, or_contained| match wanted.get(id) {
-            Some(desired) => match self.strategy {
+            Some(desired) => match self.apply.strategy {
                 ApplyStrategy::DynamicApply => {
                     self.rules.is_as_desired(child, desired, &self.equal)
                 }
                 ApplyStrategy::ServerSideApply => {
-                    self.rules.is_as_applied(child, desired, &self.equal, or_contained)
+                    let manager = &self.apply.manager;
+                    self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
                 }
             },
             None => Ok(false),

@@ -162,16 +162,19 @@ async fn redirect_is_an_error_and_is_not_followed() {
 
 #[tokio::test]
 async fn redirect_is_followed_with_its_body_if_that_is_enabled() {
-    let mut target = server(response("200 OK", "{\"a\":1}"), false).await;
-    let location = format!("307 Word\r\nLocation: {}", target.url);
-    let first = server(response(&location, ""), false).await;
-    let hook = Webhook::new(first.url.clone(), Duration::from_secs(5)).redirects(true);
+    for code in [307, 308] {
+        let mut target = server(response("200 OK", "{\"a\":1}"), false).await;
+        let location = format!("{code} Word\r\nLocation: {}", target.url);
+        let first = server(response(&location, ""), false).await;
+        let hook = Webhook::new(first.url.clone(), Duration::from_secs(5)).redirects(true);
 
-    let answer = hook.call(Bytes::from_static(b"{}")).await;
+        let answer = hook.call(Bytes::from_static(b"{}")).await;
 
-    assert_eq!(answer.as_deref(), Ok(&b"{\"a\":1}"[..]));
-    let request = target.tasks.join_next().await.unwrap().unwrap();
-    assert!(request.starts_with("POST /sync") && request.ends_with("\r\n\r\n{}"), "{request}");
+        assert_eq!(answer.as_deref(), Ok(&b"{\"a\":1}"[..]));
+        let request = target.tasks.join_next().await.unwrap().unwrap();
+        assert!(request.starts_with("POST /sync"), "{request}");
+        assert!(request.ends_with("\r\n\r\n{}"), "{request}");
+    }
 }
 
 #[tokio::test]

@@ -1,16 +1,22 @@
 //! Tests of server-side apply and of the handover between the strategies.
 
 use super::*;
-use crate::meta::{LAST_APPLIED, apply_strategy::ApplyRule};
+use crate::meta::LAST_APPLIED;
+
+impl Scene {
+    /// Sets the strategy, with the manager `team a`. Parents are forgotten.
+    fn set_strategy(&mut self, strategy: ApplyStrategy) {
+        let rule = ApplyRule { strategy, manager: "team a".parse().unwrap() };
+        let (budget, parents) =
+            (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
+        self.apply = Arc::new(Apply { rule, budget, parents });
+    }
+}
 
 /// Returns a sync with server-side apply.
 fn scene(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut scene = Scene::new(method, observed);
-    let mut parents = Parents::new(|| ());
-    parents.apply =
-        ApplyRule { strategy: ApplyStrategy::ServerSideApply, manager: "team a".parse().unwrap() };
-    let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    scene.set_strategy(ApplyStrategy::ServerSideApply);
     scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
     scene
 }
@@ -192,18 +198,20 @@ async fn child_that_is_as_desired_is_not_recreated_and_compared_once() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_dry_run_keeps_the_child_and_is_reported_once() {
-    let mut scene = scene(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
-    let mut reports = Vec::new();
-    for _ in 0..3 {
-        scene.apply.parents.writes.begin(&scene.parent.key);
-        let refused = vec![Err((403, "Forbidden"))];
-        let (_, result) = sync(&mut scene, desired(1, "c", "v"), refused).await;
-        assert!(!result.unwrap());
-        let (_, unreported) = scene.apply.parents.writes.contested(&scene.parent.key);
-        reports.extend(unreported.into_iter().map(|(_, contested)| contested.message));
+    for refusal in [(403, "Forbidden"), (400, "BadRequest")] {
+        let mut scene = scene(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
+        let mut reports = Vec::new();
+        for _ in 0..3 {
+            scene.apply.parents.writes.begin(&scene.parent.key);
+            let refused = vec![Err(refusal)];
+            let (_, result) = sync(&mut scene, desired(1, "c", "v"), refused).await;
+            assert!(!result.unwrap());
+            let (_, unreported) = scene.apply.parents.writes.contested(&scene.parent.key);
+            reports.extend(unreported.into_iter().map(|(_, contested)| contested.message));
+        }
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert!(reports[0].contains("the child is kept"), "{reports:?}");
     }
-    assert_eq!(reports.len(), 1, "{reports:?}");
-    assert!(reports[0].contains("the child is kept"), "{reports:?}");
 }
 
 /// Object with managed fields of one entry.
@@ -254,10 +262,7 @@ async fn fields_that_dynamic_apply_still_owns_are_taken_over_after_a_write_that_
 /// Returns a sync with dynamic apply after one with server-side apply.
 fn back(method: UpdateMethod, observed: Vec<Child>) -> Scene {
     let mut scene = scene(method, observed);
-    let mut parents = Parents::new(|| ());
-    parents.apply.manager = "team a".parse().unwrap();
-    let budget = ResponseBudget::default().controller("c");
-    scene.apply = Arc::new(Apply { budget, parents: Arc::new(parents) });
+    scene.set_strategy(ApplyStrategy::DynamicApply);
     scene
 }
 

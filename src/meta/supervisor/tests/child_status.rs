@@ -1,4 +1,4 @@
-//! Changes of the status of children.
+//! Changes of the status of children and attachments.
 
 use super::{
     answering::{Calls, harness, pass},
@@ -84,5 +84,55 @@ async fn status_of_a_child_that_was_ignored_is_sent_once_it_counts_again() {
     let children = &last["children"]["Gadget.example.com/v1"];
     assert_eq!(children["default/c"]["status"]["ready"], 1, "{children}");
     assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+/// Declares a decorator, in whose rule of attachments these fields are added.
+fn decorate(harness: &Harness, rule: &Value) {
+    let mut decorator = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
+        "metadata": {"name": "a"},
+        "spec": {
+            "resources": [{"apiVersion": "example.com/v1", "resource": "things"}],
+            "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
+        },
+    });
+    decorator["spec"]["attachments"] = spec(rule)["childResources"].take();
+    harness.server.apply(decorator).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_of_an_attachment_syncs_no_object_where_that_is_declared_and_an_edit_takes_effect() {
+    let (harness, calls) = harness(|_, _| json!({"attachments": [gadget(json!({}))]})).await;
+    harness.server.install(&CrdBuilder::new("example.com", GADGET).build()).unwrap();
+    let object = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
+    });
+    harness.server.apply(object).unwrap();
+    let runnable = ControllerKind::Decorator.runnable_name("a");
+    let mut ready = 0;
+
+    for (rule, by_status) in [
+        (json!({}), 1),
+        (json!({"ignoreStatusChanges": true}), 0),
+        (json!({"ignoreStatusChanges": false}), 1),
+        // Rolling methods of attachments do not roll.
+        (json!({"ignoreStatusChanges": true, "updateStrategy": {"method": "RollingInPlace"}}), 0),
+    ] {
+        decorate(&harness, &rule);
+        harness.until(runnable.as_str(), |it| it.state == ControllerState::Running).await;
+        pass().await;
+
+        ready += 1;
+        let status = json!({"status": {"ready": ready}});
+        assert_eq!(syncs(&harness, &calls, status).await, by_status, "{rule}");
+        let edit = json!({"spec": {"x": ready}});
+        assert!(syncs(&harness, &calls, edit).await > 0, "{rule}");
+        let (_, last) = calls.lock().unwrap().last().unwrap().clone();
+        let attachments = &last["attachments"]["Gadget.example.com/v1"];
+        assert_eq!(attachments["default/c"]["status"]["ready"], ready, "{attachments}");
+    }
+    let epoch = harness.manager.status_of(runnable.as_str()).map(|status| status.epoch);
+    assert_eq!(epoch, Some(1), "each edit takes effect in place");
     harness.end().await;
 }

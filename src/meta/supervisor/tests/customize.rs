@@ -141,6 +141,15 @@ async fn rules_are_asked_for_again_when_the_parent_is_declared_differently_or_af
     harness.server.merge(&labelled).unwrap();
     pass().await;
     assert_eq!(asked(), 2);
+    let status = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "p"}, "status": {"by": "another client"},
+    });
+    let synced = count(&calls, HookKind::Sync);
+    harness.server.merge(&status).unwrap();
+    pass().await;
+    assert!(count(&calls, HookKind::Sync) > synced);
+    assert_eq!(asked(), 2, "the status is no declaration");
 
     sleep(Duration::from_secs(20 * 60)).await;
     assert_eq!(asked(), 2, "nothing happens to the parent");
@@ -272,6 +281,22 @@ async fn refused_rule_is_reported_and_its_parent_is_not_synced() {
     let message = event["message"].as_str().unwrap();
     let expected = "relatedResources[0].namespaceSelector: namespaces/v1 is cluster-scoped";
     assert!(message.contains("customize: ") && message.contains(expected), "{message}");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_that_select_too_many_names_are_refused() {
+    let named = |prefix: &str| {
+        let names: Vec<_> = (0..6000).map(|number| format!("{prefix}{number}")).collect();
+        json!({"apiVersion": "v1", "resource": "configmaps", "names": names})
+    };
+    let (harness, calls) = declared("v2", json!([named("a"), named("b")])).await;
+
+    assert_eq!(count(&calls, HookKind::Sync), 0);
+    let events = harness.server.list("v1", "Event").unwrap();
+    let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
+    let message = event["message"].as_str().unwrap();
+    assert!(message.contains("select more than 10000 namespaces and names"), "{message}");
     harness.end().await;
 }
 

@@ -4,7 +4,7 @@ use super::{
     answering::{answering, harness, pass},
     finalize::{
         OURS, WIDGET, events, faulty, finalizers, finalizing, has_child, hooks, manage_parent,
-        teardown, thing,
+        parent, teardown, thing,
     },
     *,
 };
@@ -60,6 +60,28 @@ async fn parents_of_a_deleted_controller_are_freed_without_the_hook() {
         json!(["metacontroller.io/compositecontroller-b"]),
         "that of another controller stays"
     );
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn renamed_controller_takes_over_the_parents_of_its_old_name() {
+    let (harness, calls) = harness(teardown).await;
+    manage_parent(&harness, finalizing()).await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    harness.declare("b", finalizing());
+    harness.running("b", 1).await;
+    pass().await;
+
+    assert_eq!(finalizers(&harness), json!(["metacontroller.io/compositecontroller-b"]));
+    assert!(has_child(&harness));
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+    assert_eq!((parent(&harness), has_child(&harness)), (None, false));
+    let calls = calls.lock().unwrap().clone();
+    let finalize = calls.iter().find(|(kind, _)| *kind == HookKind::Finalize).unwrap();
+    assert_eq!(finalize.1["controller"]["metadata"]["name"], "b");
     harness.end().await;
 }
 

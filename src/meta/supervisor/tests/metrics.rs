@@ -30,5 +30,14 @@ async fn series_of_a_queue_have_the_names_that_metacontroller_gives_them() {
     ] {
         assert!(text.contains(&format!("\n{series}{{{queue}")), "{series}: {text}");
     }
+    for controller in ["CompositeController-a", "compositecontrollers"] {
+        let reconciles = format!("controller_runtime_reconcile_total{{controller=\"{controller}\"");
+        assert!(text.contains(&reconciles), "{reconciles}: {text}");
+    }
+    // Decades from 10 ns, as in controller-runtime.
+    for bound in ["1e-8", "1.0", "1000.0"] {
+        let bucket = format!("workqueue_queue_duration_seconds_bucket{{le=\"{bound}\",{queue}}}");
+        assert!(text.contains(&bucket), "{bucket}: {text}");
+    }
     harness.end().await;
 }

@@ -11,7 +11,24 @@ use crate::testing::{Action, Reply, Rule};
 
 /// Log lines of a test.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Captures the lines of this thread up to a level, until the guard is dropped.
+    pub(super) fn capture(&self, level: tracing::Level) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -39,13 +56,7 @@ fn crds_of_metacontroller() -> Vec<Value> {
 #[tokio::test(start_paused = true)]
 async fn status_that_the_crd_does_not_keep_is_said_once_and_written_when_the_crd_changes() {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::INFO)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let _logging = log.capture(tracing::Level::INFO);
     let (harness, calls) = harness(|_, _| json!({"children": []})).await;
     for crd in crds_of_metacontroller() {
         harness.server.install(&serde_json::from_value(crd).unwrap()).unwrap();
@@ -68,7 +79,7 @@ async fn status_that_the_crd_does_not_keep_is_said_once_and_written_when_the_crd
 
     assert!(half < 2 * (6 + 12 + 2), "{half} writes in half a day");
     assert!(offered - half <= 2 * 12, "{} writes in half a day", offered - half);
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let log = log.text();
     let said: Vec<_> = log.lines().filter(|line| line.contains("pilotlight status")).collect();
     assert_eq!(said.len(), 1, "{log}");
     assert!(said[0].contains("INFO") && said[0].contains("Events, metrics"), "{said:?}");

@@ -52,6 +52,31 @@ async fn sync_that_writes_delays_no_hook_call_of_another_parent() {
     harness.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn parents_are_synced_at_once_without_a_limit_of_requests() {
+    const PARENTS: usize = 500;
+    let called = Arc::<Mutex<BTreeSet<String>>>::default();
+    let hooks: HookFactory = Arc::new(move |_, _| Arc::new(Recording(Arc::clone(&called))));
+    let harness = Harness::with(hooks, RESYNC).await;
+    let mut spec = good();
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("many", spec);
+    harness.running("many", 1).await;
+
+    for number in 0..PARENTS {
+        let thing = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing",
+            "metadata": {"name": format!("p{number}")},
+        });
+        harness.server.apply(thing).unwrap();
+    }
+    // 5 requests a second, the default of `--client-go-qps`, would take 100 s for the children.
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(harness.server.list("v1", "ConfigMap").unwrap().len(), PARENTS);
+    harness.end().await;
+}
+
 /// Hook that takes a second, and records its parents and the largest number of concurrent calls.
 #[derive(Default)]
 struct Counting {

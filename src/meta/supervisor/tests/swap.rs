@@ -400,3 +400,102 @@ async fn changed_credentials_are_swapped_once_they_can_be_read_and_wait_while_th
     assert!(!pending());
     harness.end().await;
 }
+
+/// Declares the controller `a` with these annotations.
+fn declare_with(harness: &Harness, annotations: &Value) {
+    let mut spec = good();
+    spec["childResources"] = json!([
+        {"apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": "InPlace"}},
+    ]);
+    let object = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+        "metadata": {"name": "a", "annotations": annotations}, "spec": spec,
+    });
+    harness.server.apply(object).unwrap();
+}
+
+/// Returns the number of writes of ConfigMaps since the requests were forgotten; forgets them.
+fn child_writes(harness: &Harness) -> usize {
+    let requests = harness.server.requests();
+    let is_write = |verb| Verb::MUTATING.contains(&verb);
+    let count = requests
+        .iter()
+        .filter(|it| it.info.resource == "configmaps" && is_write(it.info.verb))
+        .filter(|it| !it.info.query.contains("dryRun"))
+        .count();
+    harness.server.forget_requests();
+    count
+}
+
+#[tokio::test(start_paused = true)]
+async fn apply_strategy_is_swapped_and_each_child_is_handed_over() {
+    let value = Arc::new(AtomicUsize::new(0));
+    let wanted = Arc::clone(&value);
+    let (harness, _) = harness(move |_, request| {
+        let name = &request["parent"]["metadata"]["name"];
+        let value = wanted.load(Ordering::SeqCst).to_string();
+        json!({"children": [{
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": "default"}, "data": {"value": value},
+        }]})
+    })
+    .await;
+    let names = ["p", "q"];
+    for name in names {
+        harness.server.apply(thing(name)).unwrap();
+    }
+    let children =
+        || names.map(|name| harness.server.get("v1", "ConfigMap", "default", name).unwrap());
+    let strategy = crate::meta::APPLY_STRATEGY;
+    let manager = crate::meta::APPLY_FIELD_MANAGER;
+    declare_with(&harness, &json!({}));
+    harness.running("a", 1).await;
+    pass().await;
+    let uids = children().map(|child| child["metadata"]["uid"].clone());
+    child_writes(&harness);
+
+    for (annotations, is_annotated, applied_by) in [
+        (json!({strategy: "server-side-apply"}), false, Some("metacontroller")),
+        (json!({strategy: "server-side-apply", manager: "team b"}), false, Some("team b")),
+        (json!({strategy: "dynamic-apply", manager: "team b"}), true, None),
+        (json!({strategy: "server-side-apply", manager: "team b"}), false, Some("team b")),
+    ] {
+        declare_with(&harness, &annotations);
+        sleep(Duration::from_secs(60)).await;
+
+        assert_eq!(harness.epoch("a"), Some(1), "{annotations}");
+        let writes = child_writes(&harness);
+        assert!((2..=4).contains(&writes), "{writes} writes of two children: {annotations}");
+        for child in children() {
+            let metadata = &child["metadata"];
+            let remembered = metadata["annotations"].get(crate::meta::LAST_APPLIED);
+            assert_eq!(remembered.is_some(), is_annotated, "{child:#}");
+            let entries = metadata["managedFields"].as_array().unwrap();
+            let is_by = |manager: &str| {
+                let mut applies = entries.iter().filter(|entry| entry["operation"] == "Apply");
+                applies.any(|entry| entry["manager"] == manager)
+            };
+            assert!(applied_by.is_none_or(is_by), "{child:#}");
+        }
+        value.fetch_add(1, Ordering::SeqCst);
+        let touch = async |number: usize| {
+            for name in names {
+                let changed = json!({
+                    "apiVersion": "example.com/v1", "kind": "Thing",
+                    "metadata": {"name": name}, "spec": {"x": number},
+                });
+                harness.server.merge(&changed).unwrap();
+            }
+            sleep(Duration::from_secs(60)).await;
+            child_writes(&harness)
+        };
+        let now = value.load(Ordering::SeqCst);
+        // An apply is forced after a conflict with the former manager.
+        assert!((2..=4).contains(&touch(now).await), "{annotations}");
+        let text = json!(now.to_string());
+        assert!(children().iter().all(|child| child["data"]["value"] == text));
+        assert_eq!(touch(now + 1000).await, 0, "as desired: {annotations}");
+    }
+    assert_eq!(children().map(|child| child["metadata"]["uid"].clone()), uids);
+    harness.end().await;
+}

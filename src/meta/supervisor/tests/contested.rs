@@ -1,0 +1,120 @@
+//! Objects that two parents want, of which one has another type.
+
+use super::{
+    answering::{harness, pass},
+    *,
+};
+use crate::meta::ApplyStrategy;
+
+/// Response with one ConfigMap that all parents want.
+fn shared(request: &Value) -> Value {
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "shared", "namespace": "default"},
+    });
+    let is_composite = request["controller"]["kind"] == "CompositeController";
+    json!({if is_composite { "children" } else { "attachments" }: [map]})
+}
+
+/// Declares a composite of things, or a decorator of gadgets.
+fn declare(harness: &Harness, kind: &str, strategy: ApplyStrategy) {
+    let rules = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    let hooks = json!({"sync": {"webhook": {"url": "http://scripted/"}}});
+    let resource = |name: &str| json!({"apiVersion": "example.com/v1", "resource": name});
+    let spec = match kind {
+        "CompositeController" => json!({
+            "generateSelector": true, "parentResource": resource("things"),
+            "childResources": rules, "hooks": hooks,
+        }),
+        _ => json!({"resources": [resource("gadgets")], "attachments": rules, "hooks": hooks}),
+    };
+    let annotations = json!({crate::meta::APPLY_STRATEGY: strategy.name()});
+    let object = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": kind,
+        "metadata": {"name": "a", "annotations": annotations}, "spec": spec,
+    });
+    harness.server.apply(object).unwrap();
+}
+
+/// Returns the messages about an object.
+fn messages(harness: &Harness, kind: &str, namespace: &str) -> Vec<String> {
+    let events = harness.server.list("v1", "Event").unwrap();
+    let about = events.iter().filter(|event| {
+        let subject = &event["involvedObject"];
+        subject["kind"] == kind && subject["namespace"].as_str().unwrap_or_default() == namespace
+    });
+    about.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Returns the controlling owner of the contested object.
+fn owner(harness: &Harness) -> Value {
+    let map = harness.server.get("v1", "ConfigMap", "default", "shared").unwrap();
+    map["metadata"]["ownerReferences"][0]["kind"].clone()
+}
+
+async fn check(first: &str, second: &str, strategy: ApplyStrategy) {
+    let (harness, _) = harness(|_, request| shared(request)).await;
+    harness.server.install(&CrdBuilder::new("example.com", "Gadget").build()).unwrap();
+    pass().await;
+    for (kind, namespace) in [("Thing", None), ("Gadget", Some("default"))] {
+        let mut object = json!({
+            "apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "p"},
+        });
+        if let Some(namespace) = namespace {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        harness.server.apply(object).unwrap();
+    }
+
+    declare(&harness, first, strategy);
+    pass().await;
+    assert_eq!(messages(&harness, "Thing", "").len() + messages(&harness, "Gadget", "").len(), 0);
+    let first_owner = owner(&harness);
+    declare(&harness, second, strategy);
+    sleep(Duration::from_secs(3600)).await;
+
+    for (kind, namespace, other) in [("Thing", "", "Gadget p"), ("Gadget", "default", "Thing p")] {
+        let messages = messages(&harness, kind, namespace);
+        assert_eq!(messages.len(), 1, "once about {kind}: {messages:?}");
+        let is_named = |part| messages[0].contains(part);
+        assert!(is_named("ConfigMap default/shared") && is_named(other), "{messages:?}");
+    }
+    assert_eq!(owner(&harness), first_owner);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_parents_of_two_types_want_is_reported_once_to_each() {
+    for strategy in ApplyStrategy::ALL {
+        check("CompositeController", "DecoratorController", strategy).await;
+        check("DecoratorController", "CompositeController", strategy).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn owner_that_no_declared_controller_manages_is_left_alone() {
+    let (harness, _) = harness(|_, request| shared(request)).await;
+    let thing = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
+    });
+    harness.server.apply(thing).unwrap();
+    let foreign = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
+    let foreign = harness.server.apply(foreign).unwrap();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "shared", "namespace": "default", "ownerReferences": [{
+            "apiVersion": "v1", "kind": "Namespace", "name": "n",
+            "uid": foreign["metadata"]["uid"],
+            "controller": true,
+        }]},
+    });
+    harness.server.apply(map).unwrap();
+
+    declare(&harness, "CompositeController", ApplyStrategy::DynamicApply);
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(messages(&harness, "Thing", "").len(), 1);
+    assert!(messages(&harness, "Thing", "")[0].contains("belongs to Namespace n"));
+    assert_eq!(messages(&harness, "Namespace", ""), [""; 0]);
+    harness.end().await;
+}
