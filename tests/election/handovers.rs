@@ -22,6 +22,8 @@ use super::*;
 use crate::support::{PATIENCE, alone};
 
 const HANDOVERS: usize = 100;
+/// Limit of the median time between the release of the lease and the first write of the next holder.
+const MEDIAN: Duration = Duration::from_millis(100);
 /// Users of the replicas, which lead in turn.
 const USERS: [&str; 2] = ["handover-a", "handover-b"];
 
@@ -171,12 +173,13 @@ async fn hand_over() {
     let mut times = takeovers(plane, &scope.namespace);
     assert_eq!(times.len(), HANDOVERS, "each replica writes only while it leads");
     times.sort();
+    let median = times[HANDOVERS / 2];
     println!(
-        "{HANDOVERS} handovers: first write after the release in {:?} p50, {:?} p99, {:?} max",
-        times[HANDOVERS / 2],
+        "{HANDOVERS} handovers: first write after the release in {median:?} p50, {:?} p99, {:?} max",
         times[HANDOVERS * 99 / 100],
         times[HANDOVERS - 1]
     );
+    assert!(median <= MEDIAN, "{median:?}");
 }
 
 /// Times between the release of the lease and the first write of the next holder, one for each
