@@ -94,3 +94,12 @@ async fn crash_at_any_write_of_an_applied_rollout_strands_nothing() {
         every_crash(variant, Life::Rollout).await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn crash_at_any_write_of_an_applied_finalization_in_mid_rollout_strands_nothing() {
+    let strategy = ApplyStrategy::ServerSideApply;
+    for (method, is_cluster_scoped) in [("RollingInPlace", false), ("RollingRecreate", true)] {
+        let variant = Variant { method, is_cluster_scoped, strategy, ..PLAIN };
+        every_crash(variant, Life::Finalization).await;
+    }
+}
