@@ -14,6 +14,8 @@ enum Event {
     Edit(u8),
     /// The number of children changes.
     Scale(usize),
+    /// The hook leaves the children of these bits out of its response for a specification.
+    Omit(u8, u8),
     /// A child becomes ready.
     Ready(usize),
     /// A child is deleted by hand.
@@ -35,6 +37,8 @@ struct World {
     recreates: bool,
     spec: u8,
     scale: usize,
+    // Bits of the children that the hook leaves out for a specification.
+    omitted: BTreeMap<u8, u8>,
     children: BTreeMap<ChildId, Child>,
     // Children that a rollout has deleted.
     deleted: BTreeSet<ChildId>,
@@ -44,7 +48,14 @@ struct World {
 
 impl World {
     fn wanted(&self) -> Vec<ChildId> {
-        (0..self.scale).map(child_at).collect()
+        self.wanted_of(self.spec)
+    }
+
+    /// Returns the children in the response for a specification.
+    fn wanted_of(&self, spec: u8) -> Vec<ChildId> {
+        let omitted = self.omitted.get(&spec).copied().unwrap_or_default();
+        let is_wanted = |at: &usize| *at >= 8 || omitted & (1 << at) == 0;
+        (0..self.scale).filter(is_wanted).map(child_at).collect()
     }
 
     /// Returns the number of children that rollouts have made unavailable.
@@ -53,10 +64,10 @@ impl World {
         children.filter(|child| child.is_disrupted).count() + self.deleted.len()
     }
 
-    /// Changes the number of children. The deletion of one that is no longer wanted is not of the
+    /// Changes the wanted children. The deletion of one that is no longer wanted is not of the
     /// rollout's making.
-    fn rescale(&mut self, scale: usize) {
-        self.scale = scale;
+    fn change(&mut self, change: impl FnOnce(&mut Self)) {
+        change(self);
         let wanted = self.wanted();
         self.deleted.retain(|id| wanted.contains(id));
         for (_, child) in self.children.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
@@ -71,7 +82,7 @@ impl World {
             .iter()
             .map(|spec| OlderRevision {
                 children: &self.revisions[spec],
-                wanted: self.wanted().into_iter().collect(),
+                wanted: self.wanted_of(*spec).into_iter().collect(),
             })
             .collect();
         let observe = |id: &ChildId, assigned: AssignedRevision| match self.children.get(id) {
@@ -167,6 +178,7 @@ fn events(has_hands: bool) -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         1 => (0..4_u8).prop_map(Event::Edit),
         1 => (0..7_usize).prop_map(Event::Scale),
+        1 => (0..4_u8, any::<u8>()).prop_map(|(spec, bits)| Event::Omit(spec, bits)),
         6 => (0..7_usize).prop_map(Event::Ready),
         hands => (0..7_usize).prop_map(Event::Delete),
         8 => (0..6_usize).prop_map(Event::Sync),
@@ -183,8 +195,11 @@ fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
     world.children.values_mut().for_each(|child| child.is_ready = true);
     for event in events {
         match *event {
-            Event::Edit(spec) => world.spec = spec,
-            Event::Scale(scale) => world.rescale(scale),
+            Event::Edit(spec) => world.change(|world| world.spec = spec),
+            Event::Scale(scale) => world.change(|world| world.scale = scale),
+            Event::Omit(spec, bits) => world.change(|world| {
+                world.omitted.insert(spec, bits);
+            }),
             Event::Ready(at) => {
                 if let Some(child) = world.children.get_mut(&child_at(at)) {
                     (child.is_ready, child.is_disrupted) = (true, false);
