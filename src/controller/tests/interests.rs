@@ -263,10 +263,10 @@ async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
     assert_eq!(
         errors,
         [
-            "widgets: matching and named narrow a watched type, which widgets.example.com/v1 is \
-             not; call them after watches",
-            "widgets: matching and named narrow a watched type, which parts.example.com/v1 is not; \
-             call them after watches",
+            "widgets: matching, named and in_cluster apply to a watched type, which \
+             widgets.example.com/v1 is not; call them after watches",
+            "widgets: matching, named and in_cluster apply to a watched type, which \
+             parts.example.com/v1 is not; call them after watches",
             "widgets: keys_only keeps no labels of parts.example.com/v1; call metadata_only instead",
         ]
     );
