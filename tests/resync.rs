@@ -51,34 +51,40 @@ async fn resync_that_an_answer_asks_for_survives_a_failed_sync_and_an_event() {
     bench.end().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn resync_that_an_answer_asks_for_survives_failures_of_a_child() {
-    let bench = Bench::start().await;
+/// Lets the hook ask for a resync after 20 s in each response.
+fn ask_every_20_seconds(bench: &Bench) {
     bench.hook.answers(async |request: Value| {
         let mut answer = sized(&request);
         answer["resyncAfterSeconds"] = json!(20);
         Ok(answer)
     });
+}
+
+#[track_caller]
+fn assert_called_every_20_seconds(bench: &Bench) {
+    let calls = bench.hook.calls();
+    let late = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).max().unwrap();
+    assert!(late <= Duration::from_secs(21), "{late:?} between two calls");
+}
+
+#[tokio::test(start_paused = true)]
+async fn resync_that_an_answer_asks_for_survives_failures_of_a_child() {
+    let bench = Bench::start().await;
+    ask_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     bench.faults.add(Rule::new(refusal).verb(Verb::Create).resource("", "configmaps"));
 
     bench.parent("p", 1, "one");
     sleep(Duration::from_secs(7200)).await;
 
-    let calls = bench.hook.calls();
-    let late = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).max().unwrap();
-    assert!(late <= Duration::from_secs(21), "{late:?} between two calls");
+    assert_called_every_20_seconds(&bench);
     bench.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn resync_that_an_answer_asks_for_survives_failures_of_the_status() {
     let bench = Bench::start().await;
-    bench.hook.answers(async |request: Value| {
-        let mut answer = sized(&request);
-        answer["resyncAfterSeconds"] = json!(20);
-        Ok(answer)
-    });
+    ask_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     let status = Rule::new(refusal).verb(Verb::Update).resource("bench.test", "widgets");
     let rule = bench.faults.add(status.subresource("status"));
@@ -87,9 +93,7 @@ async fn resync_that_an_answer_asks_for_survives_failures_of_the_status() {
     sleep(Duration::from_secs(7200)).await;
 
     assert!(bench.faults.hits(rule) > 10, "the status is refused again and again");
-    let calls = bench.hook.calls();
-    let late = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).max().unwrap();
-    assert!(late <= Duration::from_secs(21), "{late:?} between two calls");
+    assert_called_every_20_seconds(&bench);
     bench.end().await;
 }
 

@@ -318,8 +318,10 @@ async fn request<T: DeserializeOwned>(
     content_type: &str,
     body: Bytes,
 ) -> Result<T, kube::Error> {
-    let is_write = method != Method::GET && !path.contains("dryRun=");
-    let written = is_write.then(|| (method.clone(), path.clone()));
+    let is_logged = tracing::enabled!(tracing::Level::DEBUG)
+        && method != Method::GET
+        && !path.contains("dryRun=");
+    let written = is_logged.then(|| (method.clone(), path.clone()));
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, content_type);
