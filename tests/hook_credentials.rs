@@ -227,6 +227,7 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
     let failed: Vec<_> =
         events(&bench).into_iter().filter(|event| event["reason"] == "SyncError").collect();
     assert!(failed.is_empty(), "{failed:#?}");
+    bench.until("the status counts the epochs", |bench| state(bench).1 != json!(0)).await;
     assert_eq!(state(&bench).1, json!(1), "no restart");
     bench.end().await;
 }
