@@ -48,6 +48,7 @@ mod builder;
 mod cluster;
 mod context;
 mod debug;
+mod event;
 #[cfg(test)]
 mod fixture;
 mod handler;
@@ -73,6 +74,7 @@ pub mod write;
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, FetchError};
+pub use event::Event;
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;

@@ -34,6 +34,7 @@ mod closures;
 mod cluster;
 mod conditions;
 mod durations;
+mod events;
 mod flapping;
 mod handlers;
 mod interests;
