@@ -47,15 +47,6 @@ impl<O> Event<O> {
             | Self::Delete { old: object } => object,
         }
     }
-
-    /// Changes the representation of the object.
-    fn try_map<P, E>(self, mut map: impl FnMut(O) -> Result<P, E>) -> Result<Event<P>, E> {
-        Ok(match self {
-            Self::Create { new, initial } => Event::Create { new: map(new)?, initial },
-            Self::Update { old, new } => Event::Update { old: map(old)?, new: map(new)? },
-            Self::Delete { old } => Event::Delete { old: map(old)? },
-        })
-    }
 }
 
 impl<'a> Event<&'a Object> {
@@ -77,9 +68,19 @@ impl<'a> Event<&'a Object> {
         events.into_iter().flatten()
     }
 
-    /// Decodes the objects.
+    /// Decodes the objects. An update of an object that could not be decoded before is a create.
     pub(super) fn decode<K: DeserializeOwned>(self) -> Result<Event<K>, serde_json::Error> {
-        self.try_map(Object::decode)
+        Ok(match self {
+            Self::Create { new, initial } => Event::Create { new: new.decode()?, initial },
+            Self::Update { old, new } => {
+                let new = new.decode()?;
+                match old.decode() {
+                    Ok(old) => Event::Update { old, new },
+                    Err(_) => Event::Create { new, initial: false },
+                }
+            }
+            Self::Delete { old } => Event::Delete { old: old.decode()? },
+        })
     }
 }
 

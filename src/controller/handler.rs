@@ -168,7 +168,8 @@ impl Handler {
     }
 
     /// Returns a handler that calls a function for each event of an object, decoded to its Rust
-    /// type. An object that cannot be decoded is reported, and is not handled.
+    /// type. An object that cannot be decoded is reported, and is not handled. Once it can be
+    /// decoded, it is handled as created.
     pub fn typed<K: DeserializeOwned>(
         handle: impl Fn(Event<K>, &mut Enqueue<'_>) + Send + Sync + 'static,
     ) -> Self {

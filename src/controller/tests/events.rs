@@ -111,6 +111,11 @@ async fn handler_receives_each_verb_and_chooses_priority_and_delay() {
     assert!(error.contains("ns/bad") && !error.contains("large"), "without its values: {error}");
     assert_eq!(harness.log().await, ["ns/a 1"]);
 
+    harness.server.apply(widget_of("bad", "mended"));
+    settle().await;
+    assert_eq!(taken(), ["create bad mended false"]);
+    assert_eq!(harness.log().await, ["ns/bad mended"]);
+
     harness.server.apply(widget_of("a", "2"));
     harness.server.apply(widget_of("a", "3"));
     settle().await;
