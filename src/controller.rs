@@ -96,4 +96,5 @@ pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
 pub use source::channel::ChannelSource;
+pub use source::function::FunctionSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
