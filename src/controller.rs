@@ -48,6 +48,7 @@ mod builder;
 mod cluster;
 mod context;
 mod debug;
+mod event;
 #[cfg(test)]
 mod fixture;
 mod handler;
@@ -73,6 +74,7 @@ pub mod write;
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, FetchError};
+pub use event::Event;
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
@@ -94,4 +96,5 @@ pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
 pub use source::channel::ChannelSource;
+pub use source::function::FunctionSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

@@ -329,13 +329,10 @@ impl Context {
     /// objects are listed, their events enqueue the requests again.
     pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
-        match self.attached(&type_ref) {
-            None => Err(ListerError::NoCache(type_ref)),
-            Some(attached) if attached.key.projection != Projection::Full => {
-                Err(ListerError::Projected(type_ref))
-            }
-            Some(attached) => Ok(Lister::of(self.reader_of(attached))),
-        }
+        let attached = self.attached(&type_ref);
+        let attached = attached.ok_or_else(|| ListerError::NoCache(type_ref.clone()))?;
+        let store = self.reader_of(attached.clone());
+        Attached { store, ..attached }.lister(type_ref)
     }
 
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if

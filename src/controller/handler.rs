@@ -2,25 +2,36 @@
 
 use std::sync::Arc;
 
-use super::{Add, Request};
+use serde::de::DeserializeOwned;
+
+use super::{Add, Cached, Event, Lister, ListerError, Request, run::input_status::InputStatuses};
 use crate::{
     guard::GuardedDrop,
-    informer::{Delta, Object, ObjectKey},
-    kind::{GroupKind, Scope},
+    informer::{Delta, Object, ObjectKey, Store},
+    kind::{GroupKind, Scope, TypeRef},
+    redaction,
 };
 
-/// Collects the requests that a handler adds to its controller's queue.
+/// Collects the requests that a handler adds to its controller's queue, and reads the controller's
+/// caches for it.
 #[derive(Debug)]
 pub struct Enqueue<'a> {
     requests: &'a mut Vec<MappedRequest>,
+    /// Inputs whose caches are read; `None` while no epoch runs.
+    inputs: Option<&'a InputStatuses>,
+    /// Object that could not be mapped, with the reason.
+    failed: Option<(ObjectKey, String)>,
 }
 
 /// Request of a handler, with the add that the handler chose, if it did.
 pub(super) type MappedRequest = (Request, Option<Add>);
 
 impl<'a> Enqueue<'a> {
-    pub(super) fn new(requests: &'a mut Vec<MappedRequest>) -> Self {
-        Self { requests }
+    pub(super) fn new(
+        requests: &'a mut Vec<MappedRequest>,
+        inputs: Option<&'a InputStatuses>,
+    ) -> Self {
+        Self { requests, inputs, failed: None }
     }
 
     /// Adds a request; a request added twice is queued once.
@@ -32,6 +43,44 @@ impl<'a> Enqueue<'a> {
     /// priority for objects of the initial list and for resyncs.
     pub fn add_with(&mut self, request: impl Into<Request>, add: Add) {
         self.requests.push((request.into(), Some(add)));
+    }
+
+    /// Returns the cache of an input, like [`Context::store`](super::Context::store): to find the
+    /// objects that a change concerns, such as those that name a ConfigMap, by an index.
+    ///
+    /// Another input may be behind. It adds its own requests when it has caught up.
+    pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
+        self.inputs?.attached(None, type_ref).map(|attached| attached.store)
+    }
+
+    /// Returns a typed lister of an input's cache, like [`Context::lister`](super::Context::lister).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::lister`](super::Context::lister).
+    pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
+        let type_ref = TypeRef::of::<K>();
+        match self.inputs.and_then(|inputs| inputs.attached(None, &type_ref)) {
+            Some(attached) => attached.lister(type_ref),
+            None => Err(ListerError::NoCache(type_ref)),
+        }
+    }
+
+    /// Returns the number of requests.
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Sets the primary type of the requests from this number on.
+    pub(super) fn set_primary(&mut self, first: usize, primary: usize) {
+        for (request, _) in &mut self.requests[first..] {
+            request.primary = primary;
+        }
+    }
+
+    /// Returns the object that a handler could not map, with the reason.
+    pub(super) fn failed(self) -> Option<(ObjectKey, String)> {
+        self.failed
     }
 }
 
@@ -56,6 +105,30 @@ impl std::fmt::Debug for OnSynced {
 ///
 /// Runs in the source's task, so that it must not block. After a panic the change is dropped, and
 /// the panic is reported.
+///
+/// A handler that finds the widgets which name a ConfigMap, by an index of their cache:
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{controller::{Builder, Controller, Event, Handler}, informer::{Index, ObjectKey}, kind::TypeRef};
+/// let widgets = TypeRef::kind("example.com", "v1", "Widget");
+/// let cached = widgets.clone();
+/// let named_by = Handler::typed(move |event: Event<ConfigMap>, queue| {
+///     let Some(widgets) = queue.store(&cached) else { return };
+///     let name = event.object().metadata.name.clone().unwrap_or_default();
+///     for widget in widgets.by_index("config", &name) {
+///         queue.add(widget.key().clone());
+///     }
+/// });
+/// let builder = Controller::builder("widgets")
+///     .for_type(widgets)
+///     .index(Index::new("config", |widget| {
+///         let config = widget.header().annotations.get("example.com/config");
+///         config.map(ToString::to_string).into_iter().collect()
+///     }))
+///     .watches::<ConfigMap>(named_by);
+/// # drop(builder);
+/// ```
 #[derive(Clone)]
 pub enum Handler {
     /// Request for the object of the first primary type that has the name of this object.
@@ -84,6 +157,31 @@ impl Handler {
         Self::Delta(Arc::new(map))
     }
 
+    /// Returns a handler that calls a function for each event of an object: create, update or
+    /// delete.
+    pub fn events(
+        handle: impl Fn(Event<&Object>, &mut Enqueue<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        Self::delta(move |delta, queue| {
+            Event::all(delta).for_each(|event| handle(event, queue));
+        })
+    }
+
+    /// Returns a handler that calls a function for each event of an object, decoded to its Rust
+    /// type. An object that cannot be decoded is reported, and is not handled. Once it can be
+    /// decoded, it is handled as created.
+    pub fn typed<K: DeserializeOwned>(
+        handle: impl Fn(Event<K>, &mut Enqueue<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        Self::events(move |event, queue| match event.clone().decode() {
+            Ok(event) => handle(event, queue),
+            Err(error) => {
+                let key = event.object().key().clone();
+                queue.failed = Some((key, redaction::message(&error)));
+            }
+        })
+    }
+
     /// Appends the requests of a change, perhaps some of them twice: the queue merges them.
     ///
     /// The old object is mapped too, so that an owner that lost the object is reconciled.
@@ -91,9 +189,10 @@ impl Handler {
         &self,
         delta: &Delta,
         scope: impl Fn(&GroupKind) -> Option<Scope>,
-        requests: &mut Vec<MappedRequest>,
+        queue: &mut Enqueue<'_>,
     ) {
         let both = || delta.old.iter().chain(&delta.new);
+        let requests = &mut *queue.requests;
         match self {
             Self::Object => requests.push((delta.key.clone().into(), None)),
             Self::Owner { owner, only_controller } => {
@@ -121,7 +220,7 @@ impl Handler {
                     requests.extend(map(object).into_iter().map(|request| (request, None)));
                 }
             }
-            Self::Delta(map) => map(delta, &mut Enqueue::new(requests)),
+            Self::Delta(map) => map(delta, queue),
         }
     }
 }
@@ -157,7 +256,7 @@ mod tests {
 
     fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
         let mut requests = Vec::new();
-        handler.requests(delta, |_| scope, &mut requests);
+        handler.requests(delta, |_| scope, &mut Enqueue::new(&mut requests, None));
         requests.iter().map(|(request, _)| request.to_string()).collect()
     }
 

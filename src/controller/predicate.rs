@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use kube::core::{Selector, SelectorExt};
+use serde::de::DeserializeOwned;
 
+use super::Event;
 use crate::{
     guard::GuardedDrop,
-    informer::{Delta, Header},
+    informer::{Delta, Header, Object},
 };
 
 /// Predicate: drops changes before they reach a handler.
@@ -26,6 +28,40 @@ impl Predicate {
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
         let pass = GuardedDrop::new(pass);
         Self { pass: Arc::new(move |delta| pass(delta)), reads: None }
+    }
+
+    /// Returns a predicate of each event of an object: create, update or delete. A change of two
+    /// events passes if one of them does.
+    ///
+    /// ```
+    /// use pilotlight::controller::{Event, Predicate};
+    ///
+    /// let no_deletions = Predicate::events(|event| !matches!(event, Event::Delete { .. }));
+    /// let labels_or_generation = Predicate::labels().or(Predicate::generation());
+    /// let predicate = no_deletions.and(labels_or_generation);
+    /// # drop(predicate);
+    /// ```
+    pub fn events(pass: impl Fn(Event<&Object>) -> bool + Send + Sync + 'static) -> Self {
+        Self::new(move |delta| Event::all(delta).any(&pass))
+    }
+
+    /// Returns a predicate of each event of an object, decoded to its Rust type. An object that
+    /// cannot be decoded passes.
+    ///
+    /// ```
+    /// use k8s_openapi::api::core::v1::ConfigMap;
+    /// use pilotlight::controller::{Event, Predicate};
+    ///
+    /// let data = Predicate::typed(|event: Event<ConfigMap>| match event {
+    ///     Event::Update { old, new } => old.data != new.data,
+    ///     Event::Create { .. } | Event::Delete { .. } => true,
+    /// });
+    /// # drop(data);
+    /// ```
+    pub fn typed<K: DeserializeOwned>(
+        pass: impl Fn(Event<K>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self::events(move |event| event.decode().map_or(true, &pass))
     }
 
     /// Passes changes of the specification, and the begin of a deletion.

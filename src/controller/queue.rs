@@ -169,7 +169,13 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Waits until `take` returns something, or the queue is finished, and drives the timers
     /// meanwhile.
     async fn take<T>(&self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
-        self.shared.lock().getters += 1;
+        {
+            let mut state = self.shared.lock();
+            if let Some(taken) = state.take_at_once(&take) {
+                return Some(taken);
+            }
+            state.getters += 1;
+        }
         let _getter = Getter(&self.shared);
         loop {
             let mut changed = pin!(self.shared.changed.notified());
@@ -223,7 +229,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Returns every key for debugging: those in processing, then the ready ones in the order in
     /// which workers get them, then the delayed ones by time.
     pub fn dump(&self) -> Vec<QueueRow<K>> {
-        self.shared.lock().core.dump(Instant::now())
+        let dump = self.shared.lock().core.dump(Instant::now());
+        dump.sorted()
     }
 
     pub(super) fn downgrade(&self) -> WeakQueue<K> {
@@ -291,6 +298,15 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash> QueueState<K> {
+    /// Takes without a waker. Not while a delay has ended: its keys may concern other getters too.
+    fn take_at_once<T>(&mut self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
+        let is_due = |((at, _), _): &(Due, u32)| *at <= Instant::now();
+        if self.core.is_finished() || self.delays.first().is_some_and(is_due) {
+            return None;
+        }
+        take(&mut self.core)
+    }
+
     fn poll_take<T>(
         &mut self,
         take: impl Fn(&mut Core<K>) -> Option<T>,
@@ -356,7 +372,8 @@ impl<K: Clone + Eq + Hash> Drop for Getter<'_, K> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.getters -= 1;
-        let others = state.getters > 0;
+        // Another one is to take over the timers, or the further keys whose delays have ended.
+        let others = state.getters > 0 && (!state.delays.is_empty() || state.core.len() > 0);
         drop(state);
         if others {
             self.0.changed.notify_one();

@@ -35,6 +35,7 @@ mod cluster;
 mod clusters;
 mod conditions;
 mod durations;
+mod events;
 mod flapping;
 mod handlers;
 mod interests;

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -44,6 +45,18 @@ impl Index {
     ) -> Self {
         let values = GuardedDrop::new(values);
         Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
+    }
+
+    /// Creates an index of objects that are decoded to their Rust type. An object that cannot be
+    /// decoded has no values.
+    pub fn typed<K: DeserializeOwned>(
+        name: impl Into<Arc<str>>,
+        values: impl Fn(&K) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(name, move |object| match object.decode() {
+            Ok(object) => values(&object),
+            Err(_) => Vec::new(),
+        })
     }
 
     /// Returns the same index, with its panics sent to `panics`.

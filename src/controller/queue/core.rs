@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BinaryHeap, HashMap, VecDeque, hash_map},
     hash::Hash,
     time::Duration,
 };
@@ -256,8 +256,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
         false
     }
 
-    /// Returns the keys in processing, then the ready ones in order, then the delayed ones by time.
-    pub(super) fn dump(&self, now: Instant) -> Vec<QueueRow<K>> {
+    /// Returns the keys in processing, ready or delayed, to be sorted without the lock of the queue.
+    pub(super) fn dump(&self, now: Instant) -> QueueDump<K> {
         let mut rows = Vec::new();
         for (slot, entry) in (0..).zip(&self.entries) {
             let Some(key) = entry.key.clone() else { continue };
@@ -291,8 +291,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             };
             rows.push((order, rank, row));
         }
-        rows.sort_by_key(|(order, rank, _)| (*order, *rank));
-        rows.into_iter().map(|(.., row)| row).collect()
+        QueueDump(rows)
     }
 
     /// Ends the processing of a key; returns whether a key became available.
@@ -431,11 +430,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     fn intern(&mut self, key: K) -> u32 {
-        if let Some(&slot) = self.slots.get(&key) {
-            return slot;
-        }
+        let vacant = match self.slots.entry(key) {
+            hash_map::Entry::Occupied(slot) => return *slot.get(),
+            hash_map::Entry::Vacant(vacant) => vacant,
+        };
         let entry = SlotEntry {
-            key: Some(key.clone()),
+            key: Some(vacant.key().clone()),
             place: SlotPlace::Idle,
             resync: None,
             priority: 0,
@@ -452,8 +452,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 keys fit in memory")
             }
         };
-        self.slots.insert(key, slot);
-        slot
+        *vacant.insert(slot)
     }
 
     /// Frees the slot of a key that is idle and has neither failures nor a resync.
@@ -554,6 +553,21 @@ impl<K: Clone + Eq + Hash> Core<K> {
             let entries = &self.entries;
             self.ready.retain(|ticket| entries[ticket.slot as usize].holds(ticket));
         }
+    }
+}
+
+/// Rows of a queue with their order.
+pub(super) struct QueueDump<K>(Vec<(RowOrder, u64, QueueRow<K>)>);
+
+/// State, inverse priority if ready, and time if waiting.
+type RowOrder = (u8, i64, Option<Instant>);
+
+impl<K> QueueDump<K> {
+    /// Returns the keys in processing, then the ready ones in order, then the delayed ones by time.
+    pub(super) fn sorted(self) -> Vec<QueueRow<K>> {
+        let Self(mut rows) = self;
+        rows.sort_by_key(|(order, rank, _)| (*order, *rank));
+        rows.into_iter().map(|(.., row)| row).collect()
     }
 }
 

@@ -13,9 +13,12 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    controller::inputs::progress::{InputProgress, InputState},
+    controller::{
+        Cached, Lister, ListerError,
+        inputs::progress::{InputProgress, InputState},
+    },
     discovery::{TypeRegistry, TypeStatus},
-    informer::{CacheShare, InformerKey, MovingInterests, Store, Subscription},
+    informer::{CacheShare, InformerKey, MovingInterests, Projection, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState as State},
 };
@@ -281,6 +284,17 @@ impl InputStatuses {
 }
 
 impl Attached {
+    /// Returns a typed lister of the cache.
+    pub(in crate::controller) fn lister<K: Cached>(
+        self,
+        type_ref: TypeRef,
+    ) -> Result<Lister<K>, ListerError> {
+        match self.key.projection {
+            Projection::Full => Ok(Lister::of(self.store)),
+            Projection::Metadata | Projection::Keys => Err(ListerError::Projected(type_ref)),
+        }
+    }
+
     /// Returns the type as served now. Of the same type only the subresources and the version order
     /// may change; a different type is ignored.
     pub(in crate::controller) fn current(&self) -> Arc<ServedType> {

@@ -13,8 +13,9 @@ use tokio::{
 use self::run::KindRun;
 use crate::{
     controller::{
-        ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-        handler::{MappedRequest, OnSynced},
+        ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
+        SourceStart,
+        handler::OnSynced,
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
@@ -284,13 +285,13 @@ impl KindSource {
         }
     }
 
-    fn requests(&self, delta: &Delta, requests: &mut Vec<MappedRequest>) {
+    fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
             Mapping::Handler(handler) => {
-                handler.requests(delta, |owner| self.scope_of(owner), requests);
+                handler.requests(delta, |owner| self.scope_of(owner), queue);
             }
             Mapping::Primary(primary) => {
-                requests.push((Request::new(*primary, delta.key.clone()), None));
+                queue.add(Request::new(*primary, delta.key.clone()));
             }
             Mapping::OwnerOf { primaries, only_controller } => {
                 for (position, primary) in primaries.iter().enumerate() {
@@ -301,11 +302,9 @@ impl KindSource {
                         owner: primary.group_kind(),
                         only_controller: *only_controller,
                     };
-                    let first = requests.len();
-                    handler.requests(delta, |_| Some(primary.identity.scope), requests);
-                    for (request, _) in &mut requests[first..] {
-                        request.primary = position;
-                    }
+                    let first = queue.len();
+                    handler.requests(delta, |_| Some(primary.identity.scope), queue);
+                    queue.set_primary(first, position);
                 }
             }
         }

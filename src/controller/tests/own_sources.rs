@@ -127,3 +127,40 @@ async fn source_of_two_alternatives_is_never_left_without_either_while_one_is_se
     harness.state(ControllerState::Running).await;
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn function_and_interval_add_requests_in_each_epoch_and_end_with_it() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let starts = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&starts);
+    let alive = Arc::new(());
+    let weak = Arc::downgrade(&alive);
+    let function = FunctionSource::new("a function", move |context| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let alive = weak.upgrade();
+        async move {
+            context.enqueue(Request::cluster("function"));
+            std::future::pending::<()>().await;
+            drop(alive);
+        }
+    });
+    let interval = FunctionSource::interval(Duration::from_secs(60), Request::cluster("interval"));
+    let builder = builder().for_type(widgets()).conditional();
+    harness.add(builder.source(function).source(interval)).await;
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["function gone"]);
+    sleep(Duration::from_secs(130)).await;
+    assert_eq!(harness.log().await, ["interval gone", "interval gone"]);
+
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+    assert_eq!(Arc::strong_count(&alive), 1, "the function is dropped");
+    sleep(Duration::from_secs(130)).await;
+    assert!(harness.log().await.is_empty());
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["function gone"]);
+    assert_eq!(starts.load(Ordering::SeqCst), 2);
+    harness.shutdown().await;
+}

@@ -11,18 +11,20 @@ use super::*;
 /// Custom resource, as a user would derive it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Widget {
-    metadata: ObjectMeta,
+    pub(super) metadata: ObjectMeta,
     pub(super) spec: Spec,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Spec {
     pub(super) size: u32,
+    /// Name of a part.
+    pub(super) part: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Part {
-    metadata: ObjectMeta,
+    pub(super) metadata: ObjectMeta,
 }
 
 macro_rules! resource {

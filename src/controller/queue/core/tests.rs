@@ -565,7 +565,7 @@ fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
     queue.add(3, after(50));
     queue.core.forget(&2);
 
-    let rows = queue.core.dump(queue.now);
+    let rows = queue.core.dump(queue.now).sorted();
 
     let rows: Vec<_> = rows
         .iter()

@@ -170,9 +170,7 @@ impl<'a> KindRun<'a> {
     /// Enqueues the requests of the `on_synced` handler.
     fn enqueue_synced(&mut self) {
         if let Some(OnSynced(handler)) = &self.source.synced {
-            self.enqueue(LOW_PRIORITY, "its synced input", |_, requests| {
-                handler(&mut Enqueue::new(requests));
-            });
+            self.enqueue(LOW_PRIORITY, "its synced input", |_, queue| handler(queue));
         }
     }
 
@@ -185,8 +183,7 @@ impl<'a> KindRun<'a> {
         let predicates = &self.source.predicates;
         match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
             Ok(true) => {
-                let map = |source: &KindSource, requests: &mut _| source.requests(delta, requests);
-                self.enqueue(priority(delta), key, map);
+                self.enqueue(priority(delta), key, |source, queue| source.requests(delta, queue));
             }
             Ok(false) => {}
             Err(panic) => self.panicked("predicate", key, &panic),
@@ -197,17 +194,25 @@ impl<'a> KindRun<'a> {
         &mut self,
         priority: i32,
         about: impl Display,
-        map: impl FnOnce(&KindSource, &mut Vec<MappedRequest>),
+        map: impl FnOnce(&KindSource, &mut Enqueue<'_>),
     ) {
         let Self { source, context, requests } = self;
         if context.feed.is_cancelled() {
             return;
         }
         // A panic at one object must not stop the events of the others.
-        let panicked = guard::run(|| map(source, requests)).err();
+        let mut collected = Enqueue::new(requests, Some(&context.statuses));
+        let panicked = guard::run(|| map(source, &mut collected)).err();
+        let failed = collected.failed();
         let usual = Add { priority, ..Add::default() };
         for (request, own) in requests.drain(..) {
             context.queue.add_with(request, own.unwrap_or(usual));
+        }
+        if let Some((key, error)) = failed {
+            let input = source.type_ref();
+            error!(%input, object = %key, error, "an object cannot be decoded");
+            let message = format!("{input} {key} cannot be decoded by its event handler: {error}");
+            context.epoch.report(|report| report.last_error = Some(message));
         }
         if let Some(panic) = panicked {
             self.panicked("event handler", about, &panic);
