@@ -18,6 +18,7 @@ pub(in crate::controller) mod retry_gate;
 mod core;
 mod item;
 mod limit;
+mod ready;
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +32,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
-    sync::Notify,
+    sync::{Notify, futures::Notified},
     time::{Instant, Sleep, sleep_until},
 };
 
@@ -68,15 +69,18 @@ struct QueueState<K> {
     // Timer of the first delay. Set by a caller of `get`, since an add may come from outside a
     // runtime.
     sleep: Option<Pin<Box<Sleep>>>,
-    getters: usize,
 }
 
 /// Time of a delayed key, and its rank among the keys of the same time.
 type Due = (Instant, u64);
 
-/// Caller inside `get`. On drop it wakes another one, since the leaving caller may have been the
-/// one whose waker the timers hold.
-struct Getter<'a, K: Clone + Eq + Hash>(&'a SharedQueue<K>);
+/// Caller inside [`Queue::take`].
+struct Getter<'a, K: Clone + Eq + Hash> {
+    queue: &'a SharedQueue<K>,
+    // True from its first wait until it takes a key. The timers may hold its waker, and it may have
+    // been woken for a key that it leaves.
+    waits: bool,
+}
 
 impl<K: Clone + Eq + Hash> Queue<K> {
     /// Returns an empty queue without metrics.
@@ -90,7 +94,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             delays: BTreeSet::new(),
             timers: Vec::new(),
             sleep: None,
-            getters: 0,
         };
         let shared = SharedQueue {
             state: Mutex::new(state),
@@ -118,8 +121,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Adds a key with a delay or a priority; ignored once the queue is shut down.
     pub fn add_with(&self, key: K, add: Add) {
+        let now = Instant::now();
         let mut state = self.shared.lock();
-        let added = state.core.add(key, add, Instant::now());
+        let added = state.core.add(key, add, now);
         self.shared.settle(state, added);
     }
 
@@ -158,7 +162,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Waits until a key is ready that no worker processes; `None` as for [`Queue::get`]. Cancel
     /// safe.
     pub(super) async fn available(&self) -> Option<()> {
-        self.take(|core| core.has_available().then_some(())).await
+        let available = self.take(|core| core.has_available().then_some(())).await;
+        // The key is left to another caller.
+        self.shared.changed.notify_one();
+        available
     }
 
     /// Returns the next key, if one is ready that no worker processes.
@@ -169,25 +176,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Waits until `take` returns something, or the queue is finished, and drives the timers
     /// meanwhile.
     async fn take<T>(&self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
-        {
-            let mut state = self.shared.lock();
-            if let Some(taken) = state.take_at_once(&take) {
-                return Some(taken);
-            }
-            state.getters += 1;
-        }
-        let _getter = Getter(&self.shared);
+        let mut getter = Getter { queue: &self.shared, waits: false };
         loop {
             let mut changed = pin!(self.shared.changed.notified());
-            let got = poll_fn(|context| {
-                // Polled first, so that an add after `poll_take` wakes this task.
-                let notified = changed.as_mut().poll(context).is_ready();
-                match self.shared.lock().poll_take(&take, context) {
-                    Poll::Ready(got) => Poll::Ready(Some(got)),
-                    Poll::Pending if notified => Poll::Ready(None),
-                    Poll::Pending => Poll::Pending,
-                }
-            });
+            let got = poll_fn(|context| getter.poll(&take, changed.as_mut(), context));
             if let Some(got) = got.await {
                 return got;
             }
@@ -196,8 +188,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Ends the processing of a key; a key that was added meanwhile becomes available again.
     pub fn done(&self, key: &K) {
+        let now = Instant::now();
         let mut state = self.shared.lock();
-        let ready = state.core.done(key, Instant::now());
+        let ready = state.core.done(key, now);
         self.shared.settle(state, (QueueTimer::Keep, ready));
     }
 
@@ -298,27 +291,6 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash> QueueState<K> {
-    /// Takes without a waker. Not while a delay has ended: its keys may concern other getters too.
-    fn take_at_once<T>(&mut self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
-        let is_due = |((at, _), _): &(Due, u32)| *at <= Instant::now();
-        if self.core.is_finished() || self.delays.first().is_some_and(is_due) {
-            return None;
-        }
-        take(&mut self.core)
-    }
-
-    fn poll_take<T>(
-        &mut self,
-        take: impl Fn(&mut Core<K>) -> Option<T>,
-        context: &mut task::Context<'_>,
-    ) -> Poll<Option<T>> {
-        self.poll_timers(context);
-        if self.core.is_finished() {
-            return Poll::Ready(None);
-        }
-        take(&mut self.core).map_or(Poll::Pending, |taken| Poll::Ready(Some(taken)))
-    }
-
     fn clear_timers(&mut self) {
         self.delays.clear();
         self.timers.clear();
@@ -344,39 +316,81 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
         }
     }
 
-    /// Makes the keys ready whose time has come, and sleeps until the next time.
-    fn poll_timers(&mut self, context: &mut task::Context<'_>) {
+    /// Makes the keys ready whose time has come; returns how many became available.
+    fn expire(&mut self) -> usize {
+        let mut expired = 0;
         while let Some(((at, _), slot)) = self.delays.first().copied() {
             let now = Instant::now();
-            if at <= now {
-                self.delays.pop_first();
-                self.timers[slot as usize] = None;
-                // The slot may have a later time: of a resync, or of a delay.
-                let (timer, _) = self.core.expire(slot, now);
-                self.set_timer(timer);
-                continue;
+            if at > now {
+                break;
             }
-            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
-            if sleep.deadline() != at {
-                sleep.as_mut().reset(at);
-            }
-            if sleep.as_mut().poll(context).is_pending() {
-                return;
-            }
+            self.delays.pop_first();
+            self.timers[slot as usize] = None;
+            // The slot may have a later time: of a resync, or of a delay.
+            let (timer, available) = self.core.expire(slot, now);
+            expired += usize::from(available);
+            self.set_timer(timer);
         }
-        self.sleep = None;
+        expired
+    }
+
+    /// Waits for the first delay; ready once it has ended.
+    fn poll_sleep(&mut self, context: &mut task::Context<'_>) -> Poll<()> {
+        let Some(&((at, _), _)) = self.delays.first() else {
+            self.sleep = None;
+            return Poll::Pending;
+        };
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if sleep.deadline() != at {
+            sleep.as_mut().reset(at);
+        }
+        sleep.as_mut().poll(context)
+    }
+}
+
+impl<K: Clone + Eq + Hash> Getter<'_, K> {
+    /// Takes a key, or waits for a change; `None` once there may be one.
+    fn poll<T>(
+        &mut self,
+        take: impl Fn(&mut Core<K>) -> Option<T>,
+        mut changed: Pin<&mut Notified<'_>>,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Option<T>>> {
+        // Received first: a notification that is left is sent to another caller.
+        let notified = self.waits && changed.as_mut().poll(context).is_ready();
+        let mut state = self.queue.lock();
+        let expired = state.expire();
+        if state.core.is_finished() {
+            return Poll::Ready(Some(None));
+        }
+        if let Some(taken) = take(&mut state.core) {
+            let is_armed = self.waits && !state.delays.is_empty();
+            drop(state);
+            self.waits = false;
+            // One for each further key, and one that takes over the timers.
+            let others = expired.saturating_sub(1) + usize::from(is_armed);
+            (0..others).for_each(|_| self.queue.changed.notify_one());
+            return Poll::Ready(Some(Some(taken)));
+        }
+        // Under the lock, so that the next change wakes this task.
+        let waited = self.waits || changed.poll(context).is_pending();
+        self.waits = true;
+        match state.poll_sleep(context) {
+            Poll::Pending if waited && !notified => Poll::Pending,
+            Poll::Pending | Poll::Ready(()) => Poll::Ready(None),
+        }
     }
 }
 
 impl<K: Clone + Eq + Hash> Drop for Getter<'_, K> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.getters -= 1;
-        // Another one is to take over the timers, or the further keys whose delays have ended.
-        let others = state.getters > 0 && (!state.delays.is_empty() || state.core.len() > 0);
-        drop(state);
-        if others {
-            self.0.changed.notify_one();
+        if self.waits {
+            let state = self.queue.lock();
+            let leaves = !state.delays.is_empty() || state.core.len() > 0;
+            drop(state);
+            if leaves {
+                self.queue.changed.notify_one();
+            }
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Rules of the work queue, without I/O and without a clock.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque, hash_map},
-    hash::Hash,
+    collections::VecDeque,
+    hash::{BuildHasher, Hash, RandomState},
     time::Duration,
 };
 
+use hashbrown::{HashTable, hash_table::Entry};
 use tokio::time::Instant;
 
 use super::{
     item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
     limit::{OwnLimiter, QueueOptions},
+    ready::{ReadyKeys, Ticket},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
 use crate::token_bucket::TokenBucket;
@@ -37,12 +38,13 @@ pub(super) struct Core<K> {
     // In place of the back-off of the options.
     limiter: Option<OwnLimiter<K>>,
     bucket: Option<TokenBucket>,
-    // Slab: a key is hashed once, and then addressed by its slot.
+    // Slab: a key is stored and hashed once, and then addressed by its slot.
     entries: Vec<SlotEntry<K>>,
     free: Vec<u32>,
-    slots: HashMap<K, u32>,
-    // May hold outdated tickets: skipped by `pop`, and removed in bulk when they dominate.
-    ready: BinaryHeap<Ticket>,
+    // Slots by the hashes of their keys.
+    slots: HashTable<u32>,
+    hasher: RandomState,
+    ready: ReadyKeys,
     // Keys of low priority with the time at which they became ready, oldest first. Outdated
     // entries are skipped and removed as in `ready`.
     aging: VecDeque<(Instant, u32)>,
@@ -91,14 +93,6 @@ enum SlotPlace {
     Ready { ticket: u64, since: Instant },
 }
 
-/// Position of a ready key: highest priority first, then the oldest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Ticket {
-    priority: i32,
-    number: Reverse<u64>,
-    slot: u32,
-}
-
 impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn new(options: QueueOptions, metrics: QueueMetrics, now: Instant) -> Self {
         Self {
@@ -107,8 +101,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
             limiter: None,
             entries: Vec::new(),
             free: Vec::new(),
-            slots: HashMap::new(),
-            ready: BinaryHeap::new(),
+            slots: HashTable::new(),
+            hasher: RandomState::new(),
+            ready: ReadyKeys::default(),
             aging: VecDeque::new(),
             next_number: 0,
             ready_keys: 0,
@@ -199,7 +194,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// time the key becomes ready at low priority, regardless of adds in the meantime.
     #[cfg(any(test, feature = "meta"))]
     pub(super) fn resync(&mut self, key: K, at: Option<Instant>, now: Instant) -> QueueTimer {
-        if self.phase != QueuePhase::Open || at.is_none() && !self.slots.contains_key(&key) {
+        if self.phase != QueuePhase::Open || at.is_none() && self.slot(&key).is_none() {
             return QueueTimer::Keep;
         }
         let slot = self.intern(key);
@@ -207,7 +202,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let at = at.map(|at| (at.min(now + MAX_DELAY), self.number()));
         self.entries[slot as usize].resync = at;
         let timer = if self.due(slot) == before { QueueTimer::Keep } else { self.rearm(slot) };
-        self.free_if_unused(slot);
+        self.free_if_unused(slot, None);
         timer
     }
 
@@ -222,7 +217,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             return None;
         }
         self.promote_aged(now);
-        while let Some(Ticket { number: Reverse(number), slot, .. }) = self.ready.pop() {
+        while let Some(Ticket { number, slot }) = self.ready.pop() {
             let entry = &mut self.entries[slot as usize];
             let SlotPlace::Ready { ticket, since } = entry.place else { continue };
             if ticket != number || entry.processing.is_some() {
@@ -245,7 +240,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if self.phase == QueuePhase::Closed {
             return false;
         }
-        while let Some(ticket) = self.ready.peek() {
+        while let Some(ticket) = self.ready.first() {
             let entry = &self.entries[ticket.slot as usize];
             if entry.holds(ticket) && entry.processing.is_none() {
                 return true;
@@ -296,7 +291,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Ends the processing of a key; returns whether a key became available.
     pub(super) fn done(&mut self, key: &K, now: Instant) -> bool {
-        let Some(&slot) = self.slots.get(key) else { return false };
+        let hash = self.hasher.hash_one(key);
+        let Some(slot) = self.slot_by(hash, key) else { return false };
         let entry = &mut self.entries[slot as usize];
         let Some(since) = entry.processing.take() else { return false };
         self.processing -= 1;
@@ -305,11 +301,11 @@ impl<K: Clone + Eq + Hash> Core<K> {
             SlotPlace::Ready { ticket, since } => {
                 // Added meanwhile: the key keeps the position of that add.
                 let priority = effective_priority(entry.priority, since, now);
-                self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
+                self.push_ticket(priority, Ticket { number: ticket, slot });
                 true
             }
             SlotPlace::Idle | SlotPlace::Waiting { .. } => {
-                self.free_if_unused(slot);
+                self.free_if_unused(slot, Some(hash));
                 false
             }
         }
@@ -325,20 +321,20 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if let Some(limiter) = &mut self.limiter {
             limiter.forget(key);
         }
-        if let Some(&slot) = self.slots.get(key) {
+        if let Some(slot) = self.slot(key) {
             self.entries[slot as usize].failures = 0;
-            self.free_if_unused(slot);
+            self.free_if_unused(slot, None);
         }
     }
 
     pub(super) fn failures(&self, key: &K) -> u32 {
-        self.slots.get(key).map_or(0, |&slot| self.entries[slot as usize].failures)
+        self.slot(key).map_or(0, |slot| self.entries[slot as usize].failures)
     }
 
     /// Returns whether a key is ready or delayed.
     pub(super) fn contains(&self, key: &K) -> bool {
-        let slot = self.slots.get(key);
-        slot.is_some_and(|&slot| self.entries[slot as usize].place != SlotPlace::Idle)
+        let slot = self.slot(key);
+        slot.is_some_and(|slot| self.entries[slot as usize].place != SlotPlace::Idle)
     }
 
     /// Returns the number of ready keys, including those in processing that were added again.
@@ -397,7 +393,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let Delayed { key, priority, failures, at } = delayed;
         let after = at.saturating_duration_since(now);
         let added = self.add(key.clone(), Add { priority, after, ..Add::default() }, now);
-        if let Some(&slot) = self.slots.get(&key) {
+        if let Some(slot) = self.slot(&key) {
             let entry = &mut self.entries[slot as usize];
             entry.failures = entry.failures.max(failures);
         }
@@ -429,13 +425,28 @@ impl<K: Clone + Eq + Hash> Core<K> {
         work
     }
 
+    fn slot(&self, key: &K) -> Option<u32> {
+        self.slot_by(self.hasher.hash_one(key), key)
+    }
+
+    /// Returns the slot of a key by its hash.
+    fn slot_by(&self, hash: u64, key: &K) -> Option<u32> {
+        let is_same = |slot: &u32| self.entries[*slot as usize].key.as_ref() == Some(key);
+        self.slots.find(hash, is_same).copied()
+    }
+
     fn intern(&mut self, key: K) -> u32 {
-        let vacant = match self.slots.entry(key) {
-            hash_map::Entry::Occupied(slot) => return *slot.get(),
-            hash_map::Entry::Vacant(vacant) => vacant,
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        let vacant = match self.slots.entry(
+            hasher.hash_one(&key),
+            |slot| entries[*slot as usize].key.as_ref() == Some(&key),
+            |slot| hasher.hash_one(entries[*slot as usize].key.as_ref().expect("a slot in use")),
+        ) {
+            Entry::Occupied(slot) => return *slot.get(),
+            Entry::Vacant(vacant) => vacant,
         };
         let entry = SlotEntry {
-            key: Some(vacant.key().clone()),
+            key: Some(key),
             place: SlotPlace::Idle,
             resync: None,
             priority: 0,
@@ -452,11 +463,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 keys fit in memory")
             }
         };
-        *vacant.insert(slot)
+        vacant.insert(slot);
+        slot
     }
 
-    /// Frees the slot of a key that is idle and has neither failures nor a resync.
-    fn free_if_unused(&mut self, slot: u32) {
+    /// Frees the slot of a key that is idle and has neither failures nor a resync. `hash` is that
+    /// of the key, if it is known.
+    fn free_if_unused(&mut self, slot: u32, hash: Option<u64>) {
         let entry = &mut self.entries[slot as usize];
         let idle = entry.place == SlotPlace::Idle && entry.processing.is_none();
         if idle
@@ -464,7 +477,10 @@ impl<K: Clone + Eq + Hash> Core<K> {
             && entry.failures == 0
             && let Some(key) = entry.key.take()
         {
-            self.slots.remove(&key);
+            let hash = hash.unwrap_or_else(|| self.hasher.hash_one(&key));
+            if let Ok(known) = self.slots.find_entry(hash, |other| *other == slot) {
+                known.remove();
+            }
             self.free.push(slot);
         }
     }
@@ -528,7 +544,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 && entry.processing.is_none()
             {
                 let priority = NORMAL_PRIORITY;
-                self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
+                self.push_ticket(priority, Ticket { number: ticket, slot });
             }
         }
     }
@@ -541,17 +557,17 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let free = entry.processing.is_none();
         if free {
             let priority = entry.priority;
-            self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
+            self.push_ticket(priority, Ticket { number: ticket, slot });
         }
         free
     }
 
-    fn push_ticket(&mut self, ticket: Ticket) {
-        self.ready.push(ticket);
+    fn push_ticket(&mut self, priority: i32, ticket: Ticket) {
+        self.ready.push(priority, ticket);
         // A key has two valid tickets at most: at its own priority, and at the normal one.
         if self.ready.len() > 4 * self.ready_keys + SWEEP_AT_LEAST {
             let entries = &self.entries;
-            self.ready.retain(|ticket| entries[ticket.slot as usize].holds(ticket));
+            self.ready.retain(|ticket| entries[ticket.slot as usize].holds(*ticket));
         }
     }
 }
@@ -572,8 +588,8 @@ impl<K> QueueDump<K> {
 }
 
 impl<K> SlotEntry<K> {
-    fn holds(&self, it: &Ticket) -> bool {
-        matches!(self.place, SlotPlace::Ready { ticket, .. } if Reverse(ticket) == it.number)
+    fn holds(&self, it: Ticket) -> bool {
+        matches!(self.place, SlotPlace::Ready { ticket, .. } if ticket == it.number)
     }
 
     fn is_ready_since(&self, time: Instant) -> bool {

@@ -217,3 +217,36 @@ async fn many_producers_and_consumers_never_hold_a_key_twice_and_lose_none() {
     consumers.join_all().await;
     assert!(queue.is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn keys_due_at_the_same_time_wake_as_many_getters() {
+    let queue = queue();
+    let mut getters = JoinSet::new();
+    for _ in 0..3 {
+        let getter = queue.clone();
+        getters.spawn(async move { key(&getter).await });
+    }
+    sleep(Duration::from_millis(1)).await;
+
+    // Each getter keeps its key: none of them asks again.
+    (0..3).for_each(|key| queue.add_with(key, after(10)));
+
+    let taken = timeout(Duration::from_millis(11), getters.join_all()).await.unwrap();
+    assert_eq!(taken.into_iter().collect::<HashSet<_>>(), HashSet::from([0, 1, 2].map(Some)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn getter_that_is_dropped_after_its_wake_leaves_the_key_to_another_one() {
+    let queue = queue();
+    let mut first = pin!(key(&queue));
+    let mut second = pin!(key(&queue));
+    assert!(futures::poll!(first.as_mut()).is_pending());
+    assert!(futures::poll!(second.as_mut()).is_pending());
+    let looks = timeout(Duration::from_millis(1), queue.available());
+    assert!(looks.await.is_err());
+
+    queue.add(1);
+    first.set(key(&queue));
+
+    assert_eq!(timeout(Duration::from_millis(1), second).await.unwrap(), Some(1));
+}

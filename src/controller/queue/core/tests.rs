@@ -475,7 +475,7 @@ fn slots_are_used_again() {
 
     assert_eq!(queue.core.entries.len(), 1);
     assert!(queue.core.slots.is_empty());
-    assert!(queue.core.ready.is_empty());
+    assert_eq!(queue.core.ready.len(), 0);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Random steps on the queue core and on a naive model of it.
 
+use std::cmp::Reverse;
+
 use proptest::{prelude::*, sample::select};
 
 use super::*;
