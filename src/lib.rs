@@ -122,7 +122,7 @@
 //! # Walk of a type that becomes served
 //!
 //! 1. The watch of CRDs reports the CRD (`src/discovery/watch.rs`). The catalog decides that its
-//!    type is served (`src/discovery/catalog/judgement.rs::at`), and the registry publishes it
+//!    type is served (`src/discovery/catalog/judgement.rs::judge_version`), and the registry publishes it
 //!    (`src/discovery/shared_registry.rs`).
 //! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
@@ -144,7 +144,7 @@
 //! 1. The watch of CRDs reports the deletion (`src/discovery/watch.rs`), and the task of discovery
 //!    passes it on (`src/discovery/task.rs::on_crds`).
 //! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether
-//!    its type is absent (`src/discovery/catalog/judgement.rs::at`). Proof needs complete lists of
+//!    its type is absent (`src/discovery/catalog/judgement.rs::judge_version`). Proof needs complete lists of
 //!    CRDs and of APIServices, and no aggregated server that could serve the group
 //!    (`src/discovery/catalog/judgement.rs::is_proven_absent`). Without it the type is unknown.
 //! 3. The registry publishes the new status to its subscribers
@@ -153,14 +153,15 @@
 //!    receives the verdict (`src/manager/owner.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
 //!    the manager signals the epoch (`src/manager/owner/effect.rs::stop`).
-//! 6. The run stops in order (`src/controller/run/shutdown.rs::stop`): sources, queue, reconciles,
-//!    tasks, subscriptions.
-//! 7. The propagation of type changes ends the informer of the type
+//! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`): sources,
+//!    queue, reconciles, then the fence and the tasks (`src/manager/epoch.rs::drain`),
+//!    subscriptions.
+//! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
-//! 8. The run waits until nothing of the epoch is left, and closes the fence
-//!    (`src/manager/run.rs::drive`, `src/manager/epoch.rs::drain`). At the end of the grace the
-//!    manager closes it in any case (`src/manager/owner/effect.rs::grace_over`). Then it announces
-//!    done (`src/manager/owner/effect.rs::done`).
+//! 8. The run of the epoch waits until nothing of it is left, and closes the fence of any other
+//!    runnable (`src/manager/run.rs::drive`). At the end of the grace the manager closes it in any
+//!    case (`src/manager/owner/effect.rs::end_grace`). Then it announces done
+//!    (`src/manager/owner/effect.rs::done`).
 //! 9. The controller waits for the type again. The next epoch starts as this one did
 //!    (`src/manager/owner/effect.rs::start`).
 //!
@@ -175,7 +176,7 @@
 //! 3. Each write also compares the clock with the deadline of the term when it passes the fence
 //!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
 //!    suspended is refused there when it resumes. A write that had passed already may still be
-//!    sent; its deadline and its precondition bound it.
+//!    sent; its deadline (`src/manager/fence/time_limit.rs::send`) and its precondition bound it.
 //! 4. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/owner/leadership.rs::on_election`). The campaign continues in the same process.
 //!
@@ -200,7 +201,7 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::at`, by `src/discovery/catalog/judgement.rs::is_proven_absent` |
+//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::judge_version`, by `src/discovery/catalog/judgement.rs::is_proven_absent` |
 //! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::decide` |
@@ -208,7 +209,7 @@
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | specification of a runnable is replaced | `src/manager/owner/replacement.rs::replace` |
 //! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
-//! | writes of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange`; closed by `src/manager/fence.rs::close` |
+//! | writes and hook calls of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange` and `src/meta/hook.rs::call`; closed by `src/manager/fence.rs::close` |
 //! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
 //!
 //! ## Informers
@@ -219,7 +220,7 @@
 //! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
 //! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
-//! | object is kept whole, or reduced to its metadata | `src/informer/retention.rs::keeps`, `src/informer/shared_informer.rs::reduce` |
+//! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
 //!
 //! ## Queue and reconciles
@@ -244,6 +245,7 @@
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
+//! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`, by `src/meta/hook_health.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
 //! | retries wait while a hook is down | `src/meta/hook_health.rs::wait`, by the gate in `src/controller/queue/retry_gate.rs::failed`; after its recovery `src/controller/queue/retry_gate.rs::answered` |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
@@ -255,7 +257,8 @@
 //! | mechanism | place |
 //! |---|---|
 //! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
-//! | sync ends since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
+//! | sync ends after the hook call since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
+//! | child is created, updated, recreated or left | `src/meta/children.rs::step`, executed by `src/meta/apply.rs::update` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | child that was equal before is not compared | `src/meta/equal_children.rs::contains`, called in `src/meta/apply.rs::run` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
@@ -280,6 +283,7 @@
 //!
 //! | mechanism | place |
 //! |---|---|
+//! | cluster is owned and stopped | `src/controller/cluster.rs::start`, in the order of `src/manager/owner/phase.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | checks of readiness are run, and served | `src/manager/checks.rs::results`, for a runnable `src/manager/runnable_check.rs::check`; `src/server.rs::checks` |
 //! | metrics of a manager and its clusters are registered | `src/manager.rs::register_metrics`; two clusters in one page `src/manager/metrics_text.rs::merged` |
@@ -295,6 +299,7 @@
 //! |---|---|
 //! | flag of `run` | `src/cli/instance.rs`, then the options of the library, such as `MetaOptions` in `src/meta/supervisor.rs`; one of Metacontroller's in `src/cli/metacontroller.rs` |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler asks for its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
+//! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
 //!

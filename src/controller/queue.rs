@@ -367,7 +367,7 @@ impl<K: Clone + Eq + Hash> Getter<'_, K> {
             let is_armed = self.waits && !state.delays.is_empty();
             drop(state);
             self.waits = false;
-            // One for each further key, and one that takes over the timers.
+            // A notification for each further key, and one for the caller that takes over the timers.
             let others = expired.saturating_sub(1) + usize::from(is_armed);
             (0..others).for_each(|_| self.queue.changed.notify_one());
             return Poll::Ready(Some(Some(taken)));

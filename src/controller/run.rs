@@ -103,7 +103,7 @@ pub(super) async fn run(
     let end = run.work().await;
     if end.is_err() || epoch.stop_reason().is_none() {
         // Reported before the drain, which may take the whole grace or longer.
-        epoch.ends(end.as_ref().err().map(ToString::to_string));
+        epoch.record_end(end.as_ref().err().map(ToString::to_string));
     }
     run.stop().await;
     end.map_err(BoxError::from)

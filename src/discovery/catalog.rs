@@ -29,7 +29,7 @@ use super::{
     answer::{AnsweredVersion, DiscoveryResponse, ServedResource},
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
     crd::Crd,
-    schedule::Unsettled,
+    schedule::PendingDiscovery,
 };
 use crate::kind::TypeName;
 
@@ -43,17 +43,17 @@ pub(super) struct Catalog {
     services_listed: ListState,
     documents: ByGroup<Document>,
     /// True once a complete discovery response has arrived.
-    enumerated: bool,
+    discovery_complete: bool,
     /// Set while CRDs may not be watched and discovery is the only source of their types. CRDs
     /// known from before provide uids and list kinds.
     static_mode: Option<StaticMode>,
     /// uids of CRDs whose types static mode published first, without a uid. The types keep that
     /// identity until the CRD is deleted.
-    unnamed: HashSet<Arc<str>>,
+    published_without_uid: HashSet<Arc<str>>,
     /// Names of types whose CRDs were deleted while APIServices were not known. Discovery may still
     /// list them, and only this map proves that they were not built in. The value counts
     /// consecutive complete responses without the name; at [`CONFIRMATIONS`] the entry is dropped.
-    retired: HashMap<(Arc<str>, TypeName), u8>,
+    deleted_crd_names: HashMap<(Arc<str>, TypeName), u8>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Catalog {
         if let Some(old) = old {
             touched.crd(old);
             if old.uid != crd.uid {
-                self.unnamed.remove(&old.uid);
+                self.published_without_uid.remove(&old.uid);
             }
         }
         touched.crd(&crd);
@@ -111,12 +111,12 @@ impl Catalog {
     pub(super) fn crd_deleted(&mut self, crd: &Crd, touched: &mut Touched) {
         let Some(old) = take(&mut self.crds, &crd.group, &crd.plural) else { return };
         touched.crd(&old);
-        self.unnamed.remove(&old.uid);
+        self.published_without_uid.remove(&old.uid);
         if self.services_listed != ListState::Yes {
             let kinds = old.kinds().map(|kind| TypeName::Kind(kind.to_string()));
             let plural = TypeName::Resource(old.plural.to_string());
             let names = kinds.chain([plural]).map(|name| ((old.group.clone(), name), 0));
-            self.retired.extend(names);
+            self.deleted_crd_names.extend(names);
         }
     }
 
@@ -125,9 +125,9 @@ impl Catalog {
         let Some(static_mode) = self.static_mode.take() else { return };
         touched.all = true;
         if let Some(crds) = static_mode.relisted {
-            let unnamed = crds.iter().filter(|crd| self.is_published_unnamed(crd));
-            let unnamed: Vec<Arc<str>> = unnamed.map(|crd| crd.uid.clone()).collect();
-            self.unnamed.extend(unnamed);
+            let without_uid = crds.iter().filter(|crd| self.is_published_without_uid(crd));
+            let without_uid: Vec<Arc<str>> = without_uid.map(|crd| crd.uid.clone()).collect();
+            self.published_without_uid.extend(without_uid);
             self.crds_listed(crds, touched);
         }
         self.drop_missing_documents();
@@ -136,7 +136,7 @@ impl Catalog {
             // Documents of static mode may describe CRDs that are deleted by now.
             ListState::NotYet | ListState::Refused => {
                 self.documents.clear();
-                self.enumerated = false;
+                self.discovery_complete = false;
             }
         }
     }
@@ -163,12 +163,12 @@ impl Catalog {
                     .insert(service.version, service.backend);
             }
             self.services_listed = ListState::Yes;
-            self.retired = HashMap::new();
+            self.deleted_crd_names = HashMap::new();
             if self.static_mode.is_none() {
                 self.drop_crd_documents();
             }
             touched.all = true;
-            return self.unsettled() == Unsettled::Silent && self.enumerated;
+            return self.pending() == PendingDiscovery::NoEvent && self.discovery_complete;
         }
         let listed: HashSet<(Arc<str>, Arc<str>)> =
             services.iter().map(|own| (own.group.clone(), own.version.clone())).collect();
@@ -247,7 +247,7 @@ impl Catalog {
             self.polled(polled, touched);
         }
         if answer.complete {
-            self.forget_retired(&answer);
+            self.forget_deleted_crd_names(&answer);
         }
         let mut named = HashSet::new();
         for answered in answer.versions {
@@ -257,7 +257,7 @@ impl Catalog {
         if !answer.complete {
             return;
         }
-        if !std::mem::replace(&mut self.enumerated, true) {
+        if !std::mem::replace(&mut self.discovery_complete, true) {
             touched.all = true;
         }
         let missing: Vec<(Arc<str>, Arc<str>)> = entries(&self.documents)
@@ -270,7 +270,7 @@ impl Catalog {
             document.stale = true;
             document.missed = document.missed.saturating_add(1);
             document.missed_since = document.missed_since.or(polled.map(|polled| polled.now));
-            if !self.is_unnamed_for_good(&group, &version, &document, polled) {
+            if !self.stays_without_uid(&group, &version, &document, polled) {
                 self.documents.entry(group).or_default().insert(version, document);
             }
         }
@@ -311,7 +311,7 @@ impl Catalog {
                 resources.retain(|resource| {
                     let is_crd = crds.is_some_and(|crds| crds.contains_key(&resource.plural));
                     let plural = TypeName::Resource(resource.plural.to_string());
-                    !is_crd && !self.is_retired(group, &plural)
+                    !is_crd && !self.is_deleted_crd_name(group, &plural)
                 });
             }
             resources
@@ -352,12 +352,12 @@ impl Catalog {
     /// Returns whether every source that could explain a type has been read.
     pub(super) fn is_complete(&self) -> bool {
         let crds = self.crds_listed || self.static_mode.is_some();
-        crds && self.services_listed != ListState::NotYet && self.enumerated
+        crds && self.services_listed != ListState::NotYet && self.discovery_complete
     }
 
     /// Drops the names of deleted CRDs that discovery no longer lists.
-    fn forget_retired(&mut self, answer: &DiscoveryResponse) {
-        self.retired.retain(|(group, name), missed| {
+    fn forget_deleted_crd_names(&mut self, answer: &DiscoveryResponse) {
+        self.deleted_crd_names.retain(|(group, name), missed| {
             let is_meant = |resource: &ServedResource| match name {
                 TypeName::Resource(plural) => *resource.plural == **plural,
                 TypeName::Kind(kind) => *resource.kind == **kind,
@@ -372,11 +372,11 @@ impl Catalog {
     }
 
     /// Returns whether a deleted CRD served the type, so that only a stale response can list it.
-    fn is_retired(&self, group: &str, name: &TypeName) -> bool {
+    fn is_deleted_crd_name(&self, group: &str, name: &TypeName) -> bool {
         // Nearly always empty: the key is built only if it is not.
         self.static_mode.is_none()
-            && !self.retired.is_empty()
-            && self.retired.contains_key(&(group.into(), name.clone()))
+            && !self.deleted_crd_names.is_empty()
+            && self.deleted_crd_names.contains_key(&(group.into(), name.clone()))
     }
 
     fn all_crds(&self) -> impl Iterator<Item = &Crd> {

@@ -8,20 +8,20 @@ use crate::duration::{LONGEST, doubled};
 
 /// First gap between two requests; doubles from there.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// Largest gap while a response is unsettled.
+/// Largest gap while discovery is incomplete.
 const LAST_DELAY: Duration = Duration::from_secs(10);
 /// Minimum gap before a hinted request: every 404 may send a hint.
 const HINT_GAP: Duration = Duration::from_secs(1);
 
 /// Gap that a discovery response leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Unsettled {
+pub(super) enum PendingDiscovery {
     /// All responses are current.
     Nothing,
     /// A change will be pushed: the APIService reports that it is unavailable.
-    Announced,
+    EventExpected,
     /// A group version whose current state no event will report.
-    Silent,
+    NoEvent,
 }
 
 /// Decides when discovery is requested: at once after a change, then with growing gaps until all is
@@ -78,17 +78,17 @@ impl RequestSchedule {
     }
 
     /// Records a response. Changes since the request was sent may be missing from it.
-    pub(super) fn answered(&mut self, now: Instant, unsettled: Unsettled) {
+    pub(super) fn answered(&mut self, now: Instant, pending: PendingDiscovery) {
         self.asking = false;
         // A change during the request has set `due` already.
         if self.again {
             return;
         }
         let delay = doubled(FIRST_DELAY, self.retries, LAST_DELAY);
-        let retries = match unsettled {
-            Unsettled::Nothing => false,
-            Unsettled::Announced => delay < LAST_DELAY,
-            Unsettled::Silent => true,
+        let retries = match pending {
+            PendingDiscovery::Nothing => false,
+            PendingDiscovery::EventExpected => delay < LAST_DELAY,
+            PendingDiscovery::NoEvent => true,
         };
         if retries {
             self.due = now + delay.min(self.interval);
@@ -117,12 +117,12 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(600);
 
     /// Returns the gaps between the next `count` requests, each answered at once.
-    fn gaps(schedule: &mut RequestSchedule, unsettled: Unsettled, count: usize) -> Vec<u128> {
+    fn gaps(schedule: &mut RequestSchedule, pending: PendingDiscovery, count: usize) -> Vec<u128> {
         let mut now = schedule.due().unwrap();
         let mut gaps = Vec::new();
         for _ in 0..count {
             schedule.asked(now);
-            schedule.answered(now, unsettled);
+            schedule.answered(now, pending);
             let due = schedule.due().unwrap();
             gaps.push((due - now).as_millis());
             now = due;
@@ -134,7 +134,7 @@ mod tests {
     async fn gaps_double_up_to_ten_seconds_while_something_is_unsettled() {
         let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
-        let gaps = gaps(&mut schedule, Unsettled::Silent, 9);
+        let gaps = gaps(&mut schedule, PendingDiscovery::NoEvent, 9);
 
         assert_eq!(gaps, [100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000]);
     }
@@ -143,7 +143,7 @@ mod tests {
     async fn an_announced_change_is_left_to_its_event_in_the_end() {
         let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
-        let gaps = gaps(&mut schedule, Unsettled::Announced, 8);
+        let gaps = gaps(&mut schedule, PendingDiscovery::EventExpected, 8);
 
         assert_eq!(gaps[..7], [100, 200, 400, 800, 1600, 3200, 6400]);
         assert!((540_000..=660_000).contains(&gaps[7]));
@@ -153,7 +153,7 @@ mod tests {
     async fn a_settled_answer_waits_for_the_interval_with_jitter() {
         let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
-        let gaps = gaps(&mut schedule, Unsettled::Nothing, 1);
+        let gaps = gaps(&mut schedule, PendingDiscovery::Nothing, 1);
 
         assert!((540_000..=660_000).contains(&gaps[0]));
     }
@@ -166,9 +166,9 @@ mod tests {
         told_later.set_interval(now, Duration::ZERO);
 
         for schedule in [&mut never_pausing, &mut told_later] {
-            for unsettled in [Unsettled::Nothing, Unsettled::Silent] {
-                let gaps = gaps(schedule, unsettled, 5);
-                assert!(gaps.iter().all(|gap| *gap >= 90), "{unsettled:?}: {gaps:?}");
+            for pending in [PendingDiscovery::Nothing, PendingDiscovery::NoEvent] {
+                let gaps = gaps(schedule, pending, 5);
+                assert!(gaps.iter().all(|gap| *gap >= 90), "{pending:?}: {gaps:?}");
             }
         }
     }
@@ -177,13 +177,15 @@ mod tests {
     async fn endless_interval_causes_one_request_a_year() {
         let now = Instant::now();
         let mut schedule = RequestSchedule::new(now, Duration::MAX);
-        for unsettled in [Unsettled::Silent, Unsettled::Announced, Unsettled::Nothing] {
-            gaps(&mut schedule, unsettled, 20);
+        for pending in
+            [PendingDiscovery::NoEvent, PendingDiscovery::EventExpected, PendingDiscovery::Nothing]
+        {
+            gaps(&mut schedule, pending, 20);
         }
         schedule.set_interval(now, INTERVAL);
         schedule.set_interval(now, Duration::MAX);
 
-        let gaps = gaps(&mut schedule, Unsettled::Nothing, 2);
+        let gaps = gaps(&mut schedule, PendingDiscovery::Nothing, 2);
 
         let day = 24 * 3_600_000;
         assert!((328 * day..=402 * day).contains(&gaps[1]), "{gaps:?}");
@@ -193,7 +195,7 @@ mod tests {
     async fn first_change_causes_a_request_at_once_and_a_burst_causes_one() {
         let start = Instant::now();
         let mut schedule = RequestSchedule::new(start, INTERVAL);
-        gaps(&mut schedule, Unsettled::Nothing, 1);
+        gaps(&mut schedule, PendingDiscovery::Nothing, 1);
         let later = start + Duration::from_secs(60);
 
         schedule.changed(later);
@@ -205,7 +207,7 @@ mod tests {
         }
         assert_eq!(schedule.due(), None);
 
-        schedule.answered(later + Duration::from_millis(20), Unsettled::Nothing);
+        schedule.answered(later + Duration::from_millis(20), PendingDiscovery::Nothing);
         assert_eq!(schedule.due(), Some(later + FIRST_DELAY));
     }
 
@@ -213,7 +215,7 @@ mod tests {
     async fn hints_ask_at_most_once_a_second() {
         let start = Instant::now();
         let mut schedule = RequestSchedule::new(start, INTERVAL);
-        gaps(&mut schedule, Unsettled::Nothing, 1);
+        gaps(&mut schedule, PendingDiscovery::Nothing, 1);
 
         schedule.hinted(start + Duration::from_millis(10));
         schedule.hinted(start + Duration::from_millis(20));

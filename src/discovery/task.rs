@@ -18,7 +18,7 @@ use super::{
     crd::Crd,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
     request::Error,
-    schedule::{RequestSchedule, Unsettled},
+    schedule::{PendingDiscovery, RequestSchedule},
     shared_registry::SharedRegistry,
     watch::{CollectionChange, Watched, watch},
 };
@@ -266,21 +266,21 @@ impl RunningDiscovery {
                 RequestOutcome::failed
             }
         };
-        let unsettled = match outcome {
+        let pending = match outcome {
             RequestOutcome::complete => {
                 known.health.discovery.current();
-                known.catalog.unsettled()
+                known.catalog.pending()
             }
             RequestOutcome::partial => {
                 let error = "only one of /api and /apis answered".to_owned();
                 known.health.discovery.failed(error, Timestamp::now());
-                Unsettled::Silent
+                PendingDiscovery::NoEvent
             }
-            RequestOutcome::failed => Unsettled::Silent,
+            RequestOutcome::failed => PendingDiscovery::NoEvent,
         };
         drop(known);
         self.shared.metrics.requests.get_or_create(&OutcomeLabel { outcome }).inc();
-        self.schedule.answered(Instant::now(), unsettled);
+        self.schedule.answered(Instant::now(), pending);
     }
 
     /// Sets the mode; returns whether it changed. A new reason alone is no change.

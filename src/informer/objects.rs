@@ -19,7 +19,7 @@ use crate::kind::GroupKind;
 #[derive(Default)]
 pub(super) struct Objects {
     // Each with the list that it was last seen in.
-    by_key: BTreeMap<OrderedObject, Generation>,
+    by_key: BTreeMap<OrderedObject, ListNumber>,
     owners: HashMap<Arc<str>, SortedObjects>,
     owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind>,
     // Objects without a controller, by the labels that interests in orphans are routed by.
@@ -27,7 +27,7 @@ pub(super) struct Objects {
 }
 
 /// Number of a list. Objects that a complete list lacks have the number of an earlier one.
-pub(super) type Generation = u32;
+pub(super) type ListNumber = u32;
 
 /// Objects with an owner of one kind.
 #[derive(Default)]
@@ -109,7 +109,7 @@ impl Objects {
     }
 
     /// Adds or replaces an object; returns the old one.
-    pub(super) fn put(&mut self, object: &Object, generation: Generation) -> Option<Object> {
+    pub(super) fn put(&mut self, object: &Object, list: ListNumber) -> Option<Object> {
         // Removed first: the map would keep the old key, which is the old object.
         let old = self.by_key.remove_entry(object.key()).map(|(old, _)| old.0);
         match &old {
@@ -120,18 +120,18 @@ impl Objects {
             }
             None => self.index(object),
         }
-        self.by_key.insert(OrderedObject(object.clone()), generation);
+        self.by_key.insert(OrderedObject(object.clone()), list);
         old
     }
 
-    pub(super) fn generation(&self, key: &ObjectKey) -> Option<Generation> {
+    pub(super) fn list(&self, key: &ObjectKey) -> Option<ListNumber> {
         self.by_key.get(key).copied()
     }
 
     /// Records that a list has an object, which is unchanged.
-    pub(super) fn touch(&mut self, key: &ObjectKey, generation: Generation) {
+    pub(super) fn touch(&mut self, key: &ObjectKey, list: ListNumber) {
         if let Some(seen) = self.by_key.get_mut(key) {
-            *seen = generation;
+            *seen = list;
         }
     }
 
@@ -142,8 +142,8 @@ impl Objects {
     }
 
     /// Returns the keys of the objects that were last seen in another list.
-    pub(super) fn not_in(&self, generation: Generation) -> Vec<ObjectKey> {
-        let other = self.by_key.iter().filter(|(_, seen)| **seen != generation);
+    pub(super) fn not_in(&self, list: ListNumber) -> Vec<ObjectKey> {
+        let other = self.by_key.iter().filter(|(_, seen)| **seen != list);
         other.map(|(object, _)| object.0.key().clone()).collect()
     }
 

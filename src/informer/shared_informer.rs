@@ -18,7 +18,7 @@ use super::{
     ObjectKey, Store,
     interest::{InterestIndex, SubscriberId},
     mailbox::Mailbox,
-    objects::Generation,
+    objects::ListNumber,
     retention::Retention,
     subscriber::Subscriber,
 };
@@ -45,7 +45,7 @@ pub(super) struct SharedInformer {
     /// Cuts the task's back-off short.
     pub(super) served_again: Notify,
     /// True if a list is needed to make objects whole.
-    fill_wanted: watch::Sender<bool>,
+    relist_wanted: watch::Sender<bool>,
     /// Time at which the next objects may be reduced.
     retained_until: watch::Sender<Option<Instant>>,
     linger: Duration,
@@ -63,9 +63,9 @@ pub(super) struct Joined {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OngoingList {
     /// Number of the list, which its objects are marked with.
-    pub(super) generation: Generation,
+    pub(super) number: ListNumber,
     // Requests for whole objects that were made before it.
-    answers: u64,
+    answered: u64,
 }
 
 #[derive(Debug, Default)]
@@ -78,9 +78,9 @@ struct InformerContents {
     visited: Vec<SubscriberId>,
     retention: Retention,
     /// Number of the current list.
-    generation: Generation,
+    list: ListNumber,
     /// Requests for whole objects so far.
-    requested: u64,
+    whole_requests: u64,
     /// Requests that the last complete list has answered; `None` before the first one.
     complete: Option<u64>,
     closed: Option<Ended>,
@@ -116,7 +116,7 @@ impl SharedInformer {
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
             served_again: Notify::new(),
-            fill_wanted: watch::Sender::new(false),
+            relist_wanted: watch::Sender::new(false),
             retained_until: watch::Sender::new(None),
             linger,
         }
@@ -139,9 +139,9 @@ impl SharedInformer {
         state.next_id += 1;
         let mut fill = 0;
         if whole.iter().any(|interest| self.store.has_entries_of(interest)) {
-            state.requested += 1;
-            fill = state.requested;
-            self.fill_wanted.send_replace(true);
+            state.whole_requests += 1;
+            fill = state.whole_requests;
+            self.relist_wanted.send_replace(true);
         }
         state.retention.join(&whole);
         for interest in &deliver {
@@ -253,8 +253,8 @@ impl SharedInformer {
     }
 
     /// Waits until a subscriber needs objects whole that are kept as metadata entries.
-    pub(super) async fn fill_wanted(&self) {
-        let mut wanted = self.fill_wanted.subscribe();
+    pub(super) async fn relist_wanted(&self) {
+        let mut wanted = self.relist_wanted.subscribe();
         // This informer holds the sender.
         drop(wanted.wait_for(|wanted| *wanted).await);
     }
@@ -262,17 +262,17 @@ impl SharedInformer {
     /// Requests the list again that was to make objects whole, after it failed.
     pub(super) fn want_fill(&self) {
         let state = self.lock();
-        if state.complete.is_some_and(|answered| state.requested > answered) {
-            self.fill_wanted.send_replace(true);
+        if state.complete.is_some_and(|answered| state.whole_requests > answered) {
+            self.relist_wanted.send_replace(true);
         }
     }
 
     /// Begins a list; returns its number, and the requests for whole objects that it answers.
     pub(super) fn begin_list(&self) -> OngoingList {
         let mut state = self.lock();
-        state.generation = state.generation.wrapping_add(1);
-        self.fill_wanted.send_replace(false);
-        OngoingList { generation: state.generation, answers: state.requested }
+        state.list = state.list.wrapping_add(1);
+        self.relist_wanted.send_replace(false);
+        OngoingList { number: state.list, answered: state.whole_requests }
     }
 
     /// Returns whether an object is kept whole.
@@ -363,19 +363,19 @@ impl SharedInformer {
         if !state.quarantine.is_empty() {
             state.quarantine.remove(&QuarantinedIdentity::Uid(object.header().uid.clone()));
         }
-        let generation = state.generation;
+        let list = state.list;
         if let Some(old) = self.store.stored(object.key())
             && old.is_same_version(object)
         {
             if object.is_whole() && !old.is_whole() {
                 // Only subscribers whose scan has still to come need the whole object.
-                self.store.put(object, generation);
+                self.store.put(object, list);
             } else {
-                self.store.touch(object.key(), generation);
+                self.store.touch(object.key(), list);
             }
             return StoreChange::None;
         }
-        let old = self.store.put(object, generation);
+        let old = self.store.put(object, list);
         state.deliver(object.key(), old.as_ref(), Some(object));
         StoreChange::Applied
     }
@@ -426,12 +426,12 @@ impl SharedInformer {
     pub(super) fn complete(&self, list: OngoingList) {
         let mut guard = self.lock();
         let state = &mut *guard;
-        state.complete = Some(list.answers);
+        state.complete = Some(list.answered);
         for subscriber in state.subscribers.values_mut() {
-            subscriber.complete(list.answers, &self.store);
+            subscriber.complete(list.answered, &self.store);
         }
-        if state.requested > list.answers {
-            self.fill_wanted.send_replace(true);
+        if state.whole_requests > list.answered {
+            self.relist_wanted.send_replace(true);
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection, SubscriberId},
-    objects::{Generation, Objects, Scanned},
+    objects::{ListNumber, Objects, Scanned},
     share::{ObjectCount, Shares},
 };
 use crate::kind::GroupKind;
@@ -319,9 +319,9 @@ impl Store {
     }
 
     /// Adds or replaces an object; returns the old one.
-    pub(super) fn put(&self, object: &Object, generation: Generation) -> Option<Object> {
+    pub(super) fn put(&self, object: &Object, list: ListNumber) -> Option<Object> {
         let mut state = self.write();
-        let old = state.objects.put(object, generation);
+        let old = state.objects.put(object, list);
         if let Some(old) = &old {
             state.indexes.remove(old);
             state.shares.subtract(old);
@@ -339,13 +339,13 @@ impl Store {
 
     /// Replaces a whole object by its metadata entry.
     pub(super) fn reduce(&self, object: &Object) {
-        let generation = self.read().objects.generation(object.key());
-        let Some(generation) = generation else { return };
-        self.put(&object.reduced(), generation);
+        let list = self.read().objects.list(object.key());
+        let Some(list) = list else { return };
+        self.put(&object.reduced(), list);
     }
 
-    pub(super) fn touch(&self, key: &ObjectKey, generation: Generation) {
-        self.write().objects.touch(key, generation);
+    pub(super) fn touch(&self, key: &ObjectKey, list: ListNumber) {
+        self.write().objects.touch(key, list);
     }
 
     pub(super) fn remove(&self, key: &ObjectKey) -> Option<Object> {
@@ -357,8 +357,8 @@ impl Store {
         Some(old)
     }
 
-    pub(super) fn not_in(&self, generation: Generation) -> Vec<ObjectKey> {
-        self.read().objects.not_in(generation)
+    pub(super) fn not_in(&self, list: ListNumber) -> Vec<ObjectKey> {
+        self.read().objects.not_in(list)
     }
 
     pub(super) fn after(

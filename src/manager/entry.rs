@@ -139,7 +139,7 @@ pub(super) struct RunnableEntry {
     pub(super) wake: Option<delay_queue::Key>,
     /// Timer that ends the grace of a stop; after that, timer that reports a stop that takes too
     /// long.
-    pub(super) overdue: Option<delay_queue::Key>,
+    pub(super) stop_timer: Option<delay_queue::Key>,
     /// True if the runnable needs leadership and this replica does not lead.
     pub(super) standby: bool,
     /// Status as last published.
@@ -240,7 +240,7 @@ impl RunnableEntry {
             }
             ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
-                let late = self.epoch.as_ref().map(Epoch::late).unwrap_or_default();
+                let late = self.epoch.as_ref().map(Epoch::unfinished_work).unwrap_or_default();
                 (Reason::Stuck, format!("does not end, code blocks without yielding: {late}"))
             }
             ControllerState::Stopping => {
@@ -251,7 +251,7 @@ impl RunnableEntry {
                 let failed = |error| format!("the run failed: {error}");
                 (Reason::Draining, error.map(failed).unwrap_or_default())
             }
-            ControllerState::BackingOff if self.lifecycle.flaps() => (
+            ControllerState::BackingOff if self.lifecycle.is_flapping() => (
                 Reason::ConditionFlaps,
                 "its condition flaps; the next epoch is delayed".to_owned(),
             ),

@@ -182,12 +182,12 @@ impl Epoch {
     }
 
     /// Records that the run ends by itself, before it drains and returns.
-    pub(crate) fn ends(&self, error: Option<String>) {
-        self.returned(error.map_or(RunEnd::Completed, RunEnd::Failed));
+    pub(crate) fn record_end(&self, error: Option<String>) {
+        self.record_run_end(error.map_or(RunEnd::Completed, RunEnd::Failed));
     }
 
     /// Records the end of the run; only the first end counts. Asks its tasks to stop.
-    pub(super) fn returned(&self, end: RunEnd) {
+    pub(super) fn record_run_end(&self, end: RunEnd) {
         self.inner.returned.send_if_modified(|current| match current {
             Some(_) => false,
             None => {
@@ -210,7 +210,7 @@ impl Epoch {
 
     /// Waits until the stop was requested, or the run has ended, and the grace that follows is
     /// over. Cancel safe.
-    pub(crate) async fn grace_over(&self) {
+    pub(crate) async fn wait_grace_over(&self) {
         let mut stop = self.inner.stop.subscribe();
         loop {
             let deadline = stop.borrow_and_update().map(|stop| stop.deadline);
@@ -248,13 +248,13 @@ impl Epoch {
         let idle = async {
             while !self.inner.tasks.tracker().is_empty() || self.inner.fence.under_way() > 0 {
                 self.inner.tasks.ended().await;
-                self.inner.fence.quiet().await;
+                self.inner.fence.wait_answered().await;
             }
         };
         select! {
             biased;
             () = idle => {}
-            () = self.grace_over() => self.close(),
+            () = self.wait_grace_over() => self.close(),
         }
     }
 
@@ -264,7 +264,7 @@ impl Epoch {
     }
 
     /// Waits until no task is left and the closed fence owns no request. Cancel safe.
-    pub(crate) async fn ended(&self) {
+    pub(crate) async fn wait_ended(&self) {
         self.inner.tasks.ended().await;
         self.inner.tracker.close();
         self.inner.tracker.wait().await;
@@ -272,7 +272,7 @@ impl Epoch {
     }
 
     /// Describes the work that has not ended; empty if all has.
-    pub(super) fn late(&self) -> String {
+    pub(super) fn unfinished_work(&self) -> String {
         let count = |number: usize, what: &str| match number {
             0 => None,
             1 => Some(format!("1 {what}")),

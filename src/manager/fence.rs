@@ -219,7 +219,7 @@ impl Fence {
     }
 
     /// Waits until no request is under way. Bodies of reads do not count. Cancel safe.
-    pub(crate) async fn quiet(&self) {
+    pub(crate) async fn wait_answered(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
         drop(state.wait_for(|state| state.under_way == 0).await);
@@ -286,7 +286,7 @@ impl Default for Fence {
 impl Drop for Passage {
     fn drop(&mut self) {
         let unknown = usize::from(!self.answered);
-        // Called while the request still counts as under way: `quiet` resolves after the observer
+        // Called while the request still counts as under way: `wait_answered` resolves after the observer
         // has run.
         if let Some(on_end) = self.on_end.take() {
             on_end(WriteEnd::Unknown);

@@ -184,7 +184,7 @@ impl Lifecycle {
     }
 
     /// Returns whether the next epoch is delayed because the condition flaps.
-    pub(super) fn flaps(&self) -> bool {
+    pub(super) fn is_flapping(&self) -> bool {
         self.flapping
     }
 

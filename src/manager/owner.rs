@@ -278,7 +278,7 @@ impl Owner {
                 late: None,
                 stopped_at: None,
                 wake: None,
-                overdue: None,
+                stop_timer: None,
                 standby,
                 status: None,
             },
@@ -392,15 +392,15 @@ impl Owner {
                 self.step(id, LifecycleInput::Wake);
             }
             EntryTimer::Grace(epoch) => {
-                entry.overdue = None;
+                entry.stop_timer = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
-                    self.grace_over(id);
+                    self.end_grace(id);
                 }
             }
             EntryTimer::Overdue(epoch) => {
-                entry.overdue = None;
+                entry.stop_timer = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
-                    let late = entry.epoch.as_ref().map(Epoch::late).unwrap_or_default();
+                    let late = entry.epoch.as_ref().map(Epoch::unfinished_work).unwrap_or_default();
                     warn!(controller = %entry.name, epoch, late, "the epoch does not end");
                     self.step(id, LifecycleInput::Overdue);
                 }

@@ -40,9 +40,9 @@ pub(super) async fn drive(
     // too.
     let end =
         guard::future(run_to_end(&epoch, run, overrun)).await.unwrap_or_else(RunEnd::Panicked);
-    epoch.returned(end.clone());
+    epoch.record_run_end(end.clone());
     epoch.drain().await;
-    epoch.ended().await;
+    epoch.wait_ended().await;
     // The tasks end by themselves, unless a runnable keeps a client beyond its run. Such a client
     // is useless, since the fence is closed.
     timeout(CLIENTS, epoch.fence().clients_gone()).await.unwrap_or_default();
@@ -61,6 +61,6 @@ async fn run_to_end(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: 
 }
 
 async fn overdue(epoch: &Epoch) {
-    epoch.grace_over().await;
+    epoch.wait_grace_over().await;
     sleep(SLACK).await;
 }

@@ -196,15 +196,18 @@ pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
     verdict
 }
 
-/// Combines the verdicts of all parts. `rests` holds the basis of each part as of the last time
+/// Combines the verdicts of all parts. `last_met` holds the basis of each part as of the last time
 /// that all were met.
-pub(super) fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<Basis>>) -> Verdict {
+pub(super) fn all(
+    verdicts: impl Iterator<Item = Verdict>,
+    last_met: &mut Vec<Vec<Basis>>,
+) -> Verdict {
     let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut is_another = false;
     for (number, verdict) in verdicts.enumerate() {
         match verdict {
             Verdict::Met(part) => {
-                is_another |= rests.get(number).is_some_and(|before| *before != part);
+                is_another |= last_met.get(number).is_some_and(|before| *before != part);
                 basis.push(part);
             }
             Verdict::Unmet(mut part) => unmet.append(&mut part),
@@ -214,7 +217,7 @@ pub(super) fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<B
     if !unmet.is_empty() {
         Verdict::Unmet(once(unmet))
     } else if unknown.is_empty() {
-        rests.clone_from(&basis);
+        last_met.clone_from(&basis);
         Verdict::Met(basis.concat())
     } else if is_another {
         // Another type of the same name proves that the earlier one is gone.

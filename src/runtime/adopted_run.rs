@@ -75,7 +75,7 @@ impl AdoptedRun {
             select! {
                 biased;
                 _ = epoch.stopping(), if !self.synced => break,
-                () = epoch.grace_over() => break,
+                () = epoch.wait_grace_over() => break,
                 ready = &mut synced, if !is_waited => {
                     is_waited = true;
                     // The store of an ended stream never becomes ready.

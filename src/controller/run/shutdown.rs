@@ -62,7 +62,7 @@ impl EpochRun {
         self.release.cancel();
         let epoch = self.epoch.clone();
         let mut deadline = std::pin::pin!(async {
-            epoch.grace_over().await;
+            epoch.wait_grace_over().await;
             sleep(SLACK).await;
         });
         let mut aborted = false;
@@ -92,7 +92,7 @@ impl EpochRun {
     /// Waits for the reconciles until the grace is over, then drops them at their next await.
     async fn drain_workers(&mut self) {
         let epoch = self.epoch.clone();
-        let mut grace_over = std::pin::pin!(epoch.grace_over());
+        let mut grace_over = std::pin::pin!(epoch.wait_grace_over());
         loop {
             select! {
                 biased;

@@ -14,7 +14,7 @@ use super::{
         answer::ServedResource,
         api_service::{AGGREGATOR, Backend},
         crd::{Crd, KindNames},
-        schedule::Unsettled,
+        schedule::PendingDiscovery,
         state::TypeJudgement,
     },
     Catalog, ListState,
@@ -29,7 +29,7 @@ impl Catalog {
     /// Returns the judgement of a requested type.
     pub(in crate::discovery) fn status(&self, type_ref: &TypeRef) -> TypeJudgement {
         match &type_ref.version {
-            Some(version) => self.at(&type_ref.group, version, &type_ref.name),
+            Some(version) => self.judge_version(&type_ref.group, version, &type_ref.name),
             None => self.best(&type_ref.group, &type_ref.name),
         }
     }
@@ -44,14 +44,14 @@ impl Catalog {
         let Some(bound) = bound.filter(|_| type_ref.version.is_none()) else {
             return self.status(type_ref);
         };
-        let there = self.at(&type_ref.group, &bound.version, &type_ref.name);
+        let there = self.judge_version(&type_ref.group, &bound.version, &type_ref.name);
         let is_unconfirmed = matches!(there.state, TypeState::Unknown(_)) && there.served.is_none();
         let is_same = there.served.as_ref().is_some_and(|served| served.identity == *bound);
         if is_unconfirmed || is_same { there } else { self.status(type_ref) }
     }
 
     /// Returns the most urgent gap that a new discovery response could close.
-    pub(in crate::discovery) fn unsettled(&self) -> Unsettled {
+    pub(in crate::discovery) fn pending(&self) -> PendingDiscovery {
         let expected = entries(&self.services)
             .filter(|(_, _, backend)| backend.is_discovered())
             .filter(|(group, version, backend)| {
@@ -61,10 +61,10 @@ impl Catalog {
             })
             .map(|(_, _, backend)| match backend {
                 Backend::Aggregated { available, .. } if *available != Some(false) => {
-                    Unsettled::Silent
+                    PendingDiscovery::NoEvent
                 }
                 Backend::Aggregated { .. } | Backend::BuiltIn | Backend::Crds => {
-                    Unsettled::Announced
+                    PendingDiscovery::EventExpected
                 }
             });
         let known = entries(&self.documents)
@@ -75,8 +75,8 @@ impl Catalog {
                 self.is_orphan(group, version, Some(document))
                     || (document.stale && !is_pushed && !is_down)
             })
-            .map(|_| Unsettled::Silent);
-        expected.chain(known).max().unwrap_or(Unsettled::Nothing)
+            .map(|_| PendingDiscovery::NoEvent);
+        expected.chain(known).max().unwrap_or(PendingDiscovery::Nothing)
     }
 
     /// Returns whether a hint about this type should trigger discovery: no watch reports its end.
@@ -122,7 +122,7 @@ impl Catalog {
         let by_name = TypeName::Resource(name.resource.clone());
         self.versions(&name.group, &by_name)
             .into_iter()
-            .filter(|version| self.at(&name.group, version, &by_name).served.is_some())
+            .filter(|version| self.judge_version(&name.group, version, &by_name).served.is_some())
             .map(String::from)
             .collect()
     }
@@ -167,7 +167,7 @@ impl Catalog {
     }
 
     /// Judges a type at one version, by its CRD if it has one and by discovery otherwise.
-    fn at(&self, group: &str, version: &str, name: &TypeName) -> TypeJudgement {
+    fn judge_version(&self, group: &str, version: &str, name: &TypeName) -> TypeJudgement {
         let aggregated =
             matches!(find(&self.services, group, version), Some(Backend::Aggregated { .. }));
         if self.static_mode.is_none()
@@ -176,7 +176,7 @@ impl Catalog {
         {
             return crd.judge(version, name, self.uid_of(crd));
         }
-        if !aggregated && self.is_retired(group, name) {
+        if !aggregated && self.is_deleted_crd_name(group, name) {
             return TypeJudgement::absent();
         }
         let Some(document) = find(&self.documents, group, version) else {
@@ -298,7 +298,7 @@ impl Catalog {
     fn best(&self, group: &str, name: &TypeName) -> TypeJudgement {
         let mut fallback: Option<TypeJudgement> = None;
         for version in self.versions(group, name) {
-            let judgement = self.at(group, version, name);
+            let judgement = self.judge_version(group, version, name);
             if judgement.served.is_some() {
                 return judgement;
             }
@@ -308,7 +308,7 @@ impl Catalog {
         }
         match fallback {
             Some(judgement) => judgement,
-            None if self.is_retired(group, name) || self.is_proven_absent(group, None) => {
+            None if self.is_deleted_crd_name(group, name) || self.is_proven_absent(group, None) => {
                 TypeJudgement::absent()
             }
             None => TypeJudgement::unknown(),
@@ -363,7 +363,7 @@ impl Catalog {
         }
         match self.services_listed {
             ListState::Yes if !is_static && group != AGGREGATOR => true,
-            ListState::Yes | ListState::NotYet | ListState::Refused => self.enumerated,
+            ListState::Yes | ListState::NotYet | ListState::Refused => self.discovery_complete,
         }
     }
 

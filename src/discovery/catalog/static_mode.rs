@@ -149,7 +149,7 @@ impl Catalog {
     /// Drops CRDs whose type is absent, or listed with another scope only.
     pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut Touched) {
         let agreed = self.static_mode.as_ref().is_some_and(|known| known.agreed);
-        let (documents, unnamed) = (&self.documents, &mut self.unnamed);
+        let (documents, without_uid) = (&self.documents, &mut self.published_without_uid);
         self.crds.retain(|group, crds| {
             crds.retain(|plural, crd| {
                 let documents = || documents.get(group).into_iter().flat_map(|it| it.values());
@@ -162,7 +162,7 @@ impl Catalog {
                 };
                 if !is_known {
                     touched.crd(crd);
-                    unnamed.remove(&crd.uid);
+                    without_uid.remove(&crd.uid);
                 }
                 is_known
             });
@@ -171,7 +171,7 @@ impl Catalog {
     }
 
     /// Returns whether static mode published the type of this CRD without having known the CRD.
-    pub(super) fn is_published_unnamed(&self, crd: &Crd) -> bool {
+    pub(super) fn is_published_without_uid(&self, crd: &Crd) -> bool {
         let documents = self.documents.get(&crd.group);
         find(&self.crds, &crd.group, &crd.plural).is_none()
             && documents.into_iter().flat_map(|versions| versions.values()).any(|document| {
@@ -186,7 +186,7 @@ impl Catalog {
 
     /// Returns the uid in the identity of a CRD's type; `None` if it was published without one.
     pub(super) fn uid_of<'a>(&self, crd: &'a Crd) -> Option<&'a Arc<str>> {
-        (!self.unnamed.contains(&crd.uid)).then_some(&crd.uid)
+        (!self.published_without_uid.contains(&crd.uid)).then_some(&crd.uid)
     }
 
     /// Drops the missing resources when static mode ends.
@@ -198,7 +198,7 @@ impl Catalog {
     }
 
     /// Returns whether a group version that complete responses omit is proven gone.
-    pub(super) fn is_unnamed_for_good(
+    pub(super) fn stays_without_uid(
         &self,
         group: &str,
         version: &str,

@@ -92,7 +92,7 @@ impl Reflector {
                 match &error.key {
                     // The object exists, even if it cannot be decoded.
                     Some(key) => {
-                        self.informer.store.touch(key, scan.list.generation);
+                        self.informer.store.touch(key, scan.list.number);
                         scan.named.insert(key.clone());
                     }
                     None => scan.unreadable += 1,
@@ -105,7 +105,7 @@ impl Reflector {
     /// Deletes the objects that a complete list lacks, and sets the resume version.
     fn complete(&mut self, version: &str, scan: Scan) {
         if scan.unreadable == 0 {
-            for key in self.informer.store.not_in(scan.list.generation) {
+            for key in self.informer.store.not_in(scan.list.number) {
                 self.informer.remove(&key);
             }
             self.informer.retain_quarantined(|key| scan.named.contains(key));

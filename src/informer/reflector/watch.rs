@@ -68,7 +68,7 @@ impl Reflector {
         let mut count = 0;
         let (informer, delay) = (self.informer.clone(), self.fill_delay());
         let mut wanted = pin!(async {
-            informer.fill_wanted().await;
+            informer.relist_wanted().await;
             sleep(delay).await;
         });
         let failure = loop {

@@ -270,7 +270,7 @@ fn a_late_interest_in_whole_objects_is_answered_by_a_list_whenever_it_comes() {
         let after = move || {
             let _runtime = model;
             let mut subscription = joined.lock().take().unwrap();
-            if informer.fill_wanted().now_or_never().is_some() {
+            if informer.relist_wanted().now_or_never().is_some() {
                 assert!(subscription.next().now_or_never().is_none(), "its objects are not whole");
                 assert!(subscription.complete().now_or_never().is_none(), "and not complete");
                 let list = informer.begin_list();
@@ -280,7 +280,7 @@ fn a_late_interest_in_whole_objects_is_answered_by_a_list_whenever_it_comes() {
             let delta = subscription.next().now_or_never().unwrap().unwrap();
             assert!(delta.new.unwrap().is_whole());
             assert!(subscription.drained().now_or_never().is_some());
-            assert!(informer.fill_wanted().now_or_never().is_none(), "no second list");
+            assert!(informer.relist_wanted().now_or_never().is_none(), "no second list");
         };
         Scene { acts: vec![writer, joins], after: Box::new(after) }
     });

@@ -199,7 +199,7 @@ impl Model {
         for name in names {
             self.put(&name);
         }
-        for key in self.informer.store.not_in(list.generation) {
+        for key in self.informer.store.not_in(list.number) {
             self.remove(&key.name);
         }
         self.informer.complete(list);

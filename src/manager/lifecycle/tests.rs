@@ -233,11 +233,11 @@ fn another_specification_begins_with_a_clean_record() {
         life.step(LifecycleInput::Running);
     }
     assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
-    assert!(life.lifecycle.flaps());
+    assert!(life.lifecycle.is_flapping());
 
     life.lifecycle.renew(RestartPolicy::OnFailure);
 
-    assert!(!life.lifecycle.flaps() && !life.lifecycle.backs_off(life.now));
+    assert!(!life.lifecycle.is_flapping() && !life.lifecycle.backs_off(life.now));
     assert_eq!(life.step(LifecycleInput::Verdict(met_by("new"))), [LifecycleAction::Start]);
 }
 

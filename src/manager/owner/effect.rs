@@ -68,7 +68,7 @@ impl Owner {
     pub(super) fn forget(&mut self, id: Id) {
         let Some(entry) = self.entries.remove(&id) else { return };
         entry.watching.cancel();
-        for timer in [&entry.wake, &entry.overdue].into_iter().flatten() {
+        for timer in [&entry.wake, &entry.stop_timer].into_iter().flatten() {
             self.timers.try_remove(timer);
         }
         self.names.remove(&entry.name);
@@ -157,18 +157,18 @@ impl Owner {
         let deadline = entry.epoch.as_ref().and_then(Epoch::deadline).unwrap_or(now);
         let grace = EntryTimer::Grace(entry.epoch_number);
         let counted = self.metrics.timer(&entry.name, grace.word());
-        entry.overdue = Some(self.timers.insert_at((id, grace, counted), deadline));
+        entry.stop_timer = Some(self.timers.insert_at((id, grace, counted), deadline));
     }
 
     /// Ends the grace: aborts tasks and drops requests.
-    pub(super) fn grace_over(&mut self, id: Id) {
+    pub(super) fn end_grace(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(epoch) = &entry.epoch {
             epoch.close();
         }
         let overdue = EntryTimer::Overdue(entry.epoch_number);
         let counted = self.metrics.timer(&entry.name, overdue.word());
-        entry.overdue = Some(self.timers.insert((id, overdue, counted), run::LATE));
+        entry.stop_timer = Some(self.timers.insert((id, overdue, counted), run::LATE));
     }
 
     /// Announces that the epoch is done, with the reason and the requests of unknown outcome.
@@ -176,8 +176,8 @@ impl Owner {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
         entry.begun_at = None;
-        if let Some(overdue) = entry.overdue.take() {
-            self.timers.try_remove(&overdue);
+        if let Some(timer) = entry.stop_timer.take() {
+            self.timers.try_remove(&timer);
         }
         if let Some(stopped_at) = entry.stopped_at.take() {
             self.metrics.stopped(&entry.name, (now - stopped_at).as_secs_f64());

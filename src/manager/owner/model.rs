@@ -470,13 +470,13 @@ impl Model {
                     words.push("wake");
                 }
                 EntryTimer::Grace(epoch) => {
-                    entry.overdue = Some(key);
+                    entry.stop_timer = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
                         words.push("grace");
                     }
                 }
                 EntryTimer::Overdue(epoch) => {
-                    entry.overdue = Some(key);
+                    entry.stop_timer = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
                         words.push("overdue");
                     }

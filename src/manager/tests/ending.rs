@@ -189,7 +189,7 @@ struct PanicsLate;
 impl Runnable for PanicsLate {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         Box::pin(async move {
-            epoch.ends(None);
+            epoch.record_end(None);
             sleep(Duration::from_secs(1)).await;
             panic!("boom")
         })

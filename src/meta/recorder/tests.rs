@@ -51,7 +51,7 @@ async fn end(context: &Context, reason: StopReason) -> Duration {
     let begin = Instant::now();
     context.epoch().stop(reason);
     context.epoch().drain().await;
-    context.epoch().ended().await;
+    context.epoch().wait_ended().await;
     begin.elapsed()
 }
 

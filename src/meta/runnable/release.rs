@@ -54,7 +54,7 @@ impl Cleanup {
 /// Releases a hook; drops the release shortly after the grace of the epoch.
 pub(super) async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
     let over = async {
-        epoch.grace_over().await;
+        epoch.wait_grace_over().await;
         sleep(RELEASE_SLACK).await;
     };
     tokio::select! {

@@ -76,7 +76,7 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     assert!(runnable.parents.index.keys().is_empty());
     assert_eq!(runnable.health().borrow().failing, 0);
     epoch.drain().await;
-    epoch.ended().await;
+    epoch.wait_ended().await;
 
     assert_eq!(hook.released.load(Ordering::SeqCst), 1, "released before the epoch is done");
 }
@@ -90,7 +90,7 @@ async fn a_run_that_ends_by_itself_releases_its_hook_once() {
     epoch.stop(crate::manager::StopReason::Cancelled);
     runnable.start(epoch.clone()).await.unwrap();
     epoch.drain().await;
-    epoch.ended().await;
+    epoch.wait_ended().await;
 
     assert_eq!(hook.released.load(Ordering::SeqCst), 1);
 }
@@ -124,7 +124,7 @@ async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and
                 Some(run.await)
             };
             epoch.drain().await;
-            epoch.ended().await;
+            epoch.wait_ended().await;
             end
         };
         let end = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is done");

@@ -198,7 +198,7 @@ async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_abo
         harness.stop(StopReason::Cancelled).await.unwrap();
 
         assert_eq!(asked.elapsed(), takes.min(GRACE));
-        harness.epoch.ended().await;
+        harness.epoch.wait_ended().await;
         assert_eq!(results.try_recv().map_err(drop), expected);
     }
 }
@@ -227,7 +227,7 @@ async fn dropped_write_of_a_reconciles_task_is_unconfirmed_for_its_request() {
     assert_eq!(harness.epoch.fence().under_way(), 1);
 
     harness.stop(StopReason::Cancelled).await.unwrap();
-    harness.epoch.ended().await;
+    harness.epoch.wait_ended().await;
 
     assert_eq!(harness.epoch.fence().unknown(), 1);
     let unconfirmed: Vec<_> =

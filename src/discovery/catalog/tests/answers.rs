@@ -47,11 +47,11 @@ fn a_stale_group_keeps_its_last_state_until_it_is_current() {
 
     catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", None)]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
-    assert_eq!(catalog.unsettled(), Unsettled::Silent);
+    assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
 
     catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
-    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
 
     catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
     assert_eq!(catalog.word(&loads()), ABSENT);
@@ -194,7 +194,7 @@ fn a_crd_that_static_mode_found_first_has_no_uid_until_it_is_another_one() {
 
     catalog.read_again(vec![same().uid("uid-2").build()]);
     assert_eq!(catalog.identity(&widgets()).uid.as_deref(), Some("uid-2"));
-    assert!(catalog.unnamed.is_empty());
+    assert!(catalog.published_without_uid.is_empty());
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
         assert_eq!(catalog.word(&type_ref), SERVED);
         let served = catalog.identity(&type_ref).group_resource();
         assert_eq!(catalog.origin(&served), Origin::BuiltIn);
-        assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+        assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
         catalog.services_listed(services(), &mut Touched::default());
         assert_eq!(catalog.word(&type_ref), SERVED, "a repeated list removes nothing");
         catalog.discover(answer(&[apps()]));
@@ -65,10 +65,10 @@ fn an_api_service_that_is_down_makes_its_types_unknown() {
     // The server still answers from its cache: the condition is more current.
     catalog.discover(answer(&[apps(), metrics()]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
-    assert_eq!(catalog.unsettled(), Unsettled::Announced);
+    assert_eq!(catalog.pending(), PendingDiscovery::EventExpected);
 
     catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(true))));
-    assert_eq!(catalog.unsettled(), Unsettled::Silent);
+    assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
     catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
 }
@@ -84,14 +84,14 @@ fn a_removed_api_service_is_gone_when_discovery_agrees() {
     );
     assert!(ask);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
-    assert_eq!(catalog.unsettled(), Unsettled::Silent);
+    assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
 
     catalog.discover(answer(&[apps(), metrics()]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
 
     catalog.discover(answer(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
-    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
     assert!(!catalog.types().iter().any(|name| name.group == "metrics.example.com"));
 }
 
@@ -125,7 +125,7 @@ fn api_service_of_crds_causes_no_request() {
 
     assert!(!catalog.serve(service("example.com", "v1", Backend::Crds)));
 
-    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 
@@ -174,11 +174,11 @@ fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
     for _ in 1..CONFIRMATIONS {
         catalog.discover(answer(&[apps()]));
         catalog.check_unconfirmed(&loads(), TypeState::Served);
-        assert_eq!(catalog.unsettled(), Unsettled::Silent);
+        assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
     }
     catalog.discover(answer(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
-    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
         catalog.discover(late());
     }
 
-    assert!(catalog.retired.len() <= 2, "{}", catalog.retired.len());
+    assert!(catalog.deleted_crd_names.len() <= 2, "{}", catalog.deleted_crd_names.len());
     assert_eq!(catalog.word(&widgets()), ABSENT, "an old answer still lists it");
 }
 
