@@ -204,6 +204,11 @@ impl Workload {
     /// Deletes a parent and waits until the garbage collector has deleted its children.
     pub(crate) async fn delete(&self, name: &str) {
         self.parents.delete(name, &DeleteParams::background()).await.unwrap();
+        self.is_gone(name).await;
+    }
+
+    /// Waits until a parent and its children are gone.
+    pub(crate) async fn is_gone(&self, name: &str) {
         let child = format!("{name}-0");
         self.gone(&format!("everything of {name}"), async || {
             let parent = self.parents.get_opt(name).await?.is_some();
