@@ -25,6 +25,7 @@ mod panics;
 mod process_metrics;
 mod release;
 mod report;
+mod rollouts;
 mod run;
 mod served_types;
 mod status;

@@ -15,7 +15,10 @@ use pilotlight::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{declared::DeclaredObject, finalizer_search::ParentWithFinalizer, watchers::Watchers};
+use super::{
+    declared::DeclaredObject, finalizer_search::ParentWithFinalizer, rollouts::RolloutRow,
+    watchers::Watchers,
+};
 
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
@@ -38,6 +41,9 @@ pub(super) struct StatusReport {
     /// Objects with the finalizer of a controller that does not exist, if they were searched for.
     #[serde(default)]
     pub(super) held: Option<Vec<ParentWithFinalizer>>,
+    /// Rolling updates under way, if the revisions were read.
+    #[serde(default)]
+    pub(super) rollouts: Option<Vec<RolloutRow>>,
 }
 
 /// Source of a report.
@@ -211,6 +217,7 @@ impl StatusReport {
             controllers,
             informers: Some(cluster.informers.status().iter().map(InformerRow::from).collect()),
             held: None,
+            rollouts: None,
         }
     }
 
@@ -226,6 +233,7 @@ impl StatusReport {
             controllers,
             informers: None,
             held: None,
+            rollouts: None,
         }
     }
 }

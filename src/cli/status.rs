@@ -7,7 +7,10 @@ use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use pilotlight::{
-    discovery::TypeReport, manager::WatchState, meta::ControllerKind, redaction::printable,
+    discovery::TypeReport,
+    manager::WatchState,
+    meta::ControllerKind,
+    redaction::{printable, request_error},
     transport::TransportOptions,
 };
 
@@ -19,6 +22,7 @@ use super::{
     output::Format,
     release,
     report::{ControllerRow, InformerRow, Source, StatusReport},
+    rollouts,
     table::{Table, age, or_dash},
 };
 
@@ -49,6 +53,8 @@ that the source does not know is null:
                  that does not declare their type: controllerKind, controller, type, namespace,
                  name, terminating. Without --finalizers only those that are being deleted, among
                  the first 500 of each of 50 custom types
+  rollouts[]     rolling updates under way, only from the API server: apiVersion, kind, namespace
+                 and name of the parent, revisions[]{name,created,children[]}, oldest first
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready. A \
@@ -123,6 +129,13 @@ impl StatusArgs {
             };
             Some(finalizer_search::glance(&client, is_orphan).await)
         };
+        report.rollouts = match rollouts::list(client.clone()).await {
+            Ok(rollouts) => Some(rollouts),
+            Err(error) => {
+                tracing::warn!(error = request_error(&error), "revisions of children not read");
+                None
+            }
+        };
         let mut kept = true;
         for kind in ControllerKind::ALL {
             let is_of = |row: &ControllerRow| {
@@ -191,6 +204,10 @@ fn render(report: &StatusReport, now: Timestamp) -> String {
                     "\nObjects that `pilotlight release --kind KIND CONTROLLER` frees:\n",
                 );
                 text.push_str(&release::render(held));
+            }
+            if let Some(rollouts) = report.rollouts.as_deref().filter(|it| !it.is_empty()) {
+                text.push_str("\nRolling updates under way, by revision:\n");
+                text.push_str(&rollouts::render(rollouts, now));
             }
             text
         }

@@ -35,7 +35,7 @@ async fn each_combination_rolls_50_children_in_turn() {
 #[derive(Clone, Copy)]
 enum Large {
     All,
-    /// Those in which the number of chosen options is even, or odd. Both strategies together have
+    /// Combinations in which the number of chosen options is even, or odd. Both strategies together have
     /// each pair of options.
     Half(usize),
 }
@@ -59,7 +59,7 @@ async fn roll_each_combination(strategy: ApplyStrategy, large: Large) {
         };
         let selector = if generate_selector { "Own" } else { "" };
         let scope_word = if namespaced { "Narrow" } else { "Wide" };
-        let crd = CrdBuilder::new(&scope.group, &format!("{selector}{word}{scope_word}"));
+        let crd = CrdBuilder::new(&scope.group, format!("{selector}{word}{scope_word}"));
         let crd = if namespaced { crd } else { crd.cluster_scoped() };
         let rolling = Rolling::new(method, generate_selector);
         let parent = Rolled::declare(&scope, &hook, &crd, rolling).await;

@@ -28,7 +28,7 @@ pub(super) struct Rolled {
     pub(super) parents: Api<DynamicObject>,
 }
 
-/// How the children are rolled.
+/// Update method and selector of a controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rolling {
     method: &'static str,

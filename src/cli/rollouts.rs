@@ -1,0 +1,180 @@
+//! Rolling updates under way, with the revision of each child.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
+use kube::{Api, Client, ResourceExt, api::ListParams};
+use pilotlight::meta::api::ControllerRevision;
+use serde::{Deserialize, Serialize};
+
+use super::table::{Table, age};
+
+/// Number of revisions of a page.
+const PAGE: u32 = 500;
+/// Number of names of children in a cell of the table.
+const NAMES: usize = 5;
+
+/// Parent with several revisions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RolloutRow {
+    /// Kind and API version of the parent.
+    pub(super) api_version: String,
+    pub(super) kind: String,
+    /// Namespace of the revisions, which is that of a namespaced parent.
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// Revisions of the parent, oldest first.
+    pub(super) revisions: Vec<RevisionRow>,
+}
+
+/// Revision, and the children that have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RevisionRow {
+    pub(super) name: String,
+    pub(super) created: Option<Timestamp>,
+    /// Children as `Kind name`, or `Kind.group name`.
+    pub(super) children: Vec<String>,
+}
+
+/// Returns the rolling updates under way, by the revisions on the server.
+///
+/// # Errors
+///
+/// If the revisions cannot be listed; there are none if their CRD is not installed.
+pub(super) async fn list(client: Client) -> kube::Result<Vec<RolloutRow>> {
+    let revisions = Api::<ControllerRevision>::all(client);
+    let mut page = ListParams::default().limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let listed = match revisions.list(&page).await {
+            Ok(listed) => listed,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        all.extend(listed.items);
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(of_revisions(all)),
+        }
+    }
+}
+
+/// Returns the owners of several revisions.
+fn of_revisions(revisions: Vec<ControllerRevision>) -> Vec<RolloutRow> {
+    let mut owners = BTreeMap::<_, (OwnerReference, Vec<ControllerRevision>)>::new();
+    for revision in revisions {
+        let owner = revision.owner_references().iter().find(|owner| owner.controller == Some(true));
+        let Some(owner) = owner.cloned() else { continue };
+        let key = (revision.namespace().unwrap_or_default(), owner.uid.clone());
+        owners.entry(key).or_insert_with(|| (owner, Vec::new())).1.push(revision);
+    }
+    let of_several = owners.into_iter().filter(|(_, (_, revisions))| revisions.len() > 1);
+    let mut rows: Vec<_> = of_several
+        .map(|((namespace, _), (owner, mut revisions))| {
+            revisions.sort_by_key(|it| (it.creation_timestamp(), it.name_any()));
+            RolloutRow {
+                api_version: owner.api_version,
+                kind: owner.kind,
+                namespace,
+                name: owner.name,
+                revisions: revisions.iter().map(RevisionRow::of).collect(),
+            }
+        })
+        .collect();
+    rows.sort_by(|a, b| (&a.kind, &a.namespace, &a.name).cmp(&(&b.kind, &b.namespace, &b.name)));
+    rows
+}
+
+impl RevisionRow {
+    fn of(revision: &ControllerRevision) -> Self {
+        let children = revision.children.iter().flat_map(|of_type| {
+            let kind = match &*of_type.api_group {
+                "" => of_type.kind.clone(),
+                group => format!("{}.{group}", of_type.kind),
+            };
+            of_type.names.iter().map(move |name| format!("{kind} {name}"))
+        });
+        Self {
+            name: revision.name_any(),
+            created: revision.creation_timestamp().map(|created| created.0),
+            children: children.collect(),
+        }
+    }
+}
+
+/// Renders a row for each revision.
+pub(super) fn render(rows: &[RolloutRow], now: Timestamp) -> String {
+    let mut table = Table::new(["PARENT", "NAMESPACE", "NAME", "REVISION", "AGE", "CHILDREN"]);
+    for row in rows {
+        for revision in &row.revisions {
+            let mut children = revision.children.iter().take(NAMES).cloned().collect::<Vec<_>>();
+            if let Some(more) = revision.children.len().checked_sub(NAMES).filter(|more| *more > 0)
+            {
+                children.push(format!("{more} more"));
+            }
+            table.row([
+                row.kind.clone(),
+                row.namespace.clone(),
+                row.name.clone(),
+                revision.name.clone(),
+                revision.created.map_or_else(|| "-".to_owned(), |created| age(created, now)),
+                if children.is_empty() { "-".to_owned() } else { children.join(", ") },
+            ]);
+        }
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn revision(parent: &str, name: &str, created: &str, children: &[&str]) -> ControllerRevision {
+        let owner = json!({
+            "apiVersion": "x.test/v1", "kind": "Boat", "name": parent, "uid": parent,
+            "controller": true,
+        });
+        serde_json::from_value(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "ControllerRevision",
+            "metadata": {
+                "name": name, "namespace": "ns", "ownerReferences": [owner],
+                "creationTimestamp": created,
+            },
+            "parentPatch": {},
+            "children": [{ "apiGroup": "", "kind": "Pod", "names": children }],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_child_of_a_rollout_is_shown_at_its_revision() {
+        let (old, new) = ("2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z");
+        let many = ["boat-1", "boat-2", "boat-3", "boat-4", "boat-5", "boat-6", "boat-7"];
+        let all = vec![
+            revision("boat", "boats-new", new, &["boat-0"]),
+            revision("boat", "boats-old", old, &many),
+            revision("raft", "boats-raft", old, &["raft-0"]),
+        ];
+
+        let rows = of_revisions(all);
+
+        let names: Vec<_> = rows.iter().map(|row| &*row.name).collect();
+        assert_eq!(names, ["boat"], "the other parent has one revision");
+        let text = render(&rows, new.parse().unwrap());
+        let lines: Vec<_> =
+            text.lines().skip(1).map(|it| it.split_whitespace().collect()).collect();
+        let lines: Vec<String> = lines.iter().map(|words: &Vec<_>| words.join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "Boat ns boat boats-old 5m Pod boat-1, Pod boat-2, Pod boat-3, Pod boat-4, Pod boat-5, \
+             2 more",
+                "Boat ns boat boats-new 0s Pod boat-0",
+            ]
+        );
+    }
+}
