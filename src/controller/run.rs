@@ -59,6 +59,9 @@ pub(super) enum RunError {
     /// Fix what the reason names; the run is repeated.
     #[error("source {0}")]
     Source(String),
+    /// Fix the reconciler, or let the controller recover from panics.
+    #[error("the reconcile of {request} panicked: {message}")]
+    Panicked { request: String, message: String },
 }
 
 struct EpochRun {
@@ -289,7 +292,7 @@ impl EpochRun {
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
-                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
+                Some(end) = self.workers.join_next_with_id() => self.reconciled(end)?,
                 Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(());
                 },
@@ -320,10 +323,14 @@ impl EpochRun {
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
+        let primary = self.spec.primaries.get(item.key.primary);
+        let kind = primary.and_then(|primary| self.statuses.group_kind(primary));
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
             epoch = self.epoch.number(),
+            group = kind.as_ref().map(|kind| &*kind.group),
+            kind = kind.as_ref().map(|kind| &*kind.kind),
             namespace = item.key.namespace.as_deref(),
             name = %item.key.name,
             resource = resource_of(&self.spec.primaries, item.key.primary),
@@ -363,12 +370,19 @@ impl EpochRun {
         self.active.insert(id, Active { item, since: Instant::now(), span, receipt });
     }
 
-    fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) {
+    /// Settles the request of a reconcile that has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Panicked`] if the controller does not recover from panics.
+    fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) -> Result<(), RunError> {
         let (id, attempt) = match end {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else { return };
+        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else {
+            return Ok(());
+        };
         let _entered = span.enter();
         let series = &self.spec.series;
         match &attempt {
@@ -376,6 +390,16 @@ impl EpochRun {
             Attempt::Panicked(_) => drop(series.panics.inc()),
             Attempt::Returned(_) | Attempt::Aborted | Attempt::Behind(_) => {}
         }
+        let fatal = match &attempt {
+            Attempt::Panicked(message) if !self.spec.recovers_panics => {
+                Err(RunError::Panicked { request: item.key.to_string(), message: message.clone() })
+            }
+            Attempt::Panicked(_)
+            | Attempt::TimedOut(_)
+            | Attempt::Returned(_)
+            | Attempt::Aborted
+            | Attempt::Behind(_) => Ok(()),
+        };
         let next = attempt.next();
         if let Some(result) = next.result() {
             series.reconciled(result);
@@ -385,7 +409,9 @@ impl EpochRun {
             receipt.confirm(&item.key);
         }
         self.settle(item, next);
+        fatal
     }
+
     /// Returns whether the epoch ends with the source.
     fn source_ended(&mut self, end: Result<(Id, InputEnd), JoinError>) -> Result<bool, RunError> {
         let id = end.as_ref().map_or_else(JoinError::id, |(id, _)| *id);

@@ -61,6 +61,8 @@ pub(super) struct Spec {
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) limiter: Option<NewLimiter>,
+    /// True if a panic of a reconcile is an error of its request; false if it ends the run.
+    pub(super) recovers_panics: bool,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
     /// Queue of the run, while one lasts.
