@@ -288,7 +288,8 @@ impl EpochRun {
         loop {
             let capacity = self.slots.has_free(self.workers.len());
             let due = self.failures.due();
-            let expiry = self.spec.carried_over.unconfirmed.expiry();
+            let unconfirmed = &self.spec.carried_over.unconfirmed;
+            let (expiry, recheck) = (unconfirmed.expiry(), unconfirmed.recheck());
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -302,6 +303,11 @@ impl EpochRun {
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
                     self.spec.carried_over.unconfirmed.expire();
+                }
+                () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => {
+                    for request in self.spec.carried_over.unconfirmed.overtaken(&self.statuses) {
+                        self.queue.add(request);
+                    }
                 }
                 () = self.slots.freed(), if !capacity => {}
                 Some((item, shared)) = turn.next(&self.queue, capacity) => self.spawn(item, shared),
@@ -339,12 +345,23 @@ impl EpochRun {
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         // The user's function is called inside the task, so that its panic is the task's.
         let reconcile = async move {
-            let _slot = slot;
+            let reader = || {
+                slot.lend();
+                context.client()
+            };
+            let confirmed = async {
+                let settled =
+                    reconciling.confirm(context.statuses(), reader, &spec.primaries).await;
+                if settled.is_ok() {
+                    slot.regain().await;
+                }
+                settled
+            };
             let settled = select! {
                 biased;
                 // The reconcile has not begun, so that a stop need not wait for it.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = reconciling.confirm(context.statuses(), || context.client(), &spec.primaries) => settled,
+                settled = confirmed => settled,
             };
             let context = match settled {
                 Ok(overlays) => context.overlaid_by(overlays),
