@@ -122,7 +122,7 @@ impl DeclaredRunnable {
             builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent());
             builder = builder.conditional();
         }
-        // Its inputs and limits are those of its declaration.
+        // Inputs and limits are those of the declaration.
         let own = cluster.clone().with_defaults(ControllerDefaults::default());
         let controller = builder.build(&own, current.clone())?;
         Ok(Self { controller, cluster: cluster.clone(), parents, current })

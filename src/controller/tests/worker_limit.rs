@@ -112,7 +112,7 @@ async fn read_that_is_not_answered_before_a_reconcile_takes_no_shared_slot() {
     let shared = Shared::default();
     harness.make(builder().for_type(widgets()).owns_type(parts()).whole(), false).await;
     add(&harness, &shared, "other", parts(), 1).await;
-    // Its response is lost, so that the next reconcile begins with a read.
+    // Lost response: the next reconcile begins with a read.
     harness.server.mishap(Action::Lose);
     harness.server.apply(widget("a", "a"));
     settle().await;
