@@ -48,6 +48,7 @@ mod builder;
 mod cluster;
 mod context;
 mod debug;
+mod defaults;
 mod event;
 #[cfg(test)]
 mod fixture;
@@ -74,6 +75,7 @@ pub mod write;
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, FetchError};
+pub use defaults::{ControllerDefaults, TypeDefaults};
 pub use event::Event;
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
@@ -95,6 +97,7 @@ pub use request::Request;
 pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
+pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
 pub use source::function::FunctionSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

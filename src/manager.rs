@@ -89,6 +89,7 @@ pub use runnable::{ConditionalRunnable, Runnable, RunnableGroup};
 pub use runnable_options::{FailurePolicy, RunnableOptions};
 pub use snapshot::Snapshot;
 pub use status::{ControllerState, Done, RunnableStatus, Transition, TransitionKind};
+pub(crate) use verdict::publish;
 pub use verdict::{Basis, Subresource, Unmet, Verdict};
 
 /// Starts and stops runnables. Constructing one spawns nothing.

@@ -86,6 +86,36 @@ fn every_row_about_metacontroller_names_a_test() {
     assert!(rows > 150, "too few rows were found: {rows}");
 }
 
+#[test]
+fn every_row_about_controller_runtime_names_a_test_or_a_reason() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/controller-runtime.md")).unwrap();
+    let (mut open, mut sources) = (vec![root.join("src"), root.join("tests")], String::new());
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&fs::read_to_string(path).unwrap());
+        }
+    }
+    let (mut rows, mut wrong) = (0, Vec::new());
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        rows += 1;
+        let shown = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().unwrap_or_default();
+        let names = shown.split('`').skip(1).step_by(2);
+        let is_test = |name: &&str| {
+            name.matches('_').count() >= 2 && name.chars().all(|c| c.is_lowercase() || c == '_')
+        };
+        let is_missing = |test: &str| !sources.contains(&format!("fn {test}("));
+        if shown.is_empty() || names.filter(is_test).any(is_missing) {
+            wrong.push(row);
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(rows > 200, "too few rows were found: {rows}");
+}
+
 /// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -38,8 +38,13 @@ const OF_THE_TYPE: &[(&str, &str)] =
     // No controller: several may share the informer.
     &[("group", "bench.test"), ("version", "v1"), ("resource", "widgets"), ("controller", "")];
 /// Fields of a line about one reconcile.
-const OF_THE_PARENT: &[(&str, &str)] =
-    &[("controller", "CompositeController-a"), ("namespace", "default"), ("name", "p")];
+const OF_THE_PARENT: &[(&str, &str)] = &[
+    ("controller", "CompositeController-a"),
+    ("group", "bench.test"),
+    ("kind", "Widget"),
+    ("namespace", "default"),
+    ("name", "p"),
+];
 
 fn of_parents(action: Action, verb: Verb) -> Rule {
     Rule::new(action).verb(verb).resource("bench.test", "widgets")

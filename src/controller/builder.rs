@@ -11,8 +11,8 @@ pub use self::error::BuildError;
 use self::input_options::{InputKind, InputOptions, KindOptions, Role};
 use super::{
     Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request,
-    handler::OnSynced,
-    queue::{Backoff, Limit, QueueOptions, RateLimiter},
+    handler::{OnSynced, OnWatchError},
+    queue::{Backoff, Limit, RateLimiter},
     run::{
         input::{Input, InputConditions},
         input_status::InputMode,
@@ -23,25 +23,28 @@ use crate::{
     guard::GuardedDrop,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
-    manager::{Condition, ControllerName, RunnableGroup},
+    manager::{Condition, ControllerName, RunnableGroup, WatchState},
 };
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
-/// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `in_cluster`,
-/// `managed_fields`, `index` and `on_synced` apply to the last input.
+/// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `namespaces`,
+/// `in_cluster`, `managed_fields`, `index`, `on_synced` and `on_watch_error` apply to the last
+/// input.
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {
     pub(super) name: ControllerName,
     pub(super) inputs: Vec<InputOptions>,
     pub(super) event_filters: Vec<Predicate>,
-    pub(super) workers: usize,
+    pub(super) workers: Option<usize>,
     pub(super) most_running: usize,
     pub(super) reconcile_timeout: Option<Duration>,
     pub(super) works_on_standby: bool,
-    pub(super) sync_timeout: Duration,
-    pub(super) queue: QueueOptions,
+    pub(super) sync_timeout: Option<Duration>,
+    pub(super) backoff: Option<Backoff>,
+    pub(super) retry_limit: Option<Limit>,
     pub(super) limiter: Option<NewLimiter>,
+    pub(super) recover_panic: Option<bool>,
     pub(super) group: RunnableGroup,
     pub(super) conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     // First error; returned by `build`, so that calls can be chained.
@@ -54,13 +57,15 @@ impl Builder {
             name,
             inputs: Vec::new(),
             event_filters: Vec::new(),
-            workers: 1,
+            workers: None,
             most_running: 0,
             reconcile_timeout: None,
             works_on_standby: false,
-            sync_timeout: Duration::from_secs(120),
-            queue: QueueOptions::default(),
+            sync_timeout: None,
+            backoff: None,
+            retry_limit: None,
             limiter: None,
+            recover_panic: None,
             group: RunnableGroup::LeaderElection,
             conditions: Vec::new(),
             error: None,
@@ -232,7 +237,30 @@ impl Builder {
 
     /// Watches one namespace, instead of the cluster's default.
     pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
-        self.last("namespace", |kind| kind.filter.namespace = Some(namespace.into()))
+        self.namespaces([namespace.into()])
+    }
+
+    /// Watches these namespaces, instead of the cluster's default: by a watch for each, so that no
+    /// right in others is needed. Listers and stores read all of them, once all are listed.
+    ///
+    /// Not for `claims_type`, nor for an input by name, which have one namespace at most.
+    pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
+        self.last("namespaces", |kind| {
+            kind.namespaces = namespaces.into_iter().map(Into::into).collect();
+        })
+    }
+
+    /// Calls a function with each new error of this input's watch, which is retried in any case:
+    /// the state in which it leaves the watch, and the message that the status has.
+    ///
+    /// Runs in the source's task, so that it must not block. A panic is reported.
+    pub fn on_watch_error(
+        self,
+        on_error: impl Fn(WatchState, &str) + Send + Sync + 'static,
+    ) -> Self {
+        self.last("on_watch_error", |kind| {
+            kind.watch_error = Some(OnWatchError(GuardedDrop::new(Arc::new(on_error))));
+        })
     }
 
     /// Watches the objects of another cluster, whose runnable is added to the manager, too; for
@@ -257,7 +285,7 @@ impl Builder {
     /// objects can be read from then on.
     pub fn on_synced(self, handler: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
         self.last("on_synced", |kind| {
-            kind.synced = Some(OnSynced(GuardedDrop::new(Box::new(handler))))
+            kind.synced = Some(OnSynced(GuardedDrop::new(Arc::new(handler))))
         })
     }
 
@@ -269,7 +297,7 @@ impl Builder {
 
     /// Sets the maximum number of concurrent reconciles; 1 by default.
     pub fn max_concurrent_reconciles(mut self, workers: usize) -> Self {
-        self.workers = workers;
+        self.workers = Some(workers);
         self
     }
 
@@ -300,13 +328,13 @@ impl Builder {
     /// Conditional inputs are waited for without a limit. Optional inputs are waited for until this
     /// timeout at most.
     pub fn sync_timeout(mut self, timeout: Duration) -> Self {
-        self.sync_timeout = timeout;
+        self.sync_timeout = Some(timeout);
         self
     }
 
     /// Sets the back-off of failed requests; 5 ms doubling to 1000 s by default.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.queue.backoff = backoff;
+        self.backoff = Some(backoff);
         self
     }
 
@@ -328,15 +356,25 @@ impl Builder {
         mut self,
         limiter: impl RateLimiter<Request> + Clone + Sync + 'static,
     ) -> Self {
-        let limiter = GuardedDrop::new(limiter);
-        self.limiter = Some(NewLimiter(Arc::new(move || Box::new((*limiter).clone()))));
+        self.limiter = Some(NewLimiter::cloning(limiter));
+        self
+    }
+
+    /// Sets whether a panic of the reconciler is an error of its request alone; true by default.
+    /// Otherwise it ends the run with an error, which the
+    /// [`RunnableOptions`](crate::manager::RunnableOptions) of the controller decide about: another
+    /// run after a back-off, or the end of the manager.
+    ///
+    /// Semantics: `RecoverPanic` of controller-runtime, except that no panic ends the process.
+    pub fn recover_panic(mut self, recovers: bool) -> Self {
+        self.recover_panic = Some(recovers);
         self
     }
 
     /// Limits the rate of retries of this controller's queue, beside the back-off of each request;
     /// no limit by default.
     pub fn retry_limit(mut self, limit: Limit) -> Self {
-        self.queue.limit = Some(limit);
+        self.retry_limit = Some(limit);
         self
     }
 
@@ -366,7 +404,10 @@ impl Builder {
             return Err(error);
         }
         let filters: Vec<_> = event_filters.iter().cloned().chain(own).collect();
-        inputs.into_iter().map(|input| input.input(&name, primaries, &filters, cluster)).collect()
+        let inputs = inputs.into_iter().enumerate();
+        let inputs =
+            inputs.map(|(number, input)| input.inputs(number, &name, primaries, &filters, cluster));
+        Ok(inputs.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
     /// Returns the primary types.

@@ -14,7 +14,10 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::time::timeout;
 
-use super::{metrics::ControllerMetrics, run::carried_over::CarriedOverByName, type_changes};
+use super::{
+    ControllerDefaults, metrics::ControllerMetrics, run::carried_over::CarriedOverByName,
+    type_changes,
+};
 use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
@@ -45,6 +48,7 @@ pub struct Cluster {
     /// Metrics of the cluster's controllers, to be registered once.
     pub metrics: ControllerMetrics,
     pub(super) carried_over: CarriedOverByName,
+    pub(super) defaults: Arc<ControllerDefaults>,
 }
 
 /// Options of a cluster.
@@ -177,7 +181,8 @@ impl Cluster {
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
-        let cluster = Self { client, types, informers, namespace, metrics, carried_over };
+        let defaults = Arc::default();
+        let cluster = Self { client, types, informers, namespace, metrics, carried_over, defaults };
         (cluster.clone(), ClusterRunnable { cluster, work })
     }
 }

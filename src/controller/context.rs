@@ -98,8 +98,9 @@ impl Context {
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
+        let (status, moving, others) = (None, None, Vec::new());
         input.attached =
-            Some(Attached { served, store, key, is_foreign: false, status: None, moving: None });
+            Some(Attached { served, store, key, is_foreign: false, status, moving, others });
         input.set(WatchState::Synced, None);
         let _number = self.shared.statuses.push(input);
         self
@@ -273,7 +274,7 @@ impl Context {
     /// The cache includes what this request wrote before, even while the watch is down: after a
     /// second the written objects are read from the server.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.attached(type_ref).map(|attached| self.reader_of(attached))
+        self.attached(type_ref).map(|attached| self.reader_of(&attached))
     }
 
     fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
@@ -284,18 +285,20 @@ impl Context {
     /// Returns the cache of an input that was added by this name; `None` while it has no complete
     /// list.
     pub fn store_of(&self, input: &str) -> Option<Store> {
-        self.shared.statuses.named(input).map(|attached| self.reader_of(attached))
+        self.shared.statuses.named(input).map(|attached| self.reader_of(&attached))
     }
 
     /// Returns a reader of a cache with the live reads of this reconcile.
-    fn reader_of(&self, attached: Attached) -> Store {
+    fn reader_of(&self, attached: &Attached) -> Store {
         // Only writes to the controller's cluster are confirmed.
         let overlays = self.overlays.as_ref().filter(|_| !attached.is_foreign);
-        let overlay = overlays.and_then(|overlays| overlays.get(&attached.key));
-        match overlay {
-            Some(overlay) => attached.store.overlaid_by(overlay),
-            None => attached.store,
-        }
+        attached.joined(|part| {
+            let overlay = overlays.and_then(|overlays| overlays.get(&part.key));
+            match overlay {
+                Some(overlay) => part.store.overlaid_by(overlay),
+                None => part.store.clone(),
+            }
+        })
     }
 
     /// Returns the served type of an input that was added by this name, with its interests if it
@@ -331,8 +334,8 @@ impl Context {
         let type_ref = TypeRef::of::<K>();
         let attached = self.attached(&type_ref);
         let attached = attached.ok_or_else(|| ListerError::NoCache(type_ref.clone()))?;
-        let store = self.reader_of(attached.clone());
-        Attached { store, ..attached }.lister(type_ref)
+        let store = self.reader_of(&attached);
+        Attached { store, others: Vec::new(), ..attached }.lister(type_ref)
     }
 
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
@@ -358,7 +361,7 @@ impl Context {
         let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
         let is_cached_whole = attached.key.projection == Projection::Full;
         let path = attached.served.identity.path(key.namespace.as_deref());
-        match self.reader_of(attached).get(key) {
+        match self.reader_of(&attached).get(key) {
             None => Ok(None),
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {

@@ -9,6 +9,7 @@ use crate::{
     guard::GuardedDrop,
     informer::{Delta, Object, ObjectKey, Store},
     kind::{GroupKind, Scope, TypeRef},
+    manager::WatchState,
     redaction,
 };
 
@@ -50,7 +51,8 @@ impl<'a> Enqueue<'a> {
     ///
     /// Another input may be behind. It adds its own requests when it has caught up.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.inputs?.attached(None, type_ref).map(|attached| attached.store)
+        let attached = self.inputs?.attached(None, type_ref)?;
+        Some(attached.joined(|part| part.store.clone()))
     }
 
     /// Returns a typed lister of an input's cache, like [`Context::lister`](super::Context::lister).
@@ -91,13 +93,26 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
 /// Function that adds requests when an input has synced.
-pub(super) struct OnSynced(pub(super) GuardedDrop<Box<SyncedFn>>);
+#[derive(Clone)]
+pub(super) struct OnSynced(pub(super) GuardedDrop<Arc<SyncedFn>>);
 
 type SyncedFn = dyn Fn(&mut Enqueue<'_>) + Send + Sync;
 
 impl std::fmt::Debug for OnSynced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("OnSynced")
+    }
+}
+
+/// Function that is called with the errors of a watch.
+#[derive(Clone)]
+pub(super) struct OnWatchError(pub(super) GuardedDrop<Arc<WatchErrorFn>>);
+
+type WatchErrorFn = dyn Fn(WatchState, &str) + Send + Sync;
+
+impl std::fmt::Debug for OnWatchError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnWatchError")
     }
 }
 

@@ -14,6 +14,7 @@ use super::Context;
 use super::{
     BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request, debug,
     inputs::state::NamedInputs,
+    queue::QueueOptions,
     run::input::InputSource,
     run::input_status::InputMode,
     run::slots::WorkerBound,
@@ -29,6 +30,9 @@ use crate::{
         Readiness, RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
     },
 };
+
+/// Default timeout of the first sync, as in controller-runtime.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Controller: a description of sources, queue and workers, which every epoch builds anew.
 ///
@@ -155,16 +159,26 @@ impl Builder {
         if self.inputs.is_empty() {
             return Err(BuildError::NoInput(self.name));
         }
-        if self.workers == 0 {
+        let (primaries, defaults) = (self.primaries()?, &cluster.defaults);
+        let of_type = primaries.first().and_then(|primary| defaults.of(primary));
+        let of_type = of_type.and_then(|of_type| of_type.max_concurrent_reconciles);
+        let workers = self.workers.or(of_type).or(defaults.workers).unwrap_or(1);
+        if workers == 0 {
             return Err(BuildError::NoWorkers(self.name));
         }
-        let primaries = self.primaries()?;
+        let default_limiter = defaults.limiter.clone().filter(|_| self.backoff.is_none());
+        let queue = QueueOptions {
+            backoff: self.backoff.or(defaults.backoff).unwrap_or_default(),
+            limit: self.retry_limit,
+        };
         let (name, event_filters) = (self.name, self.event_filters);
-        let inputs = self.inputs.into_iter();
-        let inputs = inputs.map(|input| input.input(&name, &primaries, &event_filters, cluster));
+        let inputs = self.inputs.into_iter().enumerate().map(|(number, input)| {
+            input.inputs(number, &name, &primaries, &event_filters, cluster)
+        });
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         let spec = Spec {
             client: cluster.unfenced_client().clone(),
-            inputs: inputs.collect::<Result<_, _>>()?,
+            inputs,
             named: NamedInputs::new(
                 name.clone(),
                 cluster.clone(),
@@ -173,12 +187,13 @@ impl Builder {
             ),
             primaries: Arc::clone(&primaries),
             reconcile: erase(reconciler),
-            workers: WorkerBound::new(self.workers, self.most_running),
-            reconcile_timeout: self.reconcile_timeout,
+            workers: WorkerBound::new(workers, self.most_running),
+            reconcile_timeout: self.reconcile_timeout.or(defaults.reconcile_timeout),
             works_on_standby: self.works_on_standby,
-            sync_timeout: self.sync_timeout,
-            queue: self.queue,
-            limiter: self.limiter,
+            sync_timeout: self.sync_timeout.or(defaults.sync_timeout).unwrap_or(SYNC_TIMEOUT),
+            queue,
+            limiter: self.limiter.or(default_limiter),
+            recovers_panics: self.recover_panic.or(defaults.recover_panic).unwrap_or(true),
             conditions: self.conditions,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
@@ -258,7 +273,13 @@ impl Runnable for Controller {
 
 impl ConditionalRunnable for Controller {
     fn ready(&self) -> Readiness {
-        let required = self.spec.inputs.iter().filter(|input| input.mode == InputMode::Required);
+        // The namespaces of an input have the same condition.
+        let inputs = self.spec.inputs.iter().scan(None, |before, input| {
+            let is_further = input.part_of.is_some() && *before == input.part_of;
+            *before = input.part_of;
+            Some((!is_further).then_some(input))
+        });
+        let required = inputs.flatten().filter(|input| input.mode == InputMode::Required);
         let required = required.map(|input| input.ready());
         all_of(required.chain(self.spec.conditions.iter().map(|condition| condition.watch())))
     }

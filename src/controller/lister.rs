@@ -53,7 +53,12 @@ pub enum LookupError {
     Decode(#[from] serde_json::Error),
 }
 
-/// Typed lister of a cache, which keeps JSON; each read decodes.
+/// Typed lister of a cache, which keeps JSON.
+///
+/// The first read of a version decodes it, and all typed reads share the result, of every
+/// controller. It takes memory until the object changes or is deleted; read large types that
+/// concern few requests by [`Context::store`](super::Context::store). Of two Rust types for one
+/// type of the server, the one that is read first is kept, and the other is decoded by each read.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Store,
@@ -78,7 +83,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     pub fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, LookupError> {
         match self.store.get(key) {
             None => Ok(None),
-            Some(object) if object.is_whole() => Ok(Some(Arc::new(object.decode()?))),
+            Some(object) if object.is_whole() => Ok(Some(object.decode_shared()?)),
             Some(_) => Err(LookupError::Entry(key.clone())),
         }
     }
@@ -126,5 +131,5 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
 }
 
 fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> Decoded<K> {
-    objects.iter().map(|object| object.decode().map(Arc::new)).collect()
+    objects.iter().map(Object::decode_shared).collect()
 }

@@ -13,7 +13,7 @@ use crate::{
     kind::{Scope, TypeRef},
     manager::{
         Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, Unmet, Verdict, all_of, type_served,
+        RunnableGroup, Unmet, Verdict, all_of, publish, type_served,
     },
 };
 
@@ -123,14 +123,6 @@ impl ObjectCondition {
         self.verdicts.borrow().clone()
     }
 
-    fn publish(&self, verdict: Verdict) {
-        self.verdicts.send_if_modified(|current| {
-            let is_new = *current != verdict;
-            *current = verdict;
-            is_new
-        });
-    }
-
     /// Publishes the state of the object until its informer ends.
     async fn follow(&self) {
         let Some(served) = self.cluster.types.served(&self.type_ref) else { return };
@@ -158,7 +150,7 @@ impl ObjectCondition {
                 InformerProgress::Syncing(_) | InformerProgress::Stale(_) => None,
                 InformerProgress::Ended(_) => return,
             };
-            verdict.into_iter().for_each(|verdict| self.publish(verdict));
+            verdict.into_iter().for_each(|verdict| publish(&self.verdicts, verdict));
             select! {
                 changed = progress.changed() => if changed.is_err() {
                     return;
@@ -186,7 +178,7 @@ impl Runnable for ObjectCondition {
                 _ = epoch.stopping() => {}
                 () = own.follow() => {}
             }
-            own.publish(own.unknown("is not watched"));
+            publish(&own.verdicts, own.unknown("is not watched"));
             Ok(())
         })
     }

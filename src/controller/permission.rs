@@ -16,7 +16,7 @@ use super::Cluster;
 use crate::{
     manager::{
         Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, Unmet, Verdict, always, ask,
+        RunnableGroup, Unmet, Verdict, always, ask, publish,
     },
     redaction,
 };
@@ -99,14 +99,6 @@ impl Permission {
         Self { interval, ..self }
     }
 
-    fn publish(&self, verdict: Verdict) {
-        self.verdicts.send_if_modified(|current| {
-            let is_new = *current != verdict;
-            *current = verdict;
-            is_new
-        });
-    }
-
     /// Reviews the permission once, and returns the verdict.
     async fn review(&self, client: &Client) -> Verdict {
         let unknown = |error: String| {
@@ -159,11 +151,9 @@ fn why(reason: Reason, message: &str) -> Vec<Unmet> {
 
 impl Condition for Permission {
     fn watch(&self) -> Readiness {
-        Readiness::published(self.verdicts.subscribe())
-    }
-
-    fn refused(&self) {
-        self.refused.notify_one();
+        let refused = Arc::clone(&self.refused);
+        let readiness = Readiness::published(self.verdicts.subscribe());
+        readiness.on_refused(move || refused.notify_one())
     }
 }
 
@@ -179,7 +169,7 @@ impl Runnable for Permission {
                         Verdict::Unknown(_) => PAUSE,
                         Verdict::Met(_) | Verdict::Unmet(_) => own.interval.max(PAUSE),
                     };
-                    own.publish(verdict);
+                    publish(&own.verdicts, verdict);
                     select! {
                         () = sleep(wait) => {}
                         () = async {
@@ -194,7 +184,7 @@ impl Runnable for Permission {
                 () = reviews => {}
             }
             let message = "the permission is no longer asked for";
-            own.publish(Verdict::Unknown(why(Reason::ConditionUnknown, message)));
+            publish(&own.verdicts, Verdict::Unknown(why(Reason::ConditionUnknown, message)));
             Ok(())
         })
     }

@@ -59,6 +59,9 @@ pub(super) enum RunError {
     /// Fix what the reason names; the run is repeated.
     #[error("source {0}")]
     Source(String),
+    /// Fix the reconciler, or let the controller recover from panics.
+    #[error("the reconcile of {request} panicked: {message}")]
+    Panicked { request: String, message: String },
 }
 
 struct EpochRun {
@@ -285,11 +288,12 @@ impl EpochRun {
         loop {
             let capacity = self.slots.has_free(self.workers.len());
             let due = self.failures.due();
-            let expiry = self.spec.carried_over.unconfirmed.expiry();
+            let unconfirmed = &self.spec.carried_over.unconfirmed;
+            let (expiry, recheck) = (unconfirmed.expiry(), unconfirmed.recheck());
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
-                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
+                Some(end) = self.workers.join_next_with_id() => self.reconciled(end)?,
                 Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(());
                 },
@@ -299,6 +303,11 @@ impl EpochRun {
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
                     self.spec.carried_over.unconfirmed.expire();
+                }
+                () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => {
+                    for request in self.spec.carried_over.unconfirmed.overtaken(&self.statuses) {
+                        self.queue.add(request);
+                    }
                 }
                 () = self.slots.freed(), if !capacity => {}
                 Some((item, shared)) = turn.next(&self.queue, capacity) => self.spawn(item, shared),
@@ -320,10 +329,14 @@ impl EpochRun {
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
+        let primary = self.spec.primaries.get(item.key.primary);
+        let kind = primary.and_then(|primary| self.statuses.group_kind(primary));
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
             epoch = self.epoch.number(),
+            group = kind.as_ref().map(|kind| &*kind.group),
+            kind = kind.as_ref().map(|kind| &*kind.kind),
             namespace = item.key.namespace.as_deref(),
             name = %item.key.name,
             resource = resource_of(&self.spec.primaries, item.key.primary),
@@ -332,12 +345,23 @@ impl EpochRun {
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         // The user's function is called inside the task, so that its panic is the task's.
         let reconcile = async move {
-            let _slot = slot;
+            let reader = || {
+                slot.lend();
+                context.client()
+            };
+            let confirmed = async {
+                let settled =
+                    reconciling.confirm(context.statuses(), reader, &spec.primaries).await;
+                if settled.is_ok() {
+                    slot.regain().await;
+                }
+                settled
+            };
             let settled = select! {
                 biased;
                 // The reconcile has not begun, so that a stop need not wait for it.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = reconciling.confirm(context.statuses(), || context.client(), &spec.primaries) => settled,
+                settled = confirmed => settled,
             };
             let context = match settled {
                 Ok(overlays) => context.overlaid_by(overlays),
@@ -363,12 +387,19 @@ impl EpochRun {
         self.active.insert(id, Active { item, since: Instant::now(), span, receipt });
     }
 
-    fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) {
+    /// Settles the request of a reconcile that has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Panicked`] if the controller does not recover from panics.
+    fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) -> Result<(), RunError> {
         let (id, attempt) = match end {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else { return };
+        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else {
+            return Ok(());
+        };
         let _entered = span.enter();
         let series = &self.spec.series;
         match &attempt {
@@ -376,6 +407,16 @@ impl EpochRun {
             Attempt::Panicked(_) => drop(series.panics.inc()),
             Attempt::Returned(_) | Attempt::Aborted | Attempt::Behind(_) => {}
         }
+        let fatal = match &attempt {
+            Attempt::Panicked(message) if !self.spec.recovers_panics => {
+                Err(RunError::Panicked { request: item.key.to_string(), message: message.clone() })
+            }
+            Attempt::Panicked(_)
+            | Attempt::TimedOut(_)
+            | Attempt::Returned(_)
+            | Attempt::Aborted
+            | Attempt::Behind(_) => Ok(()),
+        };
         let next = attempt.next();
         if let Some(result) = next.result() {
             series.reconciled(result);
@@ -385,7 +426,9 @@ impl EpochRun {
             receipt.confirm(&item.key);
         }
         self.settle(item, next);
+        fatal
     }
+
     /// Returns whether the epoch ends with the source.
     fn source_ended(&mut self, end: Result<(Id, InputEnd), JoinError>) -> Result<bool, RunError> {
         let id = end.as_ref().map_or_else(JoinError::id, |(id, _)| *id);

@@ -1,5 +1,6 @@
 //! Sources: they yield a controller's events, each with a condition of its own.
 
+pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;

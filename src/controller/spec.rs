@@ -16,7 +16,7 @@ use super::{
     queue::QueueOptions,
     queue::{RateLimiter, WeakQueue},
     run::carried_over::CarriedOver,
-    run::input::{Input, InputConditions},
+    run::input::{Input, InputConditions, InputSource},
     run::slots::WorkerBound,
 };
 use crate::{
@@ -61,6 +61,8 @@ pub(super) struct Spec {
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) limiter: Option<NewLimiter>,
+    /// True if a panic of a reconcile is an error of its request; false if it ends the run.
+    pub(super) recovers_panics: bool,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
     /// Queue of the run, while one lasts.
@@ -74,9 +76,17 @@ impl Spec {
     /// Tells the conditions that the API server has refused a request.
     pub(super) fn refused(&self) {
         let of_inputs = self.inputs.iter().flat_map(|input| &input.conditions);
-        for condition in self.conditions.iter().chain(of_inputs) {
-            if let Err(error) = guard::run(|| condition.refused()) {
+        let report = |refused: Result<(), String>| {
+            if let Err(error) = refused {
                 warn!(controller = %self.name, error, "refused of a condition panicked");
+            }
+        };
+        for condition in self.conditions.iter().chain(of_inputs) {
+            report(guard::run(|| condition.refused()));
+        }
+        for input in &self.inputs {
+            if let InputSource::Other(source) = &input.source {
+                report(guard::run(|| source.ready().refused()));
             }
         }
     }

@@ -46,6 +46,7 @@ mod preparation;
 mod primaries;
 mod priorities;
 mod projections;
+mod restrictions;
 mod server;
 mod throttling;
 mod typed;

@@ -1,13 +1,17 @@
 //! Cached object: its JSON bytes and a small parsed header.
 
-use std::{fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::StringMap;
-use crate::kind::GroupKind;
+use crate::{guard::GuardedDrop, kind::GroupKind};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,7 +72,11 @@ struct ObjectInner {
     whole: bool,
     // Kept, since an object may have very many owners, each with its place in an index.
     accounted: u32,
+    // Decoded by the first typed read, whose type it has; dropped with this version.
+    decoded: OnceLock<GuardedDrop<DecodedObject>>,
 }
+
+type DecodedObject = Arc<dyn Any + Send + Sync>;
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
 /// object's identity.
@@ -114,7 +122,8 @@ impl Object {
 
     fn of(header: Header, json: Bytes, whole: bool) -> Self {
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
-        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted }) }
+        let decoded = OnceLock::new();
+        Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
     }
 
     /// Returns whether this is all that the informer fetches of the object. A metadata entry has
@@ -171,6 +180,22 @@ impl Object {
     /// If it does not have the shape of `K`; the error names the field.
     pub fn decode<K: DeserializeOwned>(&self) -> Result<K, serde_json::Error> {
         serde_json::from_slice(&self.inner.json)
+    }
+
+    /// Decodes the whole object once: all typed reads of this version share the result. Reads of a
+    /// second Rust type decode each time.
+    pub(crate) fn decode_shared<K: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+    ) -> Result<Arc<K>, serde_json::Error> {
+        let shared = || Arc::clone(self.inner.decoded.get()?).downcast::<K>().ok();
+        if let Some(decoded) = shared() {
+            return Ok(decoded);
+        }
+        let decoded = Arc::new(self.decode::<K>()?);
+        let kept = Arc::clone(&decoded);
+        // Refused if another read was faster, or of another type.
+        let _refused = self.inner.decoded.set(GuardedDrop::new(kept));
+        Ok(shared().unwrap_or(decoded))
     }
 
     /// Returns the owner that is the managing controller.

@@ -5,6 +5,7 @@
 
 mod custom_indexes;
 mod overlay;
+mod parts;
 
 use std::{
     fmt, mem,
@@ -40,6 +41,8 @@ pub struct Store {
     whole: Arc<InterestIndex<()>>,
     // Live reads in place of older objects, for the readers of one reconcile.
     overlay: Overlay,
+    // Stores of the further namespaces of an input of several.
+    others: Option<Arc<[Store]>>,
 }
 
 /// Error: a subscription keeps some objects as metadata entries, so that it cannot return all
@@ -89,8 +92,10 @@ struct StoreState {
 impl Store {
     /// Returns the cached object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Object> {
-        let object = self.current(&self.read(), key);
-        object.map(|object| self.view(object))
+        self.parts().find_map(|store| {
+            let object = store.current(&store.read(), key);
+            object.map(|object| store.view(object))
+        })
     }
 
     /// Returns all objects, in the order of their keys.
@@ -124,16 +129,22 @@ impl Store {
 
     /// Returns the whole objects that name `uid` as an owner, controller or not, by index.
     pub fn owned_by(&self, uid: &str) -> Vec<Object> {
-        let state = self.read();
-        let owned = state.objects.owned_by(uid).iter();
-        let owned = owned.filter(|object| self.keeps(object)).cloned().collect();
         let owns = |object: &Object| object.header().owners.iter().any(|owner| *owner.uid == *uid);
-        self.updated(&state, owned, |object| owns(object) && self.keeps(object))
+        self.of_parts(|store| {
+            let state = store.read();
+            let owned = state.objects.owned_by(uid).iter();
+            let owned = owned.filter(|object| store.keeps(object)).cloned().collect();
+            store.updated(&state, owned, |object| owns(object) && store.keeps(object))
+        })
     }
 
     /// Returns the objects under `value` in an index added by [`Store::add_index`]. Empty if this
     /// subscriber has no index of that name, or has left.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
+        self.of_parts(|store| store.by_own_index(name, value))
+    }
+
+    fn by_own_index(&self, name: &str, value: &str) -> Vec<Object> {
         let state = self.read();
         let index = self.reader.as_ref().and_then(|reader| state.indexes.get(reader.id, name));
         let bucket = index.and_then(|(_, buckets)| buckets.get(value));
@@ -149,6 +160,10 @@ impl Store {
     /// it ends. No effect after that, or if an index of that name exists. Blocks the informer while
     /// the index is built.
     pub fn add_index(&self, index: Index) {
+        self.parts().for_each(|store| store.add_own_index(index.clone()));
+    }
+
+    fn add_own_index(&self, index: Index) {
         let mut state = self.write();
         let StoreState { objects, indexes, .. } = &mut *state;
         let reader = self.reader.as_ref().filter(|it| !it.left.load(Ordering::Relaxed));
@@ -159,10 +174,11 @@ impl Store {
 
     /// Returns the number of objects, metadata entries included.
     pub fn len(&self) -> usize {
-        match self.overlay.is_empty() {
-            true => self.cached(),
-            false => self.all().len(),
-        }
+        let len = |store: &Self| match store.overlay.is_empty() {
+            true => store.cached(),
+            false => store.all_here().len(),
+        };
+        self.parts().map(len).sum()
     }
 
     /// Returns the number of cached objects.
@@ -177,21 +193,25 @@ impl Store {
 
     /// Returns the number of metadata entries.
     pub fn entries(&self) -> usize {
-        self.shared.entries.load(Ordering::Relaxed)
+        self.parts().map(|store| store.shared.entries.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the cached JSON bytes, without headers.
     pub fn bytes(&self) -> usize {
-        self.shared.bytes.load(Ordering::Relaxed)
+        self.parts().map(|store| store.shared.bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns an estimate of the memory that the objects take, in bytes.
     pub fn accounted(&self) -> usize {
-        self.shared.accounted.load(Ordering::Relaxed)
+        self.parts().map(|store| store.shared.accounted.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the counts of this subscription; those of the whole store for a reader without one.
     pub fn share(&self) -> CacheShare {
+        self.parts().map(Self::own_share).fold(CacheShare::default(), CacheShare::and)
+    }
+
+    fn own_share(&self) -> CacheShare {
         let all =
             || ObjectCount { objects: self.cached() - self.entries(), accounted: self.accounted() };
         let state = self.read();
@@ -221,6 +241,10 @@ impl Store {
 
     /// Returns all objects; those that the subscription does not keep as entries.
     pub(crate) fn all(&self) -> Vec<Object> {
+        self.of_parts(Self::all_here)
+    }
+
+    fn all_here(&self) -> Vec<Object> {
         let state = self.read();
         let all = self.updated(&state, state.objects.iter().cloned().collect(), |_| true);
         drop(state);
@@ -229,6 +253,10 @@ impl Store {
 
     /// Returns all objects of a namespace, like [`Store::all`].
     pub(crate) fn all_in(&self, namespace: &str) -> Vec<Object> {
+        self.of_parts(|store| store.all_here_in(namespace))
+    }
+
+    fn all_here_in(&self, namespace: &str) -> Vec<Object> {
         let (state, namespace) = (self.read(), namespace.into());
         let all = state.objects.in_namespace(&namespace).cloned().collect();
         let is_within = |object: &Object| object.key().namespace.as_ref() == Some(&namespace);
@@ -240,6 +268,10 @@ impl Store {
     /// Returns the objects without a controller that a selection selects: by index, if an interest
     /// in them is set, and by a scan otherwise. They may be metadata entries.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
+        self.of_parts(|store| store.orphans_here(selection))
+    }
+
+    fn orphans_here(&self, selection: &Selection) -> Vec<Object> {
         let state = self.read();
         let is_orphan =
             |object: &Object| Interest::Orphans(selection.clone()).concerns(object.header());
@@ -249,7 +281,8 @@ impl Store {
     }
 
     fn keeps_all(&self) -> Result<(), KeepsEntries> {
-        if self.whole.is_everything() { Ok(()) } else { Err(KeepsEntries) }
+        let keeps_all = self.parts().all(|store| store.whole.is_everything());
+        if keeps_all { Ok(()) } else { Err(KeepsEntries) }
     }
 
     /// Returns whether the subscription keeps an object whole.
@@ -275,7 +308,7 @@ impl Store {
             version: AtomicU64::new(0),
         };
         let (shared, whole) = (Arc::new(shared), Arc::new(whole));
-        Self { shared, reader: None, whole, overlay: Overlay::default() }
+        Self { shared, reader: None, whole, overlay: Overlay::default(), others: None }
     }
 
     /// Returns a reader of the same objects for a new subscriber, with its own indexes.
@@ -296,7 +329,8 @@ impl Store {
         };
         let reader = Some(Arc::new(StoreReader { id, left: AtomicBool::new(false), counted }));
         let whole = Arc::new(index);
-        Self { shared: self.shared.clone(), reader, whole, overlay: Overlay::default() }
+        let (shared, overlay) = (self.shared.clone(), Overlay::default());
+        Self { shared, reader, whole, overlay, others: None }
     }
 
     /// Drops the subscriber's indexes.

@@ -37,7 +37,12 @@ pub trait Condition: Send + Sync + 'static {
 
     /// Tells the condition that the API server has refused a request of its controller (403), so
     /// that it asks for its permissions again. Must not block.
-    fn refused(&self) {}
+    ///
+    /// By default it reaches the functions of [`Readiness::on_refused`] in [`Condition::watch`],
+    /// those of the parts of `all_of`, `any_of`, `not` and `optional` included.
+    fn refused(&self) {
+        self.watch().refused();
+    }
 }
 
 /// Condition that always holds.
@@ -76,6 +81,7 @@ enum Node {
     SomeOf(Vec<Readiness>),
     Optional(Box<Readiness>),
     Not(Box<Readiness>),
+    OnRefused(Box<Readiness>, Arc<dyn Fn() + Send + Sync>),
 }
 
 /// Returns a condition that is always met.
@@ -169,6 +175,28 @@ impl Readiness {
         Self(Node::Published { verdicts, abandoned: false })
     }
 
+    /// Adds a function that is called when the API server has refused a request (403) of a
+    /// controller with this condition, alone or as a part of another one. It must not block.
+    #[must_use]
+    pub fn on_refused(self, refused: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Node::OnRefused(Box::new(self), Arc::new(refused)))
+    }
+
+    /// Calls the functions of [`Readiness::on_refused`], those of the parts included.
+    pub(crate) fn refused(&self) {
+        match &self.0 {
+            Node::Always | Node::Fixed(_) | Node::Published { .. } | Node::Type { .. } => {}
+            Node::AllOf(parts, _) | Node::AnyOf(parts, _) => parts.iter().for_each(Self::refused),
+            #[cfg(any(test, feature = "meta"))]
+            Node::SomeOf(parts) => parts.iter().for_each(Self::refused),
+            Node::Optional(part) | Node::Not(part) => part.refused(),
+            Node::OnRefused(part, refused) => {
+                refused();
+                part.refused();
+            }
+        }
+    }
+
     /// Returns a verdict that never changes.
     pub(super) fn fixed(verdict: Verdict) -> Self {
         Self(Node::Fixed(verdict))
@@ -211,6 +239,7 @@ impl Readiness {
                 Verdict::Met(Vec::new())
             }
             Node::Not(part) => verdict::not(part.verdict()),
+            Node::OnRefused(part, _) => part.verdict(),
         }
     }
 
@@ -234,7 +263,7 @@ impl Readiness {
             Node::AllOf(parts, _) | Node::AnyOf(parts, _) => any_changed(parts),
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => any_changed(parts),
-            Node::Optional(part) | Node::Not(part) => part.changed(),
+            Node::Optional(part) | Node::Not(part) | Node::OnRefused(part, _) => part.changed(),
         }
     }
 
@@ -268,6 +297,7 @@ impl fmt::Debug for Readiness {
             Node::SomeOf(parts) => f.debug_tuple("SomeOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
             Node::Not(part) => f.debug_tuple("Not").field(part).finish(),
+            Node::OnRefused(part, _) => part.fmt(f),
         }
     }
 }
@@ -430,6 +460,29 @@ mod tests {
         assert_eq!(why[0].reason, Reason::ConditionMet);
         assert_eq!(why[0].message, "widgets.example.com/v1 is served, which this excludes");
         assert_eq!(not(not(part(met_by("1")).1)).verdict(), Verdict::Met(Vec::new()));
+    }
+
+    #[test]
+    fn refusal_reaches_each_part_of_a_combined_condition() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let part = move || {
+            let counted = Arc::clone(&counted);
+            always().on_refused(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+            })
+        };
+        let combined = move || {
+            let (one, two) = (not(part()), optional(part()));
+            all_of([one, any_of([two, some_of([part()])]), always()])
+        };
+
+        combined.refused();
+
+        assert_eq!(calls.load(Ordering::SeqCst), 3);
+        let mut readiness = combined();
+        assert!(matches!(readiness.verdict(), Verdict::Unmet(_)), "its parts decide");
     }
 
     #[tokio::test]

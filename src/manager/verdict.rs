@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::Reason;
 use crate::{
     discovery::{DiscoveryMode, TypeChange, TypeState, TypeStatus},
@@ -294,6 +296,15 @@ pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
         }
     }
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+}
+
+/// Publishes a verdict. Subscribers are not woken by one that is equal to the last.
+pub(crate) fn publish(verdicts: &watch::Sender<Verdict>, verdict: Verdict) {
+    verdicts.send_if_modified(|current| {
+        let is_new = *current != verdict;
+        *current = verdict;
+        is_new
+    });
 }
 
 #[cfg(test)]

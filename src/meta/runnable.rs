@@ -10,7 +10,9 @@ use tokio_util::task::TaskTracker;
 
 use self::release::{Cleanup, warn_of};
 use crate::{
-    controller::{Backoff, BuildError, Cluster, Controller, Handler, Predicate},
+    controller::{
+        Backoff, BuildError, Cluster, Controller, ControllerDefaults, Handler, Predicate,
+    },
     informer::{Delta, Header, Object},
     kind::TypeRef,
     manager::{
@@ -120,7 +122,9 @@ impl DeclaredRunnable {
             builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent());
             builder = builder.conditional();
         }
-        let controller = builder.build(cluster, current.clone())?;
+        // Inputs and limits are those of the declaration.
+        let own = cluster.clone().with_defaults(ControllerDefaults::default());
+        let controller = builder.build(&own, current.clone())?;
         Ok(Self { controller, cluster: cluster.clone(), parents, current })
     }
 

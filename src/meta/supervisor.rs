@@ -33,7 +33,7 @@ use super::{
     recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
 use crate::{
-    controller::{BuildError, Cluster, Controller, Predicate},
+    controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
     manager::{
         ConditionalRunnable, Epoch, ManagerHandle, Readiness, RunResult, Runnable, RunnableOptions,
         StopReason,
@@ -246,7 +246,7 @@ impl Supervisor {
             // Stopping a controller may take its grace period, and must not delay the others.
             .max_concurrent_reconciles(16)
             .works_on_standby()
-            .build(cluster, reconciler)?;
+            .build(&cluster.clone().with_defaults(ControllerDefaults::default()), reconciler)?;
         Ok(Self { kind, controller, declared })
     }
 

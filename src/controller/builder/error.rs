@@ -46,6 +46,9 @@ pub enum BuildError {
     /// Fix the source, whose name function panicked.
     #[error("{0}: the name of a source panicked: {1}")]
     SourcePanicked(ControllerName, String),
+    /// Call `namespace`, or add the type once for each namespace.
+    #[error("{0}: claims_type watches one namespace or all, and {1} has several")]
+    OneNamespace(ControllerName, TypeRef),
     /// Allow at least one concurrent reconcile.
     #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
     NoWorkers(ControllerName),

@@ -1,6 +1,6 @@
 //! Options of one input, and the source that they become.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use tokio::sync::watch;
 
@@ -8,7 +8,7 @@ use super::BuildError;
 use crate::{
     controller::{
         Cluster, ConditionalSource, Handler, Predicate,
-        handler::OnSynced,
+        handler::{OnSynced, OnWatchError},
         run::input::{Input, InputConditions, InputSource},
         run::input_status::InputMode,
         source::kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
@@ -33,15 +33,18 @@ pub(super) enum InputKind {
 }
 
 /// Options of an input of a type.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct KindOptions {
     pub(super) filter: SourceFilter,
+    /// Namespaces; the default if there are none.
+    pub(super) namespaces: Vec<Arc<str>>,
     pub(super) role: Role,
     /// True if the type is named by its Rust type, to which its objects are decoded.
     pub(super) typed: bool,
     pub(super) predicates: Vec<Predicate>,
     pub(super) indexes: Vec<Index>,
     pub(super) synced: Option<OnSynced>,
+    pub(super) watch_error: Option<OnWatchError>,
     /// Interests that narrow what is delivered and kept whole; none for all.
     pub(super) interests: Vec<Interest>,
     pub(super) whole: bool,
@@ -50,7 +53,7 @@ pub(super) struct KindOptions {
 }
 
 /// Use of a type by a controller.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Role {
     Primary,
     Owned {
@@ -72,27 +75,36 @@ impl InputOptions {
         }
     }
 
-    /// Returns the input of a controller with these primary types.
-    pub(in crate::controller) fn input(
+    /// Returns the inputs of a controller with these primary types: one for each namespace.
+    /// `number` is the position among the inputs of the builder.
+    pub(in crate::controller) fn inputs(
         self,
+        number: usize,
         name: &ControllerName,
         primaries: &[TypeRef],
         event_filters: &[Predicate],
         cluster: &Cluster,
-    ) -> Result<Input, BuildError> {
+    ) -> Result<Vec<Input>, BuildError> {
         let mode = self.mode;
         let source = match self.kind {
             InputKind::Source(source) => match guard::run(|| source.name()) {
-                Ok(_name) => InputSource::Other(source),
+                Ok(_name) => vec![InputSource::Other(source)],
                 Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
             },
             InputKind::Kind(kind) => {
                 kind.check(name, event_filters)?;
-                let source = kind.source(name, primaries, event_filters, mode, cluster)?;
-                InputSource::Kind(Arc::new(source))
+                let namespaces = kind.restrict(name, cluster)?;
+                let source = |kind: KindOptions| {
+                    let source = kind.source(name, primaries, event_filters, mode, cluster)?;
+                    Ok(InputSource::Kind(Arc::new(source)))
+                };
+                namespaces.into_iter().map(source).collect::<Result<_, BuildError>>()?
             }
         };
-        Ok(Input { source, mode, conditions: self.conditions })
+        let part_of = (source.len() > 1).then_some(number);
+        let conditions = self.conditions;
+        let input = |source| Input { source, mode, conditions: conditions.clone(), part_of };
+        Ok(source.into_iter().map(input).collect())
     }
 }
 
@@ -108,7 +120,49 @@ impl KindOptions {
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
         let (interests, whole, cluster) = (Vec::new(), false, None);
-        Self { filter, role, typed, predicates, indexes, synced: None, interests, whole, cluster }
+        let (namespaces, synced, watch_error) = (Vec::new(), None, None);
+        Self {
+            filter,
+            namespaces,
+            role,
+            typed,
+            predicates,
+            indexes,
+            synced,
+            watch_error,
+            interests,
+            whole,
+            cluster,
+        }
+    }
+
+    /// Applies the defaults of the cluster, and returns the options for each namespace.
+    fn restrict(mut self, name: &ControllerName, own: &Cluster) -> Result<Vec<Self>, BuildError> {
+        let cluster = self.cluster.as_ref().unwrap_or(own);
+        let of_type = cluster.defaults.of(&self.filter.type_ref).cloned().unwrap_or_default();
+        let of_cluster = cluster.namespace.clone();
+        self.filter.labels = self.filter.labels.or(of_type.labels);
+        self.filter.fields = self.filter.fields.or(of_type.fields);
+        let chosen = [mem::take(&mut self.namespaces), of_type.namespaces];
+        let chosen = chosen.into_iter().find(|namespaces| !namespaces.is_empty());
+        let mut namespaces: Vec<Option<Arc<str>>> = Vec::new();
+        for namespace in chosen.into_iter().flatten() {
+            if !namespaces.contains(&Some(Arc::clone(&namespace))) {
+                namespaces.push(Some(namespace));
+            }
+        }
+        if namespaces.len() > 1 && matches!(self.role, Role::Claimed(_)) {
+            return Err(BuildError::OneNamespace(name.clone(), self.filter.type_ref));
+        }
+        if namespaces.is_empty() {
+            namespaces.push(of_cluster);
+        }
+        let within = |namespace| {
+            let mut one = self.clone();
+            one.filter.namespace = namespace;
+            one
+        };
+        Ok(namespaces.into_iter().map(within).collect())
     }
 
     /// Returns the source of an input of a controller with these primary types.
@@ -122,9 +176,9 @@ impl KindOptions {
     ) -> Result<KindSource, BuildError> {
         let cluster = self.cluster.as_ref().unwrap_or(own);
         let (types, informers) = (cluster.types.clone(), cluster.informers.clone());
-        let (is_foreign, namespace) = (!types.is(&own.types), cluster.namespace.clone());
-        let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
-        filter.namespace = filter.namespace.or(namespace);
+        let is_foreign = !types.is(&own.types);
+        let Self { filter, role, predicates, indexes, synced, interests, whole, .. } = self;
+        let watch_error = self.watch_error;
         let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
         let (mapping, delivery) = match role {
             Role::Primary => {
@@ -154,6 +208,7 @@ impl KindOptions {
             indexes,
             panics: watch::Sender::default(),
             synced,
+            watch_error,
             mode,
             is_foreign,
             types,

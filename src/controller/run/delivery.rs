@@ -66,10 +66,17 @@ impl Taken {
 
     /// Returns the requests that are not confirmed, in the order in which they were taken.
     pub(in crate::controller) fn requests(&self) -> Vec<Request> {
+        self.since(0).into_iter().map(|(_, request)| request).collect()
+    }
+
+    /// Returns the requests that are not confirmed and were taken after this number, with their
+    /// numbers, in order.
+    pub(in crate::controller) fn since(&self, last: u64) -> Vec<(u64, Request)> {
         let numbers = self.numbers();
-        let mut requests: Vec<_> = numbers.by_request.iter().collect();
-        requests.sort_unstable_by_key(|(_, kept)| kept.number);
-        requests.into_iter().map(|(request, _)| request.clone()).collect()
+        let later = numbers.by_request.iter().filter(|(_, kept)| kept.number > last);
+        let mut requests: Vec<_> = later.map(|(it, kept)| (kept.number, it.clone())).collect();
+        requests.sort_unstable_by_key(|(number, _)| *number);
+        requests
     }
 
     /// Sets whether a request waits for a reconcile to begin, rather than for a time of its own.

@@ -41,6 +41,8 @@ pub(in crate::controller) struct Input {
     pub(in crate::controller) mode: InputMode,
     /// Conditions besides that of the source.
     pub(in crate::controller) conditions: InputConditions,
+    /// Number of the builder's input, if it has several namespaces.
+    pub(in crate::controller) part_of: Option<usize>,
 }
 
 /// Conditions of a user.

@@ -19,7 +19,7 @@ use crate::{
     },
     discovery::{TypeRegistry, TypeStatus},
     informer::{CacheShare, InformerKey, MovingInterests, Projection, Store, Subscription},
-    kind::{ServedType, TypeRef},
+    kind::{GroupKind, ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState as State},
 };
 
@@ -58,6 +58,8 @@ pub(in crate::controller) struct InputStatus {
     pub(in crate::controller) type_ref: Option<TypeRef>,
     /// Cluster of the objects; `None` for that of the controller.
     pub(in crate::controller) cluster: Option<TypeRegistry>,
+    /// Number of the builder's input, if it has several namespaces.
+    pub(in crate::controller) part_of: Option<usize>,
     pub(in crate::controller) mode: InputMode,
     pub(in crate::controller) state: State,
     /// Current error.
@@ -88,6 +90,8 @@ pub(in crate::controller) struct Attached {
     pub(in crate::controller) moving: Option<MovingInterests>,
     /// Current status of the type.
     pub(in crate::controller) status: Option<watch::Receiver<TypeStatus>>,
+    /// Caches of the further namespaces of the input.
+    pub(in crate::controller) others: Vec<Attached>,
 }
 
 impl InputStatuses {
@@ -154,7 +158,8 @@ impl InputStatuses {
     }
 
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
-    /// `None` as the cluster means that of the controller.
+    /// `None` as the cluster means that of the controller. `None` is returned until all namespaces of
+    /// the input are listed.
     pub(in crate::controller) fn attached(
         &self,
         cluster: Option<&TypeRegistry>,
@@ -171,7 +176,26 @@ impl InputStatuses {
                 input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
         });
-        found.and_then(|input| input.attached.clone())
+        let found = found?;
+        let mut attached = found.attached.clone()?;
+        if found.part_of.is_some() {
+            let parts = of_cluster().filter(|input| input.part_of == found.part_of);
+            for part in parts {
+                let part = part.attached.clone()?;
+                // A cluster-scoped type has one informer for all namespaces.
+                let is_known = attached.all().any(|known| known.key == part.key);
+                attached.others.extend((!is_known).then_some(part));
+            }
+        }
+        Some(attached)
+    }
+
+    /// Returns the group and kind of an input's type, as it is served in this epoch.
+    pub(in crate::controller) fn group_kind(&self, type_ref: &TypeRef) -> Option<GroupKind> {
+        let inputs = self.inputs();
+        let own = inputs.values().filter(|input| input.is_of(None));
+        let of_type = own.filter(|input| input.type_ref.as_ref() == Some(type_ref));
+        of_type.filter_map(|input| Some(input.attached.as_ref()?.served.group_kind())).next()
     }
 
     /// Returns the interests of the builder's input of a type whose objects the reconciler names.
@@ -268,10 +292,11 @@ impl InputStatuses {
             true => inputs().filter(waited_for).map(InputStatus::why).collect(),
             false => Vec::new(),
         };
-        let missing = inputs()
+        let mut missing: Vec<_> = inputs()
             .filter(|input| input.mode == InputMode::Optional && input.state == State::Waiting)
             .filter_map(typed)
             .collect();
+        missing.dedup();
         self.epoch.report(|report| {
             report.watches = watches;
             report.stale = stale;
@@ -284,13 +309,23 @@ impl InputStatuses {
 }
 
 impl Attached {
+    /// Returns the caches of all namespaces of the input.
+    fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.others)
+    }
+
+    /// Returns the stores of all namespaces, as `read` returns each, as one.
+    pub(in crate::controller) fn joined(&self, read: impl Fn(&Self) -> Store) -> Store {
+        read(self).joined(self.others.iter().map(&read))
+    }
+
     /// Returns a typed lister of the cache.
     pub(in crate::controller) fn lister<K: Cached>(
         self,
         type_ref: TypeRef,
     ) -> Result<Lister<K>, ListerError> {
         match self.key.projection {
-            Projection::Full => Ok(Lister::of(self.store)),
+            Projection::Full => Ok(Lister::of(self.joined(|part| part.store.clone()))),
             Projection::Metadata | Projection::Keys => Err(ListerError::Projected(type_ref)),
         }
     }
@@ -317,6 +352,7 @@ impl InputStatus {
             label,
             type_ref,
             cluster: None,
+            part_of: None,
             mode,
             state: State::Waiting,
             error: None,

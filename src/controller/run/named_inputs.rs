@@ -123,5 +123,6 @@ impl EpochRun {
 pub(super) fn status_of(input: &Input) -> InputStatus {
     let mut status = InputStatus::new(input.name(), input.type_ref().cloned(), input.mode);
     status.cluster = input.cluster();
+    status.part_of = input.part_of;
     status
 }

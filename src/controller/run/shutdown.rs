@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use tokio::{
     select,
+    task::{Id, JoinError},
     time::{Instant, sleep, timeout_at},
 };
 use tracing::warn;
 
 use super::EpochRun;
-use crate::manager::StopReason;
+use crate::{controller::run::outcome::Attempt, manager::StopReason};
 
 /// Time that a dropped reconcile may take to reach its next await, before the informers are
 /// released without it.
@@ -39,7 +40,7 @@ impl EpochRun {
         self.epoch.idle().await;
         let deadline = Instant::now() + SLACK;
         while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
-            self.reconciled(end);
+            self.reconciled_while_stopping(end);
         }
         self.join_sources().await;
         // Sources may write until they have ended.
@@ -48,12 +49,18 @@ impl EpochRun {
         // A reconcile that blocks its thread is awaited, because it may still write.
         self.report_unfinished();
         while let Some(end) = self.workers.join_next_with_id().await {
-            self.reconciled(end);
+            self.reconciled_while_stopping(end);
             self.report_unfinished();
         }
         if reason == Some(StopReason::Superseded) {
             let primaries = &self.spec.primaries;
             self.spec.carried_over.leave(primaries, self.queue.close());
+        }
+    }
+
+    fn reconciled_while_stopping(&mut self, end: Result<(Id, Attempt), JoinError>) {
+        if let Err(error) = self.reconciled(end) {
+            warn!(controller = %self.spec.name, %error, "reconcile panicked while stopping");
         }
     }
 
@@ -96,7 +103,7 @@ impl EpochRun {
         loop {
             select! {
                 biased;
-                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
+                Some(end) = self.workers.join_next_with_id() => self.reconciled_while_stopping(end),
                 () = &mut grace_over, if !self.workers.is_empty() => break,
                 else => return,
             }

@@ -3,13 +3,16 @@
 //! A reconcile may give its slot back before it ends, so that the next request starts. A second
 //! bound applies to all reconciles, with and without a slot.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::controller::metrics::Series;
 
@@ -38,11 +41,16 @@ pub(in crate::controller) struct WorkerSlot {
     series: Arc<Series>,
     is_released: AtomicBool,
     /// Slot among the reconciles of all controllers, if the manager limits them.
-    #[cfg_attr(
-        not(any(test, feature = "meta")),
-        expect(dead_code, reason = "held until the reconcile ends")
-    )]
-    shared: Mutex<Option<OwnedSemaphorePermit>>,
+    shared: Mutex<SharedSlot>,
+}
+
+/// Slot among the reconciles of all controllers.
+enum SharedSlot {
+    /// No limit, or the slot was given back for good.
+    None,
+    Held(OwnedSemaphorePermit),
+    /// Given back until the reconcile begins.
+    Lent(Arc<Semaphore>),
 }
 
 impl WorkerBound {
@@ -84,6 +92,7 @@ impl WorkerSlots {
     ) -> Arc<WorkerSlot> {
         series.active.inc();
         let (slots, series) = (Arc::clone(self), Arc::clone(series));
+        let shared = shared.map_or(SharedSlot::None, SharedSlot::Held);
         let (is_released, shared) = (AtomicBool::new(false), Mutex::new(shared));
         Arc::new(WorkerSlot { slots, series, is_released, shared })
     }
@@ -102,13 +111,34 @@ impl WorkerSlots {
 }
 
 impl WorkerSlot {
+    /// Gives the slot among all controllers back, for the time of a request to the server before
+    /// the reconcile begins: a server that does not answer must not hold up other controllers.
+    pub(in crate::controller) fn lend(&self) {
+        let mut shared = self.shared.lock();
+        if let SharedSlot::Held(permit) = &*shared {
+            *shared = SharedSlot::Lent(Arc::clone(permit.semaphore()));
+        }
+    }
+
+    /// Waits for a slot among all controllers, if it was lent. Cancel safe.
+    pub(in crate::controller) async fn regain(&self) {
+        let lent = match &*self.shared.lock() {
+            SharedSlot::Lent(slots) => Arc::clone(slots),
+            SharedSlot::None | SharedSlot::Held(_) => return,
+        };
+        // The semaphore is never closed.
+        if let Ok(permit) = lent.acquire_owned().await {
+            *self.shared.lock() = SharedSlot::Held(permit);
+        }
+    }
+
     /// Gives the slot back before the reconcile ends.
     #[cfg(any(test, feature = "meta"))]
     pub(in crate::controller) fn release(&self) {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            drop(self.shared.lock().take());
+            drop(mem::replace(&mut *self.shared.lock(), SharedSlot::None));
             self.slots.bound.freed.notify_one();
         }
     }

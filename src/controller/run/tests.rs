@@ -195,6 +195,7 @@ impl Make {
             source: InputSource::Other(GuardedDrop::new(Arc::new(source))),
             mode,
             conditions: Vec::new(),
+            part_of: None,
         });
         self
     }
@@ -261,6 +262,7 @@ impl Make {
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             limiter: None,
+            recovers_panics: true,
             conditions: Vec::new(),
             series: metrics.series(&name),
             carried_over: CarriedOverByName::default().of(&name),

@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    expectation::{Checked, Expectation, Unconfirmed},
+    expectation::{Checked, Expectation, Reached, Unconfirmed},
     state::WriteReply,
     target::Target,
 };
@@ -49,6 +49,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// waits less than 5 s while the server answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// Interval in which the caches are compared with live reads that a reconcile had, without a
+/// request. A reconcile follows within this time if a cache turns out to lack what it read.
+const RECHECK: Duration = Duration::from_secs(5);
+
 task_local! {
     // Request whose reconcile, or a task spawned by it, runs in this task.
     static CURRENT: Request;
@@ -70,6 +74,8 @@ struct TrackedWrites {
     latest: Option<Instant>,
     // Time of the next removal of old writes; `None` without writes.
     expiry: Option<Instant>,
+    // Time of the next comparison of live reads; `None` without live reads.
+    recheck: Option<Instant>,
 }
 
 /// Unconfirmed writes of one request.
@@ -172,6 +178,34 @@ impl UnconfirmedWrites {
         });
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
+    }
+
+    /// Returns the time at which [`UnconfirmedWrites::overtaken`] is due; `None` without live reads.
+    pub(in crate::controller) fn recheck(&self) -> Option<Instant> {
+        self.state().recheck
+    }
+
+    /// Returns the requests that had a live read of an object which another client has deleted
+    /// since. No cache has ever held such an object, so that no event reports its deletion.
+    pub(in crate::controller) fn overtaken(&self, statuses: &InputStatuses) -> Vec<Request> {
+        let (mut state, mut is_behind, mut overtaken) = (self.state(), false, Vec::new());
+        for (request, writes) in state.open.iter_mut().filter(|(_, writes)| writes.live) {
+            let mut is_overtaken = false;
+            for (target, expected) in &mut writes.targets {
+                for cache in statuses.caches(&target.group, &target.plural) {
+                    match expected.reached(target, &cache) {
+                        Reached::Behind => is_behind = true,
+                        Reached::Deleted => is_overtaken = true,
+                        Reached::Current => {}
+                    }
+                }
+            }
+            if is_overtaken {
+                overtaken.push(request.clone());
+            }
+        }
+        state.recheck = is_behind.then(|| Instant::now() + RECHECK);
+        overtaken
     }
 
     fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
@@ -324,6 +358,9 @@ impl Drop for Reconciling {
             open.own_object |= writes.own_object;
             open.behind = writes.behind;
             open.live |= writes.live;
+            if open.live {
+                state.recheck.get_or_insert_with(|| Instant::now() + RECHECK);
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     controller::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
         SourceStart,
-        handler::OnSynced,
+        handler::{OnSynced, OnWatchError},
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
@@ -40,6 +40,7 @@ pub(in crate::controller) struct KindSource {
     /// Last panic of an index function, with index, object and message.
     pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
     pub(in crate::controller) synced: Option<OnSynced>,
+    pub(in crate::controller) watch_error: Option<OnWatchError>,
     pub(in crate::controller) mode: InputMode,
     /// True if the objects are those of a cluster other than the controller's.
     pub(in crate::controller) is_foreign: bool,
@@ -207,7 +208,8 @@ impl KindSource {
             | DeliveredObjects::Of(_) => None,
         };
         let is_foreign = self.is_foreign;
-        let attached = Attached { served, store, key, is_foreign, status, moving };
+        let others = Vec::new();
+        let attached = Attached { served, store, key, is_foreign, status, moving, others };
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();

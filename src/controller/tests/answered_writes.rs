@@ -86,6 +86,31 @@ async fn object_that_is_changed_while_it_is_read_live_is_read_again() {
     harness.shutdown().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn object_that_was_read_live_and_deleted_by_another_client_meanwhile_is_created_again() {
+    for apart in [false, true] {
+        let harness = Harness::with_maker(apart).await;
+        let silence = harness.server.withhold("parts");
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, ["ns/a 0 false"]);
+        harness.server.apply(widget("a", "a"));
+        sleep(LONGEST_WAIT).await;
+        assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
+
+        // No cache has ever held the part, so that no watch delivers its deletion.
+        harness.server.delete_all("Part");
+        harness.server.release("parts", silence);
+        sleep(Duration::from_secs(60)).await;
+
+        assert_eq!(harness.log().await, ["ns/a 0 false"], "{apart}");
+        assert_eq!(harness.server.count("Part"), 1);
+        sleep(Duration::from_secs(3600)).await;
+        let log = harness.log().await;
+        assert!(log.len() <= 1, "reconciled by the event of its own create: {log:?}");
+        harness.shutdown().await;
+    }
+}
+
 /// Returns the number of list requests of both types.
 fn lists(server: &Server) -> usize {
     server.lists("parts") + server.lists("widgets")

@@ -43,6 +43,40 @@ async fn closure_takes_the_object_of_a_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn panic_without_recovery_ends_the_run_and_with_fail_fast_the_manager() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let reconcile = |_: Request, context: Context| async move {
+        assert!(context.epoch().number() > 1, "boom");
+        Ok(Outcome::Done)
+    };
+    let described = || builder().for_type(widgets()).recover_panic(false);
+    let controller = described().build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    let status = harness.until(|status| status.last_done.is_some()).await;
+    let done = format!("{:?}", status.last_done);
+    assert!(done.contains("the reconcile of ns/a panicked") && done.contains("boom"), "{done}");
+    harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    harness.shutdown().await;
+
+    let server = Server::new();
+    server.install(crd("Widget"), &["v1"]);
+    server.apply(widget("a", "a"));
+    let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let defaults = ControllerDefaults::default().recover_panic(false);
+    let cluster = cluster.with_defaults(defaults);
+    let mut manager = Manager::new(ManagerOptions::default());
+    runnable.add_to(&mut manager, "cluster").unwrap();
+    let panics = |_: Request, _: Context| async { panic!("boom") };
+    let controller = builder().for_type(widgets()).build(&cluster, panics).unwrap();
+    manager.add(NAME, Arc::new(controller), RunnableOptions::fail_fast()).unwrap();
+    let error = manager.run(CancellationToken::new()).await.unwrap_err();
+    assert!(error.to_string().contains("boom"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn requeue_is_retried_after_a_growing_back_off_without_an_error() {
     let harness = Harness::new();
     harness.install("Widget");

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    manager::{ConditionalRunnable, Readiness, Unmet, Verdict},
+    manager::{Condition, ConditionalRunnable, Readiness, Unmet, Verdict, all_of, always, not},
     testing::{Action, Reply, Rule},
 };
 
@@ -42,29 +42,36 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
 
 #[tokio::test(start_paused = true)]
 async fn permission_is_asked_for_again_after_a_refused_write() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let day = Duration::from_secs(24 * 3600);
-    let permission = Permission::new(&harness.cluster, "create", "", "configmaps").interval(day);
-    add_condition(&harness, permission.clone()).await;
-    let refuse = |_: Request, _: Context| async {
-        let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
-        Err(kube::Error::Api(status.boxed()).into())
-    };
-    let described = builder().for_type(widgets()).when(permission);
-    let controller = Arc::new(described.build(&harness.cluster, refuse).unwrap());
-    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    let begin = Instant::now();
+    for combined in [false, true] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        let day = Duration::from_secs(24 * 3600);
+        let permission = Permission::new(&harness.cluster, "create", "", "configmaps");
+        let permission = permission.interval(day);
+        add_condition(&harness, permission.clone()).await;
+        let refuse = |_: Request, _: Context| async {
+            let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
+            Err(kube::Error::Api(status.boxed()).into())
+        };
+        let described = builder().for_type(widgets());
+        let described = match combined {
+            false => described.when(permission),
+            true => described.when(move || all_of([always(), not(not(permission.watch()))])),
+        };
+        let controller = Arc::new(described.build(&harness.cluster, refuse).unwrap());
+        harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        let begin = Instant::now();
 
-    harness.server.forbid("configmaps");
-    sleep(Duration::from_secs(3600)).await;
-    assert_eq!(harness.status().state, ControllerState::Running, "nothing was refused yet");
-    harness.server.apply(widget("a", "a"));
-    harness.until(|status| status.reason == "Forbidden").await;
+        harness.server.forbid("configmaps");
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!(harness.status().state, ControllerState::Running, "nothing was refused yet");
+        harness.server.apply(widget("a", "a"));
+        harness.state(ControllerState::Waiting).await;
 
-    assert!(begin.elapsed() < Duration::from_secs(3700), "{:?}", begin.elapsed());
-    harness.shutdown().await;
+        assert!(begin.elapsed() < Duration::from_secs(3700), "{:?}", begin.elapsed());
+        harness.shutdown().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -129,6 +129,44 @@ async fn source_of_two_alternatives_is_never_left_without_either_while_one_is_se
 }
 
 #[tokio::test(start_paused = true)]
+async fn broadcast_reaches_each_controller_and_one_that_waits_holds_up_no_other() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let events = Broadcast::new();
+    let gone = events.source();
+    harness.add(builder().for_type(widgets()).conditional().source(events.source())).await;
+    let log = Log::default();
+    let reconciler = LoggingReconciler { log: Arc::clone(&log) };
+    let second = Controller::builder("second").for_type(parts()).conditional();
+    let second = second.source(events.source()).build(&harness.cluster, reconciler).unwrap();
+    harness.manager.add("second", Arc::new(second), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    drop(gone);
+
+    for _ in 0..3 {
+        events.send(&Request::cluster("a"));
+    }
+    events.send(&Request::cluster("b"));
+
+    assert_eq!(harness.log().await, ["a gone", "b gone"]);
+    assert!(log.lock().unwrap().is_empty(), "its type is missing");
+    harness.install("Part");
+    settle().await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(*log.lock().unwrap(), ["a missing", "b missing"], "kept while it waited");
+    events.clone().send(&Request::cluster("c"));
+    assert_eq!(harness.log().await, ["c gone"]);
+    assert_eq!(log.lock().unwrap().len(), 3);
+
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    assert!(harness.log().await.is_empty(), "a finished request is not delivered again");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn function_and_interval_add_requests_in_each_epoch_and_end_with_it() {
     let harness = Harness::new();
     harness.install("Widget");

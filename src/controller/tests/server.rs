@@ -80,9 +80,18 @@ impl Server {
     }
 
     /// Creates or changes an object; a counter in an annotation makes every call a change.
-    pub(super) fn apply(&self, mut object: Value) {
+    pub(super) fn apply(&self, object: Value) {
+        self.apply_in(NAMESPACE, object);
+    }
+
+    /// Creates or changes an object in a namespace, which is created.
+    pub(super) fn apply_in(&self, namespace: &str, mut object: Value) {
         let number = self.applied.fetch_add(1, Ordering::Relaxed);
-        object["metadata"]["namespace"] = NAMESPACE.into();
+        let created = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace },
+        });
+        self.simulated.apply(created).unwrap();
+        object["metadata"]["namespace"] = namespace.into();
         object["metadata"]["annotations"] = json!({ "applied": number.to_string() });
         self.simulated.apply(object).unwrap();
     }

@@ -1,6 +1,9 @@
 //! Typed controllers: inputs named by Rust types, and listers that decode to them.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::NamespaceResourceScope;
@@ -110,6 +113,54 @@ async fn typed_controller_reads_its_objects_and_gets_requests_for_owned_ones() {
     harness.server.delete("Widget", "a");
     assert_eq!(harness.log().await, ["ns/a gone"]);
 
+    harness.shutdown().await;
+}
+
+/// Number of widgets that were decoded to [`Counted`].
+static DECODED: AtomicUsize = AtomicUsize::new(0);
+
+/// Widget that counts how often it is decoded.
+struct Counted {
+    metadata: ObjectMeta,
+}
+
+resource!(Counted, "widgets");
+
+impl<'de> Deserialize<'de> for Counted {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        DECODED.fetch_add(1, Ordering::SeqCst);
+        Ok(Self { metadata: Part::deserialize(deserializer)?.metadata })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_decoded_once_per_version_for_all_typed_reads() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(sized("a", json!(1)));
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |widget: Option<Arc<Counted>>, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let widget = widget.ok_or("no widget")?;
+            let all = context.lister::<Counted>()?.list()?;
+            let same = all.into_iter().flatten().all(|it| Arc::ptr_eq(&it, &widget));
+            let name = widget.metadata.name.clone().unwrap_or_default();
+            log.lock().unwrap().push(format!("{name} {same}"));
+            Ok(Outcome::RequeueAfter(Duration::from_secs(60)))
+        }
+    };
+    let described = builder().for_::<Counted>().conditional();
+    let controller = described.build(&harness.cluster, for_object(reconcile)).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+
+    sleep(Duration::from_secs(150)).await;
+    assert_eq!(harness.log().await, ["a true", "a true", "a true"]);
+    assert_eq!(DECODED.load(Ordering::SeqCst), 1);
+
+    harness.server.apply(sized("a", json!(2)));
+    assert_eq!(harness.log().await, ["a true"]);
+    assert_eq!(DECODED.load(Ordering::SeqCst), 2);
     harness.shutdown().await;
 }
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::*;
+use crate::testing::{Action, Rule, Verb};
 
 /// Reconciles of several controllers that take a second each, in the order of their starts.
 #[derive(Clone, Default)]
@@ -100,6 +101,37 @@ async fn request_that_waits_for_its_own_worker_takes_no_shared_slot() {
     sleep(Duration::from_millis(100)).await;
 
     assert_eq!(*shared.names.lock().unwrap(), ["busy", "other"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_that_is_not_answered_before_a_reconcile_takes_no_shared_slot() {
+    let harness = limited(1);
+    harness.install("Widget");
+    harness.install("Part");
+    let shared = Shared::default();
+    harness.make(builder().for_type(widgets()).owns_type(parts()).whole(), false).await;
+    add(&harness, &shared, "other", parts(), 1).await;
+    // Lost response: the next reconcile begins with a read.
+    harness.server.mishap(Action::Lose);
+    harness.server.apply(widget("a", "a"));
+    settle().await;
+    let late = Rule::new(Action::Withhold).verb(Verb::List).resource("example.com", "parts");
+    let late = harness.server.fault(late);
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(2)).await;
+    shared.names.lock().unwrap().clear();
+
+    harness.server.apply(object("Part", "b", "other"));
+    sleep(Duration::from_secs(2)).await;
+
+    assert_eq!(*shared.names.lock().unwrap(), ["other"]);
+    harness.server.remove(late);
+    sleep(Duration::from_secs(120)).await;
+    let log = harness.log().await;
+    assert_eq!(log.last().map(String::as_str), Some("ns/a 1 true"), "{log:?}");
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await.len(), 1, "its slot is its own again");
     harness.shutdown().await;
 }
 

@@ -11,9 +11,10 @@ use kube_runtime::{
 
 use super::*;
 use crate::{
+    controller::Context,
     informer::{Delta, Object, fixture::Fixture},
     manager::StopReason,
-    runtime::object_predicate,
+    runtime::{object_predicate, publish},
 };
 
 async fn finalize(object: Arc<Widget>, shared: Arc<Shared>) -> Result<Action, Refused> {
@@ -86,6 +87,38 @@ async fn recorder_and_wait_of_kube_end_with_their_epoch() {
     let ended = timeout(Duration::from_secs(60), waits).await;
     assert!(ended.unwrap().is_err(), "the fence ends its watch");
     recorder.publish(&event, &object).await.unwrap_err();
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_does_not_wait_for_the_event_that_it_publishes() {
+    let harness = Harness::new();
+    harness.install().await;
+    harness.apply("a", json!({ "size": 1 }));
+    let epoch = Epoch::new("parts", 1, Duration::from_secs(60));
+    let context = Context::new(epoch.clone(), harness.cluster.unfenced_client());
+    let client = context.client().clone();
+    let widgets = Api::<Widget>::namespaced(client.clone(), "default");
+    let object = widgets.get("a").await.unwrap().object_ref(&());
+    let recorder = Recorder::new(client, "parts".into());
+    let event = || Event {
+        type_: EventType::Normal,
+        reason: "Greeted".to_owned(),
+        note: None,
+        action: "Greet".to_owned(),
+        secondary: None,
+    };
+    let recorded = || harness.server.list("events.k8s.io/v1", "Event").unwrap().len();
+
+    publish(&context, &recorder, event(), object.clone());
+
+    assert_eq!(recorded(), 0, "nothing is awaited");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(recorded(), 1);
+    epoch.stop(StopReason::LeaseLost);
+    publish(&context, &recorder, event(), object);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(recorded(), 1, "the fence refuses it");
     harness.shutdown().await;
 }
 

@@ -51,6 +51,17 @@ pub(super) enum Checked {
     Live(ObjectKey, LiveObject),
 }
 
+/// Comparison of a cache with the last live read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reached {
+    /// The cache has not reached the version of the read.
+    Behind,
+    /// The cache has reached it, or there was no read.
+    Current,
+    /// The cache has reached it, and lacks the object that was read.
+    Deleted,
+}
+
 /// Error: the caches could not be shown to hold a write.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::controller) enum Unconfirmed {
@@ -90,6 +101,22 @@ impl Expectation {
     /// Drops the objects that were read. The next check reads them again.
     pub(super) fn forget_reads(&mut self) {
         self.reads.clear();
+    }
+
+    /// Compares a cache with the last read for it, which is dropped once the cache has reached it.
+    pub(super) fn reached(&mut self, target: &Target, cache: &Attached) -> Reached {
+        let (Some(key), Some(read)) = (target.key(), self.reads.get(&cache.key)) else {
+            return Reached::Current;
+        };
+        if read.state.compare(&key, cache) != Comparison::Held {
+            return Reached::Behind;
+        }
+        let was_there = matches!(read.state, ObjectState::Stored { .. });
+        self.reads.remove(&cache.key);
+        match was_there && cache.store.stored(&key).is_none() {
+            true => Reached::Deleted,
+            false => Reached::Current,
+        }
     }
 
     /// Replaces the expectation by that of a later write of the same target.

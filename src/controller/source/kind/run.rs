@@ -13,7 +13,7 @@ use super::KindSource;
 use crate::{
     controller::{
         Enqueue, SourceContext,
-        handler::{MappedRequest, OnSynced},
+        handler::{MappedRequest, OnSynced, OnWatchError},
         queue::{Add, LOW_PRIORITY},
         run::input_status::{Attached, InputStatus},
     },
@@ -111,7 +111,25 @@ impl<'a> KindRun<'a> {
     ) -> InformerProgress {
         let now = progress.borrow_and_update().clone();
         self.report(&now, drained);
+        self.call_on_error(&now);
         now
+    }
+
+    /// Calls the user's function with an error of the watch.
+    fn call_on_error(&self, progress: &InformerProgress) {
+        let Some(OnWatchError(on_error)) = &self.source.watch_error else { return };
+        let (state, error) = match progress {
+            InformerProgress::Syncing(Some(error)) => (WatchState::Syncing, error),
+            InformerProgress::Stale(error) => (WatchState::Stale, error),
+            InformerProgress::Forbidden(error) => (WatchState::Forbidden, error),
+            InformerProgress::ConversionFailed(error) => (WatchState::ConversionFailed, error),
+            InformerProgress::Syncing(None)
+            | InformerProgress::Synced
+            | InformerProgress::Ended(_) => return,
+        };
+        if let Err(panic) = guard::run(|| on_error(state, error)) {
+            self.panicked("watch error handler", error, &panic);
+        }
     }
 
     /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.

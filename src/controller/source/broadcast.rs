@@ -1,0 +1,124 @@
+//! Broadcast: requests that a program sends to several controllers.
+
+use std::sync::{Arc, Weak};
+
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tokio::{select, sync::Notify};
+
+use crate::{
+    controller::{
+        ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, run::delivery::Taken,
+    },
+    manager::{Readiness, always},
+};
+
+/// Sender of requests to several controllers, for events from outside of Kubernetes. Cheap to
+/// clone.
+///
+/// Each source of [`Broadcast::source`] delivers each request that is sent after it was made, at
+/// least once, merged by its key: until a reconcile returns
+/// [`Outcome::Done`](crate::controller::Outcome::Done) or
+/// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal), the next epoch of its
+/// controller begins with it. A controller that is stopped or slow holds up neither the sender nor
+/// the other controllers; its requests are kept, bounded by their distinct keys, and dropped with
+/// the last clone of its source.
+///
+/// Semantics: `source.Channel` of controller-runtime with several destinations, except that a full
+/// destination does not block the others. [`ChannelSource`](super::super::ChannelSource) holds its
+/// senders back instead.
+///
+/// ```
+/// # use pilotlight::controller::{Broadcast, Builder, Request};
+/// # fn example(one: Builder, other: Builder) {
+/// let events = Broadcast::new();
+/// let (one, other) = (one.source(events.source()), other.source(events.source()));
+/// events.send(&Request::namespaced("default", "widget"));
+/// # drop((one, other));
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Broadcast {
+    consumers: Arc<Mutex<Vec<Weak<Consumer>>>>,
+}
+
+/// Source of the requests of a [`Broadcast`], for one controller.
+#[derive(Clone, Debug)]
+pub struct BroadcastSource {
+    consumer: Arc<Consumer>,
+}
+
+/// Requests of one controller.
+#[derive(Debug, Default)]
+struct Consumer {
+    taken: Arc<Taken>,
+    // Wakes the running epoch.
+    sent: Notify,
+}
+
+impl Broadcast {
+    /// Returns a sender without sources.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns a source for one controller.
+    pub fn source(&self) -> BroadcastSource {
+        let consumer = Arc::default();
+        self.consumers.lock().push(Arc::downgrade(&consumer));
+        BroadcastSource { consumer }
+    }
+
+    /// Sends a request to all sources. Does not block.
+    pub fn send(&self, request: &Request) {
+        self.consumers.lock().retain(|consumer| {
+            let Some(consumer) = consumer.upgrade() else { return false };
+            consumer.taken.take(request.clone());
+            consumer.sent.notify_one();
+            true
+        });
+    }
+}
+
+impl BroadcastSource {
+    /// Enqueues the kept requests, and then those that arrive.
+    async fn pump(&self, context: &SourceContext) {
+        let Consumer { taken, sent } = &*self.consumer;
+        context.deliveries.join(taken);
+        let mut last = 0;
+        for (number, request) in taken.since(last) {
+            last = number;
+            context.enqueue_again(request);
+        }
+        loop {
+            sent.notified().await;
+            for (number, request) in taken.since(last) {
+                last = number;
+                context.enqueue(request);
+            }
+        }
+    }
+}
+
+impl ConditionalSource for BroadcastSource {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let source = self.clone();
+        let done = async move {
+            select! {
+                biased;
+                () = context.stopping() => {}
+                () = source.pump(&context) => {}
+            }
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+
+    fn name(&self) -> String {
+        "a broadcast".to_owned()
+    }
+}

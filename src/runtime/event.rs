@@ -1,0 +1,33 @@
+//! Events of Kubernetes that a reconcile does not wait for.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube_runtime::events::{Event, Recorder};
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::{controller::Context, redaction};
+
+/// Longest wait for the response, so that a silent server collects no tasks.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Publishes an Event in a task of the epoch, as [`Context::spawn`] does, and returns at once. An
+/// error is logged, and affects no reconcile.
+///
+/// The recorder must be one of this epoch, built with [`Context::client`].
+///
+/// # Panics
+///
+/// Outside a tokio runtime.
+pub fn publish(context: &Context, recorder: &Recorder, event: Event, object: ObjectReference) {
+    let recorder = recorder.clone();
+    context.spawn(async move {
+        let error = match timeout(DEADLINE, recorder.publish(&event, &object)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => redaction::error(&error),
+            Err(_) => format!("no response within {DEADLINE:?}"),
+        };
+        warn!(error, "event not published");
+    });
+}
