@@ -3,12 +3,9 @@
 //! A reconcile may give its slot back before it ends, so that the next request starts. A second
 //! bound applies to all reconciles, with and without a slot.
 
-use std::{
-    mem,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -138,7 +135,7 @@ impl WorkerSlot {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            drop(mem::replace(&mut *self.shared.lock(), SharedSlot::None));
+            drop(std::mem::replace(&mut *self.shared.lock(), SharedSlot::None));
             self.slots.bound.freed.notify_one();
         }
     }
