@@ -92,6 +92,27 @@ pub(super) fn go_int(text: &str) -> Result<i64, String> {
     number.filter(|_| is_number).ok_or_else(|| "give a whole number".to_owned())
 }
 
+/// Parses a number as Go's flags do: decimal, or hexadecimal with an exponent of two, such as
+/// `0x1.8p-2`.
+pub(super) fn go_float(text: &str) -> Result<f64, String> {
+    let hexadecimal = || {
+        let lower = text.to_lowercase();
+        let unsigned = lower.strip_prefix(['+', '-']).unwrap_or(&lower);
+        let (mantissa, exponent) = unsigned.strip_prefix("0x")?.split_once('p')?;
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let digits = format!("{whole}{fraction}").replace('_', "");
+        let number = digits
+            .chars()
+            .try_fold(0.0, |number, digit| Some(number * 16.0 + f64::from(digit.to_digit(16)?)));
+        let number = number.filter(|_| !digits.is_empty())?;
+        let shift = i32::try_from(fraction.len()).ok()?.checked_mul(4)?;
+        let exponent = exponent.parse::<i32>().ok()?.checked_sub(shift)?;
+        let sign = if lower.starts_with('-') { -1.0 } else { 1.0 };
+        Some(sign * number * f64::from(exponent).exp2()).filter(|it| it.is_finite())
+    };
+    text.parse().ok().or_else(hexadecimal).ok_or_else(|| "give a number".to_owned())
+}
+
 /// Parses a boolean as Go does.
 pub(super) fn go_bool(text: &str) -> Result<bool, String> {
     match text {
@@ -142,6 +163,26 @@ mod tests {
         }
         for text in ["", "-", "+-1", "08", "0x", "1__0", "_1", "1_", "1.0", "9223372036854775808"] {
             assert!(go_int(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_as_in_go() {
+        for (text, number) in [
+            ("5", 5.0),
+            (".5", 0.5),
+            ("1e-3", 0.001),
+            ("+Inf", f64::INFINITY),
+            ("0x1p-2", 0.25),
+            ("-0X1.8P1", -3.0),
+            ("0x_1fp+1", 62.0),
+            ("0x.8p0", 0.5),
+        ] {
+            assert_eq!(go_float(text), Ok(number), "{text:?}");
+        }
+        assert!(go_float("NaN").unwrap().is_nan());
+        for text in ["", "0x", "0x1", "0x1.8", "0xp1", "0x1p", "1p2", "0x-1p1", "x"] {
+            assert!(go_float(text).is_err(), "{text:?}");
         }
     }
 

@@ -44,14 +44,14 @@ pub(super) struct MetacontrollerArgs {
     #[arg(long, value_name = "ENCODING")]
     zap_time_encoding: Option<String>,
     /// Ignored: requests are not rate-limited by the client.
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    #[arg(long, value_name = "NUMBER", value_parser = flag::go_float, allow_hyphen_values = true)]
     client_go_qps: Option<f64>,
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     client_go_burst: Option<i64>,
     /// Events of one object per second, after the burst; with zero or less, none follow the burst.
     /// Default: 1/300.
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    #[arg(long, value_name = "NUMBER", value_parser = flag::go_float, allow_hyphen_values = true)]
     events_qps: Option<f64>,
     /// Events of one object that are written at once. Default: 25.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]

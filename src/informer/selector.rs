@@ -8,27 +8,38 @@ use super::StringMap;
 
 /// A parsed label selector; an empty one selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selector(Vec<Expression>);
+pub struct Selector {
+    requirements: Vec<Expression>,
+    bounds: Vec<Bound>,
+}
+
+/// Bound of a label whose value is a whole number: `tier>1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Bound {
+    key: String,
+    is_lower: bool,
+    number: i64,
+}
 
 impl Selector {
     /// Returns the selector of these requirements, all of which must hold.
     pub fn new(requirements: Vec<Expression>) -> Self {
-        Self(requirements)
+        Self { requirements, bounds: Vec::new() }
     }
 
     /// Selects the objects with this label.
     pub fn label(key: impl Into<String>, value: impl Into<String>) -> Self {
-        Self(vec![Expression::Equal(key.into(), value.into())])
+        Self::new(vec![Expression::Equal(key.into(), value.into())])
     }
 
-    /// Returns the requirements.
+    /// Returns the requirements without the bounds.
     pub(crate) fn expressions(&self) -> &[Expression] {
-        &self.0
+        &self.requirements
     }
 
     /// Returns whether an object with these labels is selected.
     pub fn matches(&self, labels: &StringMap) -> bool {
-        self.0.iter().all(|expression| match expression {
+        let required = self.requirements.iter().all(|expression| match expression {
             Expression::In(key, values) => {
                 labels.get(key).is_some_and(|value| values.contains(value))
             }
@@ -39,16 +50,32 @@ impl Selector {
             Expression::NotEqual(key, value) => labels.get(key) != Some(value),
             Expression::Exists(key) => labels.contains_key(key),
             Expression::DoesNotExist(key) => !labels.contains_key(key),
-        })
+        });
+        required && self.bounds.iter().all(|bound| bound.matches(labels))
+    }
+}
+
+impl Bound {
+    fn matches(&self, labels: &StringMap) -> bool {
+        let value = labels.get(&self.key).and_then(|value| value.parse::<i64>().ok());
+        value.is_some_and(|it| if self.is_lower { it > self.number } else { it < self.number })
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}{}", self.key, if self.is_lower { '>' } else { '<' }, self.number)
     }
 }
 
 /// Format of a query: `app=web,tier in (a,b)`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, expression) in self.0.iter().enumerate() {
+        let requirements = self.requirements.iter().map(|it| it as &dyn fmt::Display);
+        let bounds = self.bounds.iter().map(|it| it as &dyn fmt::Display);
+        for (index, part) in requirements.chain(bounds).enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{expression}")?;
+            write!(f, "{comma}{part}")?;
         }
         Ok(())
     }
@@ -62,7 +89,7 @@ pub struct SelectorError {
     problem: &'static str,
 }
 
-/// Format of `kubectl --selector`: `app=web,tier in (a,b),!old`.
+/// Format of `kubectl --selector`: `app=web,tier in (a,b),!old,size>1`.
 impl FromStr for Selector {
     type Err = SelectorError;
 
@@ -70,7 +97,14 @@ impl FromStr for Selector {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        requirements(text).into_iter().map(requirement).collect::<Result<_, _>>().map(Self)
+        let mut selector = Self::default();
+        for part in requirements(text) {
+            match bound(part)? {
+                Some(bound) => selector.bounds.push(bound),
+                None => selector.requirements.push(requirement(part)?),
+            }
+        }
+        Ok(selector)
     }
 }
 
@@ -90,6 +124,19 @@ fn requirements(text: &str) -> Vec<&str> {
     }
     parts.push(&text[begin..]);
     parts
+}
+
+/// Parses a comparison such as `tier>1`; nothing for another requirement.
+fn bound(text: &str) -> Result<Option<Bound>, SelectorError> {
+    let text = text.trim();
+    let Some((left, number)) = text.split_once(['<', '>']) else { return Ok(None) };
+    let is_lower = text[left.len()..].starts_with('>');
+    let (key, wrong) = (left.trim(), |problem| SelectorError { part: text.to_owned(), problem });
+    if !is_label(key) {
+        return Err(wrong("has no label key"));
+    }
+    let number = number.trim().parse().map_err(|_| wrong("is not compared with a whole number"))?;
+    Ok(Some(Bound { key: key.to_owned(), is_lower, number }))
 }
 
 fn requirement(text: &str) -> Result<Expression, SelectorError> {
@@ -151,4 +198,27 @@ pub(crate) fn is_label(key: &str) -> bool {
 /// Returns whether this is a valid label value.
 pub(crate) fn is_value(value: &str) -> bool {
     value.is_empty() || !value.contains('/') && is_label(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_compared_with_whole_numbers() {
+        let selector: Selector = " tier > 1,app=web, tier<9 ".parse().unwrap();
+        let selects =
+            |tier: &str| selector.matches(&[("app", "web"), ("tier", tier)].into_iter().collect());
+
+        assert_eq!(selector.to_string().parse(), Ok(selector.clone()), "{selector}");
+        assert!(selects("2") && selects("8"));
+        for tier in ["1", "9", "-5", "", "two"] {
+            assert!(!selects(tier), "{tier:?}");
+        }
+        assert!(!selector.matches(&[("app", "web")].into_iter().collect()), "no such label");
+        assert!("a<-2".parse::<Selector>().is_ok());
+        for text in ["a>", ">1", "a>b", "a>=1", "a>1.5", "!a>1"] {
+            assert!(text.parse::<Selector>().is_err(), "{text:?}");
+        }
+    }
 }

@@ -208,7 +208,7 @@ mod tests {
         check_text("=web", Err("=web"));
         check_text("app in (a", Err("app in (a"));
         check_text("app on (a)", Err("app on (a)"));
-        check_text("app>1", Err("app>1"));
+        check_text("app>1", Ok(false));
         check_text("app=a=b", Err("app=a=b"));
         check_text("a b", Err("a b"));
     }

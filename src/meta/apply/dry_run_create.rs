@@ -13,14 +13,16 @@ use crate::{
     kind::ServedType,
     meta::{
         children::Write,
-        resource::{Resource, asks_to_wait, is_already_there, is_fenced, is_no_dry_run, is_taken},
+        resource::{
+            Resource, asks_to_wait, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken,
+        },
         sync_error::SyncError,
     },
     redaction,
 };
 
-/// Time for which the old child stays while the new one is refused as anything but invalid. A
-/// policy may refuse the new child because the old one exists, and would do so for ever.
+/// Time for which the old child stays while the new one is refused as anything but invalid. The
+/// cause may be that the old one exists, and the refusals would then have no end.
 const REFUSED_FOR: Duration = Duration::from_secs(300);
 
 /// Asks the server; an error if the old child is to stay. `refused_for` records a refusal of the
@@ -53,8 +55,14 @@ pub(super) async fn dry_run_create(
             created.key,
             redaction::request_error(&error)
         ))),
-        DryRunCreate::Refused => Err(SyncError::Failed(format!(
-            "replacing {} {}: the old object is kept, since the new one is refused: {}",
+        DryRunCreate::Invalid => Err(SyncError::Failed(format!(
+            "replacing {} {}: the old object is kept, since the new one is refused as invalid: {}",
+            served.kind,
+            created.key,
+            redaction::request_error(&error)
+        ))),
+        DryRunCreate::Unknown => Err(SyncError::Failed(format!(
+            "replacing {} {}: the old object is kept, since the server decides nothing: {}",
             served.kind,
             created.key,
             redaction::request_error(&error)
@@ -69,11 +77,13 @@ enum DryRunCreate {
     Acceptable,
     /// The epoch is over.
     Cancelled,
-    /// The child would be refused, perhaps because of the old one. The old child stays for some
-    /// time.
+    /// The child would be refused, perhaps because of the old one, which stays for some time.
     Contested,
-    /// The child is invalid, a right is missing, or the outcome is unknown. The old child stays.
-    Refused,
+    /// The child is invalid. The old child stays.
+    Invalid,
+    /// The server has not decided: it failed, throttled, did not know the client, or may not serve
+    /// the type. The old child stays.
+    Unknown,
 }
 
 fn verdict(error: &kube::Error) -> DryRunCreate {
@@ -83,13 +93,13 @@ fn verdict(error: &kube::Error) -> DryRunCreate {
         // The last error says nothing about the object, and would block every replacement for ever.
         DryRunCreate::Acceptable
     } else {
-        let kube::Error::Api(status) = error else { return DryRunCreate::Refused };
-        // A missing right, and a failure of the server, do not depend on the old child.
-        let lacks_right = status.message.contains(" cannot create resource ");
-        if lacks_right || matches!(status.code, 404 | 422 | 500..) {
-            DryRunCreate::Refused
-        } else {
-            DryRunCreate::Contested
+        let kube::Error::Api(status) = error else { return DryRunCreate::Unknown };
+        match status.code {
+            422 => DryRunCreate::Invalid,
+            // A 404 that names nothing is that of a server which may not serve the type.
+            404 if !is_gone(error) => DryRunCreate::Unknown,
+            401 | 408 | 429 | 500.. => DryRunCreate::Unknown,
+            _ => DryRunCreate::Contested,
         }
     }
 }
@@ -109,19 +119,27 @@ mod tests {
 
     #[test]
     fn old_child_is_deleted_only_if_the_new_one_can_be_created() {
-        use DryRunCreate::{Acceptable, Contested, Refused};
+        use DryRunCreate::{Acceptable, Contested, Invalid, Unknown};
 
         check(409, "AlreadyExists", "configmaps \"a\" already exists", Acceptable);
-        check(422, "Invalid", "ConfigMap \"a\" is invalid: data[b/c]: Invalid value", Refused);
+        check(422, "Invalid", "ConfigMap \"a\" is invalid: data[b/c]: Invalid value", Invalid);
         let right = "configmaps is forbidden: User \"x\" cannot create resource \"configmaps\"";
-        check(403, "Forbidden", right, Refused);
+        check(403, "Forbidden", right, Contested);
         check(403, "Forbidden", "admission webhook \"one\" denied: only one is allowed", Contested);
         check(400, "BadRequest", "ConfigMap cannot be handled: json: cannot unmarshal", Contested);
-        check(404, "NotFound", "namespaces \"ns\" not found", Refused);
+        check(401, "Unauthorized", "Unauthorized", Unknown);
+        check(404, "NotFound", "the server could not find the requested resource", Unknown);
+        let named = serde_json::json!({
+            "code": 404, "reason": "NotFound", "details": {"kind": "namespaces", "name": "ns"},
+        });
+        let named: Status = serde_json::from_value(named).unwrap();
+        assert_eq!(verdict(&kube::Error::Api(named.boxed())), Contested);
         check(409, "Conflict", "quota was changed meanwhile", Contested);
-        check(500, "InternalError", "failed calling webhook", Refused);
+        check(429, "TooManyRequests", "too many requests", Unknown);
+        check(500, "InternalError", "failed calling webhook", Unknown);
+        check(504, "Timeout", "no answer in time", Unknown);
         let no_answer = kube::Error::Service("no answer".into());
-        assert_eq!(verdict(&no_answer), Refused);
+        assert_eq!(verdict(&no_answer), Unknown);
     }
 
     #[test]

@@ -394,6 +394,7 @@ async fn replace(scene: &mut Scene, answers: &[Option<u16>]) -> (Vec<String>, bo
         all.extend(sent.iter().map(|held| held.name.clone()));
         match answer {
             Some(409) => sent.remove(0).refuse(409, "AlreadyExists"),
+            Some(404) => sent.remove(0).refuse(404, "NotFound"),
             Some(code) => sent.remove(0).refuse(*code, "Refused"),
             None => sent.remove(0).succeed(),
         }
@@ -403,22 +404,24 @@ async fn replace(scene: &mut Scene, answers: &[Option<u16>]) -> (Vec<String>, bo
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_whose_replacement_is_refused_because_of_it_is_deleted_after_five_minutes() {
-    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    let kept = (vec!["put c".to_owned(), "post c".to_owned()], false);
-    for seconds in [0, 200, 99] {
-        tokio::time::sleep(Duration::from_secs(seconds)).await;
-        assert_eq!(replace(&mut scene, &[None, Some(403)]).await, kept, "{seconds}");
+async fn child_whose_replacement_is_refused_is_deleted_after_five_minutes() {
+    for code in [403, 404, 400] {
+        let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+        let kept = (vec!["put c".to_owned(), "post c".to_owned()], false);
+        for seconds in [0, 200, 99] {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            assert_eq!(replace(&mut scene, &[None, Some(code)]).await, kept, "{code} {seconds}");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (sent, is_done) = replace(&mut scene, &[None, Some(code), None]).await;
+        assert_eq!((sent.concat(), is_done), ("put cpost cdelete c".to_owned(), true), "{code}");
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let (sent, is_done) = replace(&mut scene, &[None, Some(403), None]).await;
-    assert_eq!((sent.concat(), is_done), ("put cpost cdelete c".to_owned(), true));
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_whose_replacement_is_invalid_or_fails_is_never_deleted() {
-    for code in [422, 404, 500, 504] {
+async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
+    for code in [422, 401, 429, 500, 503, 504] {
         let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
         scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
         for _ in 0..10 {
