@@ -239,7 +239,7 @@ impl Results {
                 self.confirmed |= equal.is_some();
                 self.equal.extend(equal);
             }
-            Err(SyncError::Behind(message)) => self.behind = Some(message),
+            Err(SyncError::Outdated(message)) => self.behind = Some(message),
             Err(SyncError::Failed(message)) => self.failed.push(message),
             // Further requests would be refused as well, and add to the load.
             Err(
@@ -272,7 +272,7 @@ impl Results {
         }
         match (self.failed.text(), self.behind) {
             (Some(text), _) => Err(SyncError::Failed(text)),
-            (None, Some(message)) => Err(SyncError::Behind(message)),
+            (None, Some(message)) => Err(SyncError::Outdated(message)),
             (None, None) => Ok(Executed { as_desired: !self.differed, confirmed: self.confirmed }),
         }
     }
@@ -370,7 +370,7 @@ impl Apply {
                 match explain_existing(parent, rules.ownership, resource, key, &doing).await {
                     Existing::Absent => {
                         let why = "the object existed and was deleted meanwhile";
-                        SyncError::Behind(format!("{doing}: {why}"))
+                        SyncError::Outdated(format!("{doing}: {why}"))
                     }
                     Existing::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
@@ -381,7 +381,7 @@ impl Apply {
                 }
             }
             WriteStep::Update(_) if gone => {
-                SyncError::Behind(format!("{doing}: the object no longer exists"))
+                SyncError::Outdated(format!("{doing}: the object no longer exists"))
             }
             WriteStep::Update(_) if conflict => {
                 self.parents.writes.conflicted(&parent.key, what);

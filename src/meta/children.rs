@@ -45,7 +45,7 @@ pub(crate) struct Parent {
 
 /// Declared type of children that is served now.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct ServedChildType {
     /// Served type.
     pub(crate) served: Arc<ServedType>,
     /// Update method of existing children.
@@ -55,7 +55,7 @@ pub(crate) struct Group {
 /// Observed child.
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
-    /// Index of the group.
+    /// Index of the child type.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
@@ -91,7 +91,7 @@ pub(crate) const MAX_REMEMBERED_BYTES: usize = 256 * 1024;
 /// Desired child that passed all checks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Desired {
-    /// Index of the group.
+    /// Index of the child type.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
@@ -102,7 +102,7 @@ pub(crate) struct Desired {
 /// Object that is ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Write {
-    /// Index of the group.
+    /// Index of the child type.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
@@ -128,7 +128,7 @@ pub(crate) enum Planned<'a> {
 pub(crate) enum WriteStep {
     /// Delete the object with this uid.
     Delete {
-        /// Index of the group.
+        /// Index of the child type.
         group: usize,
         /// Namespace and name.
         key: ObjectKey,
@@ -152,7 +152,7 @@ pub(crate) enum WriteStep {
     Update(Write),
     /// Hand the fields of the object with this uid over to the apply strategy.
     HandOver {
-        /// Index of the group.
+        /// Index of the child type.
         group: usize,
         /// Namespace and name.
         key: ObjectKey,
@@ -221,7 +221,7 @@ pub(crate) struct Rules<'a> {
     /// The parent.
     pub(crate) parent: &'a Parent,
     /// Declared types that are served.
-    pub(crate) groups: &'a [Group],
+    pub(crate) groups: &'a [ServedChildType],
     /// Declared optional types that are not served now.
     pub(crate) missing: &'a [TypeRef],
     /// Claim of the parent on its children.
@@ -502,13 +502,13 @@ pub(crate) mod fixtures {
         }
     }
 
-    pub(crate) fn groups(strategy: UpdateMethod) -> Vec<Group> {
+    pub(crate) fn groups(strategy: UpdateMethod) -> Vec<ServedChildType> {
         [
             served("", "configmaps", "ConfigMap", Scope::Namespaced),
             served("apps", "deployments", "Deployment", Scope::Namespaced),
             served("", "namespaces", "Namespace", Scope::Cluster),
         ]
-        .map(|served| Group { served, strategy })
+        .map(|served| ServedChildType { served, strategy })
         .into()
     }
 

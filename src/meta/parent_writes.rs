@@ -122,7 +122,7 @@ impl ParentWrites {
             let entry = TrackedParent {
                 uid: uid.clone(),
                 limit: WriteLimit::default(),
-                cause: WriteCause::Work,
+                cause: WriteCause::ExternalChange,
                 is_resync: false,
                 failed_work: false,
                 state: SyncState::default(),
@@ -143,7 +143,7 @@ impl ParentWrites {
         if let Some(entry) = self.lock().get_mut(key) {
             let failed = std::mem::take(&mut entry.failed_work);
             entry.is_resync = entry.resync.begin(Instant::now()) || failed;
-            entry.cause = WriteCause::Work;
+            entry.cause = WriteCause::ExternalChange;
             entry.contested.values_mut().for_each(|contested| contested.is_current = false);
             entry.refused.values_mut().for_each(|refused| refused.is_current = false);
         }
@@ -153,21 +153,21 @@ impl ParentWrites {
     pub(crate) fn observed(&self, key: &Request, observed: Vec<SeenVersion>) {
         if let Some(entry) = self.lock().get_mut(key) {
             let cause = entry.state.begin(observed);
-            entry.cause = if entry.is_resync { WriteCause::Work } else { cause };
+            entry.cause = if entry.is_resync { WriteCause::ExternalChange } else { cause };
         }
     }
 
     /// Counts the running sync as work: it takes a step that its own writes led to and that ends.
     pub(crate) fn begin_work(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.cause = WriteCause::Work;
+            entry.cause = WriteCause::ExternalChange;
         }
     }
 
     /// Ends a sync. The retry of a sync that failed before any write has the same cause.
     pub(crate) fn end(&self, key: &Request, failed: bool) {
         if let Some(entry) = self.lock().get_mut(key) {
-            let is_work = entry.cause == WriteCause::Work;
+            let is_work = entry.cause == WriteCause::ExternalChange;
             entry.failed_work = failed && is_work && !entry.state.has_written();
             entry.state.end();
             entry.refused.retain(|_, refused| refused.is_current);

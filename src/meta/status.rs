@@ -39,14 +39,14 @@ pub(crate) struct View<'a> {
 
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Truth {
+enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
 /// Status, reason and message of a condition.
-type ConditionParts = (Truth, String, String);
+type ConditionParts = (ConditionStatus, String, String);
 
 impl View<'_> {
     /// Returns the status to be written.
@@ -56,7 +56,9 @@ impl View<'_> {
             (Acceptance::Paused, None) => ("Paused", "Paused".to_owned()),
             (Acceptance::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
             (_, None) => ("Waiting", "NotStarted".to_owned()),
-            (_, Some(run)) if ready.0 == Truth::True => (run.state.word(), run.reason.to_string()),
+            (_, Some(run)) if ready.0 == ConditionStatus::True => {
+                (run.state.word(), run.reason.to_string())
+            }
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
         };
         let mut conditions = vec![
@@ -81,21 +83,25 @@ impl View<'_> {
     fn ready(&self) -> ConditionParts {
         match (self.acceptance, self.run) {
             (Acceptance::Rejected(rejected), _) => {
-                (Truth::False, rejected.reason().to_owned(), rejected.to_string())
+                (ConditionStatus::False, rejected.reason().to_owned(), rejected.to_string())
             }
             (Acceptance::Paused, _) => {
-                (Truth::False, "Paused".to_owned(), "paused by annotation".to_owned())
+                (ConditionStatus::False, "Paused".to_owned(), "paused by annotation".to_owned())
             }
-            (Acceptance::Accepted, None) => (Truth::False, "NotStarted".to_owned(), String::new()),
+            (Acceptance::Accepted, None) => {
+                (ConditionStatus::False, "NotStarted".to_owned(), String::new())
+            }
             (Acceptance::Accepted, Some(run)) => match &run.pending {
                 Some(pending) => (
-                    Truth::False,
+                    ConditionStatus::False,
                     "SpecPending".to_owned(),
                     format!("the previous specification keeps running: {pending}"),
                 ),
-                None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
-                    (Truth::False, "Forbidden".to_owned(), run.report.forbidden.join("; "))
-                }
+                None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => (
+                    ConditionStatus::False,
+                    "Forbidden".to_owned(),
+                    run.report.forbidden.join("; "),
+                ),
                 None if run.report.failing => self.failing(run),
                 None => self.running(),
             },
@@ -105,30 +111,30 @@ impl View<'_> {
     /// No sync has succeeded for a minute; the reason is the hook's, if it has failed.
     fn failing(&self, run: &RunnableStatus) -> ConditionParts {
         let hooks = self.hooks_healthy();
-        if hooks.0 == Truth::False {
+        if hooks.0 == ConditionStatus::False {
             return hooks;
         }
         let error = run.last_error().map(|error| format!(": {error}")).unwrap_or_default();
         let message = format!("no sync has succeeded for a minute{error}");
-        (Truth::False, "SyncsFailing".to_owned(), message)
+        (ConditionStatus::False, "SyncsFailing".to_owned(), message)
     }
 
     fn types_ready(&self) -> ConditionParts {
         let Some(run) = self.run else {
-            return (Truth::Unknown, "NotStarted".to_owned(), String::new());
+            return (ConditionStatus::Unknown, "NotStarted".to_owned(), String::new());
         };
         if let Some(first) = run.unmet.first() {
             let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
             let status = if run.unmet.iter().all(|unmet| unmet.reason == Reason::TypeUnknown) {
-                Truth::Unknown
+                ConditionStatus::Unknown
             } else {
-                Truth::False
+                ConditionStatus::False
             };
             return (status, first.reason.to_string(), messages.join("; "));
         }
         match run.state {
             ControllerState::Waiting => {
-                (Truth::Unknown, run.reason.to_string(), run.message.clone())
+                (ConditionStatus::Unknown, run.reason.to_string(), run.message.clone())
             }
             ControllerState::Starting
             | ControllerState::Running
@@ -137,10 +143,10 @@ impl View<'_> {
             | ControllerState::Stopped => {
                 let missing: Vec<_> = run.report.missing.iter().map(TypeRef::to_string).collect();
                 if missing.is_empty() {
-                    (Truth::True, "TypesServed".to_owned(), String::new())
+                    (ConditionStatus::True, "TypesServed".to_owned(), String::new())
                 } else {
                     let message = format!("optional types are missing: {}", missing.join(", "));
-                    (Truth::True, "OptionalTypesMissing".to_owned(), message)
+                    (ConditionStatus::True, "OptionalTypesMissing".to_owned(), message)
                 }
             }
         }
@@ -153,9 +159,13 @@ impl View<'_> {
                 Acceptance::Rejected(rejected) => rejected.reason(),
                 Acceptance::Accepted => "NotStarted",
             };
-            return (Truth::False, reason.to_owned(), String::new());
+            return (ConditionStatus::False, reason.to_owned(), String::new());
         };
-        let status = if run.state == ControllerState::Running { Truth::True } else { Truth::False };
+        let status = if run.state == ControllerState::Running {
+            ConditionStatus::True
+        } else {
+            ConditionStatus::False
+        };
         let mut message = run.message.clone();
         if message.is_empty()
             && let Some(error) = run.last_error()
@@ -178,10 +188,10 @@ impl View<'_> {
                     1 => format!("{parent}: {}", failure.message),
                     count => format!("{count} parents fail, first {parent}: {}", failure.message),
                 };
-                (Truth::False, failure.reason.to_owned(), message)
+                (ConditionStatus::False, failure.reason.to_owned(), message)
             }
-            (None, true) => (Truth::True, "HooksAnswer".to_owned(), String::new()),
-            (None, false) => (Truth::Unknown, "NotAsked".to_owned(), String::new()),
+            (None, true) => (ConditionStatus::True, "HooksAnswer".to_owned(), String::new()),
+            (None, false) => (ConditionStatus::Unknown, "NotAsked".to_owned(), String::new()),
         }
     }
 
@@ -189,18 +199,18 @@ impl View<'_> {
     fn rolled_out(&self) -> ConditionParts {
         let RolloutHealth { pending, waiting, since, example } = &self.health.rollouts;
         let Some(since) = since else {
-            return (Truth::True, "NoRollout".to_owned(), String::new());
+            return (ConditionStatus::True, "NoRollout".to_owned(), String::new());
         };
         match example {
             Some((parent, wait)) => {
                 let message = format!(
                     "{pending} rollouts, {waiting} waiting since {since:.0}; {parent}: {wait}"
                 );
-                (Truth::False, "RolloutWaiting".to_owned(), message)
+                (ConditionStatus::False, "RolloutWaiting".to_owned(), message)
             }
             None => {
                 let message = format!("{pending} rollouts");
-                (Truth::False, "RolloutProgressing".to_owned(), message)
+                (ConditionStatus::False, "RolloutProgressing".to_owned(), message)
             }
         }
     }
@@ -273,7 +283,7 @@ fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
     }
 }
 
-impl Truth {
+impl ConditionStatus {
     fn word(self) -> &'static str {
         match self {
             Self::True => "True",

@@ -28,7 +28,7 @@ use self::hook_call::{HookResponse, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, ControllerRevision, Definition, HookKind, Parents,
     apply::Apply,
-    children::{Child, Desired, Group, Parent, Rules},
+    children::{Child, Desired, Parent, Rules, ServedChildType},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
@@ -254,7 +254,7 @@ impl ParentReconciler {
             && let Some(unread) = observation.missing.iter().find(is_unread)
         {
             // A hook that sees no children may answer that the parent is finalized.
-            return Err(SyncError::Behind(format!("finalizing: {unread} is not listed")));
+            return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
         }
         let seen = seen(object, &observation.children, &related);
         self.parents.writes.observed(&parent.key, seen);
@@ -358,7 +358,7 @@ impl ParentReconciler {
         &self,
         parent: &Parent,
         object: &Object,
-        groups: &[Group],
+        groups: &[ServedChildType],
         desired: &[Desired],
         context: &Context,
     ) -> Result<bool, SyncError> {

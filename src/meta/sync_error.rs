@@ -22,7 +22,7 @@ pub(crate) enum SyncError {
     /// The hook is busy and requests a later retry.
     Busy(Duration),
     /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
-    Behind(String),
+    Outdated(String),
     /// The hook is down: the failure is not known to be specific to this parent.
     HookDown(HookKind, Failure),
     /// The response of the hook is not usable.
@@ -40,7 +40,7 @@ impl SyncError {
         if is_fenced(error) {
             Self::Cancelled
         } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
-            Self::Behind(format!("{doing}: {}", redaction::request_error(error)))
+            Self::Outdated(format!("{doing}: {}", redaction::request_error(error)))
         } else {
             let message = format!("{doing}: {}", redaction::request_error(error));
             match asks_to_wait(error) {
@@ -108,9 +108,9 @@ mod tests {
 
         assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
         // A server that answers everything with 404 proves nothing.
-        assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
-        assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
-        assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));
+        assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Outdated(_)));
+        assert!(matches!(of(404, "", Value::Null), SyncError::Outdated(_)));
+        assert!(matches!(of(409, "Conflict", named()), SyncError::Outdated(_)));
         assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
         assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
         let after = json!({ "retryAfterSeconds": 7 });

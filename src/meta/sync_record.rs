@@ -10,7 +10,7 @@
 
 use std::{hash::Hash, time::Duration};
 
-use super::{children::Group, digest::digest};
+use super::{children::ServedChildType, digest::digest};
 use crate::kind::TypeRef;
 
 /// Hash of bytes, with their number. Against chance, not against an attacker: only the hook could
@@ -37,7 +37,7 @@ impl ObservedDigest {
     /// names), and of the revisions (the request has none).
     pub(crate) fn of(
         request: &[u8],
-        groups: &[Group],
+        groups: &[ServedChildType],
         missing: &[TypeRef],
         revisions: u64,
     ) -> Self {
@@ -78,15 +78,20 @@ mod tests {
         meta::{UpdateMethod, children::fixtures::served},
     };
 
-    fn group(served: ServedType) -> Group {
-        Group { served: Arc::new(served), strategy: UpdateMethod::InPlace }
+    fn group(served: ServedType) -> ServedChildType {
+        ServedChildType { served: Arc::new(served), strategy: UpdateMethod::InPlace }
     }
 
     fn config_map() -> ServedType {
         (*served("", "configmaps", "ConfigMap", Scope::Namespaced)).clone()
     }
 
-    fn record(request: &str, groups: &[Group], missing: &[TypeRef], response: &str) -> SyncRecord {
+    fn record(
+        request: &str,
+        groups: &[ServedChildType],
+        missing: &[TypeRef],
+        response: &str,
+    ) -> SyncRecord {
         let observed = ObservedDigest::of(request.as_bytes(), groups, missing, 0);
         SyncRecord::new(observed, response.as_bytes())
     }

@@ -15,7 +15,7 @@ pub(crate) enum WriteCause {
     /// Writes of the last sync, and nothing else.
     OwnWrites,
     /// A change by another client, a resync, or the first sync.
-    Work,
+    ExternalChange,
 }
 
 /// Object in a version, by the hashes of both.
@@ -49,7 +49,8 @@ impl SyncState {
         observed.sort_unstable_by_key(|seen| seen.uid);
         observed.dedup_by_key(|seen| seen.uid);
         let sum = sum(observed.iter().map(|seen| seen.version));
-        let cause = if self.left == Some(sum) { WriteCause::OwnWrites } else { WriteCause::Work };
+        let cause =
+            if self.left == Some(sum) { WriteCause::OwnWrites } else { WriteCause::ExternalChange };
         // A sync that does not end leaves an unknown state.
         *self = Self { left: None, observed, written: HashMap::new() };
         cause
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn sync_after_own_writes_alone_is_caused_by_them() {
         let mut state = SyncState::default();
-        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::Work, "the first sync");
+        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::ExternalChange, "the first sync");
         state.wrote(SeenVersion::new("a", "2"));
         state.wrote(SeenVersion::new("p", "3"));
         state.end();
@@ -123,7 +124,7 @@ mod tests {
             state.begin(seen(&[("p", "1"), ("a", "1")]));
             state.end();
 
-            assert_eq!(state.begin(seen(changed)), WriteCause::Work, "{changed:?}");
+            assert_eq!(state.begin(seen(changed)), WriteCause::ExternalChange, "{changed:?}");
         }
     }
 
@@ -134,6 +135,6 @@ mod tests {
         state.end();
         state.begin(seen(&[("p", "1")]));
 
-        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::Work);
+        assert_eq!(state.begin(seen(&[("p", "1")])), WriteCause::ExternalChange);
     }
 }

@@ -65,7 +65,7 @@ impl WriteLimit {
     /// Returns whether an object may be written now.
     pub(crate) fn may_write(&mut self, what: &str, cause: WriteCause, now: Instant) -> bool {
         let Some(written) = self.written.get_mut(what) else { return true };
-        let loops = cause == WriteCause::Work || written.loops.level(now) >= 1.0;
+        let loops = cause == WriteCause::ExternalChange || written.loops.level(now) >= 1.0;
         let conflicts = written.conflicts.level(now) >= 1.0;
         written.by_conflicts &= loops;
         written.flapping |= !(loops && conflicts);
@@ -207,8 +207,8 @@ mod tests {
         while write(&mut write_limit, "a", now) {}
 
         for _ in 0..100 {
-            assert!(write_limit.may_write("a", WriteCause::Work, now));
-            write_limit.wrote("b".to_owned(), WriteCause::Work, now);
+            assert!(write_limit.may_write("a", WriteCause::ExternalChange, now));
+            write_limit.wrote("b".to_owned(), WriteCause::ExternalChange, now);
         }
 
         assert!(write(&mut write_limit, "b", now));
@@ -219,11 +219,11 @@ mod tests {
     fn work_is_held_back_by_conflicts_alone() {
         let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
         for _ in 0..10 {
-            assert!(write_limit.may_write("a", WriteCause::Work, now));
+            assert!(write_limit.may_write("a", WriteCause::ExternalChange, now));
             write_limit.conflicted("a", now);
         }
 
-        assert!(!write_limit.may_write("a", WriteCause::Work, now));
+        assert!(!write_limit.may_write("a", WriteCause::ExternalChange, now));
         assert!(write_limit.flapping(now).unwrap().by_conflicts);
     }
 

@@ -49,7 +49,7 @@ pub(super) fn dry_run_apply(
             redaction::request_error(error)
         ))),
         Err(error) if is_gone(error) || is_other_uid(error) => {
-            Err(SyncError::Behind(format!("comparing {what}: the object no longer exists")))
+            Err(SyncError::Outdated(format!("comparing {what}: the object no longer exists")))
         }
         Err(error) => Err(SyncError::of_write(&format!("comparing {what}"), error)),
     }
@@ -118,8 +118,8 @@ mod tests {
         });
         let other = serde_json::from_value::<Status>(other).unwrap();
         let other = dry_run_apply(b"{}", &Err(kube::Error::Api(other.boxed())), "x");
-        assert!(matches!(other, Err(SyncError::Behind(_))), "{other:?}");
-        assert!(matches!(refused(409, "Conflict"), Err(SyncError::Behind(_))));
+        assert!(matches!(other, Err(SyncError::Outdated(_))), "{other:?}");
+        assert!(matches!(refused(409, "Conflict"), Err(SyncError::Outdated(_))));
         assert!(matches!(refused(500, "InternalError"), Err(SyncError::Failed(_))));
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn differs(
         }
         // A cache that never catches up must not block a replacement for ever.
         DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_ERROR => {
-            Err(SyncError::Behind(format!("comparing {what}: the cache is behind")))
+            Err(SyncError::Outdated(format!("comparing {what}: the cache is behind")))
         }
         DryRunUpdate::Conflict | DryRunUpdate::Changed => Ok(true),
     }

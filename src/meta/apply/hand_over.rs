@@ -31,9 +31,9 @@ impl Apply {
         let doing = format!("reading {}", target.what);
         let live = match resource.get(&key).await {
             Ok(live) if live.is(&uid) && !live.is_going() => decoded(&live, &doing)?,
-            Ok(_) => return Err(SyncError::Behind(format!("{doing}: the cache is behind"))),
+            Ok(_) => return Err(SyncError::Outdated(format!("{doing}: the cache is behind"))),
             Err(error) if is_gone(&error) => {
-                return Err(SyncError::Behind(format!("{doing}: the object no longer exists")));
+                return Err(SyncError::Outdated(format!("{doing}: the object no longer exists")));
             }
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         };
@@ -60,7 +60,7 @@ impl Apply {
             }
         };
         let Some(patch) = patch else {
-            return Err(SyncError::Behind(format!("{doing}: the cache is behind")));
+            return Err(SyncError::Outdated(format!("{doing}: the cache is behind")));
         };
         self.send_handover(target, &resource, &key, &patch).await?;
         Ok(None)

@@ -9,7 +9,7 @@
 use crate::meta::{
     UpdateMethod,
     budget::UNRESERVED_BYTES,
-    children::{Group, Planned},
+    children::{Planned, ServedChildType},
 };
 
 /// Maximum number of writes under way for one parent. Together with [`UNRESERVED_BYTES`] it bounds
@@ -27,7 +27,7 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Returns the stage of a child.
-    pub(super) fn of(planned: &Planned<'_>, groups: &[Group]) -> Self {
+    pub(super) fn of(planned: &Planned<'_>, groups: &[ServedChildType]) -> Self {
         let (group, _) = planned.target();
         let deletes = match planned {
             Planned::Delete(_) => true,

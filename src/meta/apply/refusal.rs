@@ -23,9 +23,9 @@ pub(super) async fn with_other_writer(
     if attempt < CONFLICTS_BEFORE_ERROR {
         return error;
     }
-    let SyncError::Behind(message) = error else { return error };
+    let SyncError::Outdated(message) = error else { return error };
     let live = resource.get(key).await.ok();
-    SyncError::Behind(match live.and_then(|live| live.other_writer()) {
+    SyncError::Outdated(match live.and_then(|live| live.other_writer()) {
         Some(writer) => format!("{message}; {writer} keeps writing it"),
         None => message,
     })
@@ -54,7 +54,7 @@ pub(super) async fn explain_existing(
     key: &ObjectKey,
     doing: &str,
 ) -> Existing {
-    let behind = |why: &str| Existing::Passing(SyncError::Behind(format!("{doing}: {why}")));
+    let behind = |why: &str| Existing::Passing(SyncError::Outdated(format!("{doing}: {why}")));
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => return Existing::Absent,

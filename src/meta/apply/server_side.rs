@@ -124,7 +124,7 @@ impl Apply {
         let answer = match applied {
             Ok(answer) => answer,
             Err(error) if is_gone(&error) || is_other_uid(&error) => {
-                return Err(SyncError::Behind(format!("{doing}: the object no longer exists")));
+                return Err(SyncError::Outdated(format!("{doing}: the object no longer exists")));
             }
             Err(error) => {
                 if is_conflict(&error) {

@@ -20,7 +20,7 @@ use crate::{
     manager::{Epoch, StopReason},
     meta::{
         ResponseBudget, Selector, UpdateMethod,
-        children::{Child, Group, Parent, fixtures::*},
+        children::{Child, Parent, ServedChildType, fixtures::*},
         merge,
         ownership::Ownership,
     },
@@ -111,7 +111,7 @@ struct Scene {
     client: Client,
     epoch: Epoch,
     parent: Parent,
-    groups: Vec<Group>,
+    groups: Vec<ServedChildType>,
     observed: Vec<Child>,
 }
 
@@ -255,7 +255,7 @@ async fn update_of_a_child_that_is_gone_is_retried_as_a_conflict_is() {
     );
     update.refuse(404, "NotFound");
     let result = tasks.join_next().await.unwrap().unwrap();
-    assert!(matches!(result, Err(SyncError::Behind(_))), "without an Event: {result:?}");
+    assert!(matches!(result, Err(SyncError::Outdated(_))), "without an Event: {result:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -53,7 +53,9 @@ impl Rules<'_> {
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child)
-                .map_err(|Wrong { field, message }| format!("{list}[{index}]{field}: {message}"))
+                .map_err(|FieldError { field, message }| {
+                    format!("{list}[{index}]{field}: {message}")
+                })
                 .map_err(bounded);
             let Some(child) = checked? else { continue };
             match first.entry((child.group, child.key.clone())) {
@@ -75,7 +77,7 @@ impl Rules<'_> {
         Ok(desired)
     }
 
-    fn check_child(&self, json: Bytes) -> Result<Option<Desired>, Wrong> {
+    fn check_child(&self, json: Bytes) -> Result<Option<Desired>, FieldError> {
         if json.first() != Some(&b'{') {
             return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
@@ -133,7 +135,7 @@ impl Rules<'_> {
         &self,
         metadata: &Map<String, Value>,
         served: &ServedType,
-    ) -> Result<Option<Arc<str>>, Wrong> {
+    ) -> Result<Option<Arc<str>>, FieldError> {
         const FIELD: &str = ".metadata.namespace";
         let wanted = match metadata.get("namespace") {
             None | Some(Value::Null) => None,
@@ -193,7 +195,7 @@ impl Rules<'_> {
 }
 
 /// Checks the form of the owners that a hook adds to the parent.
-fn check_owners(metadata: &Map<String, Value>) -> Result<(), Wrong> {
+fn check_owners(metadata: &Map<String, Value>) -> Result<(), FieldError> {
     const FIELD: &str = ".metadata.ownerReferences";
     match metadata.get("ownerReferences") {
         None | Some(Value::Null) => Ok(()),
@@ -262,13 +264,13 @@ impl<'de> Deserialize<'de> for ChildHead {
     }
 }
 
-struct Wrong {
+struct FieldError {
     field: String,
     message: String,
 }
 
-fn wrong(field: &str, message: impl Into<String>) -> Wrong {
-    Wrong { field: field.to_owned(), message: message.into() }
+fn wrong(field: &str, message: impl Into<String>) -> FieldError {
+    FieldError { field: field.to_owned(), message: message.into() }
 }
 
 /// Returns the beginning of a name, which may have any length and content.
@@ -298,7 +300,11 @@ fn word_of(json: &[u8]) -> &'static str {
     }
 }
 
-fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&'a str, Wrong> {
+fn text<'a>(
+    object: &'a Map<String, Value>,
+    field: &str,
+    path: &str,
+) -> Result<&'a str, FieldError> {
     let path = format!("{path}.{field}");
     match object.get(field) {
         Some(Value::String(text)) if !text.is_empty() => Ok(text),
@@ -307,7 +313,7 @@ fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&
     }
 }
 
-fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong> {
+fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, FieldError> {
     let path = format!(".metadata.{field}");
     match metadata.get(field) {
         None | Some(Value::Null) => Ok(StringMap::default()),

@@ -10,7 +10,7 @@ use crate::{
     kind::ServedType,
     meta::{
         ControllerKind, HookKind, HookVersion,
-        children::{Child, Group, Parent},
+        children::{Child, Parent, ServedChildType},
         related::RelatedGroup,
     },
 };
@@ -60,7 +60,7 @@ fn push_field(body: &mut Vec<u8>, name: &str) {
 #[derive(Clone, Copy)]
 pub(crate) struct ObservedObjects<'a> {
     /// Types of children.
-    pub(crate) groups: &'a [Group],
+    pub(crate) groups: &'a [ServedChildType],
     /// Optional types of children that are not served and have an empty key.
     pub(crate) absent: &'a [Arc<ServedType>],
     /// Children of the parent.

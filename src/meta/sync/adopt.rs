@@ -10,7 +10,7 @@ use crate::{
     manager::Requester,
     meta::{
         Selector,
-        children::{Child, Group, Parent, owner_reference},
+        children::{Child, Parent, ServedChildType, owner_reference},
         claim::{self, Claim},
         resource::{Resource, is_gone},
     },
@@ -23,7 +23,7 @@ impl ParentReconciler {
         &self,
         parent: &Parent,
         selector: &Selector,
-        groups: &[Group],
+        groups: &[ServedChildType],
         candidates: Vec<(usize, Object)>,
         context: &Context,
     ) -> Result<Vec<Child>, SyncError> {

@@ -54,7 +54,7 @@ impl ParentReconciler {
                 RelatedError::Cancelled => SyncError::Cancelled,
                 // The parent is enqueued when the type is listed.
                 RelatedError::NotListed(why) => {
-                    SyncError::Behind(format!("related objects: {why}"))
+                    SyncError::Outdated(format!("related objects: {why}"))
                 }
                 RelatedError::Invalid(wrong) => {
                     related.forget_answer(&parent.key);

@@ -206,7 +206,7 @@ async fn missing_status(resource: &Resource<'_>, parent: &Parent) -> Result<Deco
     match resource.get(&parent.key).await {
         Ok(live) if live.is(&parent.uid) => {
             let why = "the object exists, and its status was not found";
-            Err(SyncError::Behind(format!("writing the status: {why}")))
+            Err(SyncError::Outdated(format!("writing the status: {why}")))
         }
         Ok(_) => Ok(Decorated::Gone),
         Err(error) if is_gone(&error) => Ok(Decorated::Gone),

@@ -9,7 +9,7 @@ use crate::{
     kind::{Scope, ServedType, TypeRef},
     meta::{
         ParentIndex,
-        children::{Child, Group, Parent},
+        children::{Child, Parent, ServedChildType},
         ownership::Ownership,
     },
 };
@@ -17,7 +17,7 @@ use crate::{
 /// Types and children of one parent at the beginning of a sync.
 pub(super) struct ObservedState {
     /// Declared types that are served.
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<ServedChildType>,
     /// Declared optional types that are not served.
     pub(super) missing: Vec<TypeRef>,
     /// Missing types that are proven not to be served and whose kinds are known from earlier.
@@ -45,7 +45,7 @@ impl ParentReconciler {
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
                         moving.set((parent.key.primary, &parent.key.key), interests.clone());
                     }
-                    groups.push(Group { served, strategy: rule.strategy });
+                    groups.push(ServedChildType { served, strategy: rule.strategy });
                     stores.push(store);
                 }
                 _ if rule.optional => {

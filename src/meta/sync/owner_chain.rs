@@ -8,7 +8,7 @@ use crate::{
     informer::{Object, ObjectKey},
     meta::{
         ControllerKind, MAX_OWNER_DEPTH,
-        children::{Group, Parent},
+        children::{Parent, ServedChildType},
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub(super) const TOO_DEEP: &str = "OwnerChainTooDeep";
 
 /// Returns whether children of this group are of the parent's type, in whichever version.
-pub(super) fn is_same_type(group: &Group, parent: &Parent) -> bool {
+pub(super) fn is_same_type(group: &ServedChildType, parent: &Parent) -> bool {
     let (child, own) = (&group.served, &parent.served);
     child.identity.group == own.identity.group && child.identity.plural == own.identity.plural
 }

@@ -92,7 +92,7 @@ impl ParentReconciler {
             }
         }
         let writer = other.as_deref().unwrap_or("another client");
-        Err(SyncError::Behind(format!("writing the status: {writer} keeps writing the parent")))
+        Err(SyncError::Outdated(format!("writing the status: {writer} keeps writing the parent")))
     }
 }
 

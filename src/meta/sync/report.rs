@@ -43,12 +43,12 @@ impl ParentReconciler {
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
             }
             // A conflict is another client's success, and so no warning.
-            SyncError::Behind(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
+            SyncError::Outdated(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
                 let (subject, text) = (subject(parent), format!("Sync delayed: {message}"));
                 self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
                 return Err(ReconcileError::Retry(message.into()));
             }
-            SyncError::Behind(message) => {
+            SyncError::Outdated(message) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
                 return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
             }

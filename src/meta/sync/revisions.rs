@@ -209,7 +209,7 @@ impl ParentReconciler {
                     if let Err(error) = result.map(|IgnoredAny| ()) {
                         let doing = format!("updating ControllerRevision {}", revision.key);
                         return Err(match is_gone(&error) {
-                            true => SyncError::Behind(format!("{doing}: it no longer exists")),
+                            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
                             false => SyncError::of_write(&doing, &error),
                         });
                     }
@@ -250,13 +250,13 @@ impl ParentReconciler {
         };
         let live = match resource.get(&revision.key).await {
             Ok(live) => live,
-            Err(error) if is_gone(&error) => return Err(SyncError::Behind(doing)),
+            Err(error) if is_gone(&error) => return Err(SyncError::Outdated(doing)),
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         };
         let live = Object::from_json(live.json(), &revisions.served)
             .map_err(|error| SyncError::Failed(format!("{doing}: {error}")))?;
         match live.controller() {
-            Some(other) if *other.uid == *parent.uid => Err(SyncError::Behind(doing)),
+            Some(other) if *other.uid == *parent.uid => Err(SyncError::Outdated(doing)),
             Some(_) => Err(SyncError::of_write(&doing, &error)),
             None => {
                 let mut patch =

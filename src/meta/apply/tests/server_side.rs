@@ -107,7 +107,7 @@ async fn object_that_appears_after_the_read_is_not_forced() {
     let (requests, result) = sync(&mut scene, desired(0, "c", "new"), replies).await;
 
     assert_eq!(sent(&requests), ["get c", "patch c"]);
-    assert!(matches!(result, Err(SyncError::Behind(_))), "{result:?}");
+    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +165,7 @@ async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
     let (requests, result) = sync(&mut scene, desired(0, "c", "v"), replies).await;
 
     assert!(requests.iter().all(|(.., body)| body["metadata"]["uid"] == "u"));
-    assert!(matches!(result, Err(SyncError::Behind(_))), "{result:?}");
+    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
     assert!(scene.apply.parents.writes.taken_over(&scene.parent.key).is_empty());
 }
 
