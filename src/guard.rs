@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_panics_when_it_is_dropped_is_given_up() {
+    fn a_payload_that_panics_when_it_is_dropped_is_leaked() {
         assert_eq!(run(|| panic_any(Endless)), Err("a panic without a message".to_owned()));
         assert_eq!(discard(Endless), Err("a panic without a message".to_owned()));
         drop(GuardedDrop::new(Endless));

@@ -117,7 +117,7 @@
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its response is
 //!    read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
-//!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::settle`).
+//!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::requeue_or_forget`).
 //!
 //! # Walk of a type that becomes served
 //!
@@ -228,7 +228,7 @@
 //! | mechanism | place |
 //! |---|---|
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
-//! | request is retried | `src/controller/run/settlement.rs::settle` |
+//! | request is retried | `src/controller/run/settlement.rs::requeue_or_forget` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
@@ -262,7 +262,7 @@
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | child that was equal before is not compared | `src/meta/equal_children.rs::contains`, called in `src/meta/apply.rs::run` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
-//! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/hand_over.rs::hand_over`, by `src/meta/handover.rs` |
+//! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields`, by `src/meta/field_transfer.rs` |
 //! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions` |
 //! | wait of a rollout is decided and shown | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within`, condition `RolledOut` of the controller `src/meta/status.rs` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |

@@ -19,11 +19,11 @@ mod digest;
 mod edit_effect;
 mod endpoint;
 mod equal_children;
+mod field_transfer;
 mod finalizer;
 mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod handover;
 mod hook;
 mod hook_error;
 mod hook_health;

@@ -192,7 +192,7 @@ fn every_file_and_function_in_a_document_exists() {
 }
 
 /// Phrases without a noun, and everyday verbs in place of the field's.
-const VAGUE: [&str; 31] = [
+const VAGUE: [&str; 39] = [
     "whoever",
     "nobody",
     "somebody",
@@ -224,6 +224,14 @@ const VAGUE: [&str; 31] = [
     "roster",
     "rehears",
     "doubted",
+    "churn",
+    "keeper",
+    "blueprint",
+    "errand",
+    "tally",
+    "outage",
+    "messenger",
+    "standstill",
 ];
 
 #[test]
@@ -252,7 +260,7 @@ const HEADLESS: [&str; 20] = [
 ];
 
 #[test]
-fn comments_begin_with_their_noun_and_use_plain_words() {
+fn comments_begin_with_their_noun_and_names_use_plain_words() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut open: Vec<_> =
         ["src", "tests", "examples", "benches"].map(|room| root.join(room)).into();
@@ -270,6 +278,11 @@ fn comments_begin_with_their_noun_and_use_plain_words() {
         for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
             let Some(comment) = line.trim_start().strip_prefix("//") else {
                 begins = true;
+                if let Some(name) = function(line)
+                    && VAGUE.iter().any(|phrase| name.contains(phrase))
+                {
+                    wrong.push(format!("{}:{}: fn {name}", path.display(), number + 1));
+                }
                 continue;
             };
             let text = comment.trim_start_matches(['/', '!']).trim_start();
@@ -285,6 +298,16 @@ fn comments_begin_with_their_noun_and_use_plain_words() {
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(read > 300, "they are read: {read}");
+}
+
+/// Returns the words of the name of a function that a line defines.
+fn function(line: &str) -> Option<String> {
+    let (before, after) = line.split_once("fn ")?;
+    let is_definition = before
+        .split_whitespace()
+        .all(|word| ["async", "const"].contains(&word) || word.starts_with("pub"));
+    let name = after.split(['(', '<']).next().filter(|_| is_definition)?;
+    Some(name.replace('_', " "))
 }
 
 #[test]

@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 34] = [
+const DEPENDENCIES: [&str; 35] = [
     "anyhow",
     "aws-lc-rs",
     "axum",
@@ -18,6 +18,7 @@ const DEPENDENCIES: [&str; 34] = [
     "fastrand",
     "futures",
     "h2",
+    "hashbrown",
     "http",
     "http-body",
     "http-body-util",

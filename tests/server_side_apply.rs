@@ -138,7 +138,7 @@ async fn both_strategies_leave_equal_objects_and_each_is_handed_the_fields_of_th
     for (round, to) in [SERVER, DYNAMIC, SERVER].into_iter().enumerate() {
         let position = supervised.harness.position();
         supervised.edit("a", json!({ "metadata": { "annotations": strategy(to) } })).await;
-        until("both children are handed over", async || {
+        until("the fields of both children are transferred", async || {
             let (map, set) = (maps.get("gear").await.unwrap(), sets.get("gear").await.unwrap());
             let annotated = [
                 map.annotations().contains_key(LAST_APPLIED),
@@ -310,7 +310,7 @@ async fn child_of_a_kind_with_immutable_fields_is_recreated_once_it_differs() {
     // A change of the strategy recreates nothing.
     for to in [SERVER, DYNAMIC, SERVER] {
         supervised.edit("a", json!({ "metadata": { "annotations": strategy(to) } })).await;
-        until("the pod is handed over", async || {
+        until("the fields of the pod are transferred", async || {
             let pod = pods.get("gear").await.map_err(|error| error.to_string())?;
             let is_on = pod.annotations().contains_key(LAST_APPLIED);
             if is_on == (to == DYNAMIC) { Ok(()) } else { Err(to.to_owned()) }

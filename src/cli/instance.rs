@@ -47,7 +47,7 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::go_int, allow_hyphen_values = true)]
     workers: i64,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Further
-    /// calls wait in order; a wait is no failure of the hook.
+    /// calls wait in order. The time of the wait does not count as time of the hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     max_hook_calls: usize,
     /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
@@ -153,7 +153,7 @@ pub(super) struct ServerArgs {
     /// :PORT, HOST:PORT, or 0 for no server. Empty means :8080.
     #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
     pub(super) metrics_address: BindAddress,
-    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 or nothing for no server.
+    /// Address of /healthz, /livez and /readyz: :PORT or HOST:PORT. 0 or an empty text disables it.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address::probes)]
     pub(super) health_probe_bind_address: BindAddress,
 }

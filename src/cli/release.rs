@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn objects_of_a_decorator_are_told_from_those_of_a_composite_of_its_name() {
+    async fn objects_of_a_decorator_and_of_a_composite_of_its_name_are_distinct() {
         let server = server().await;
         let of_decorator = "metacontroller.io/decoratorcontroller-a";
         let metadata = json!({"name": "one", "finalizers": [OF_A, of_decorator]});

@@ -407,7 +407,7 @@ impl ControllerRow {
             state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
             since: condition("Running").map(|running| running.last_transition_time).or(newest),
             epoch: status.epoch.and_then(|epoch| u64::try_from(epoch).ok()),
-            // Where nothing is said, nothing is old.
+            // An object without a status is not outdated.
             outdated: status.state.is_some() && status.observed_generation != generation,
             stuck: reason == "Stuck",
             stale: in_state("Stale").next().is_some(),

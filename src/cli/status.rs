@@ -257,7 +257,7 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
         }
     }
     if let Some(election) = &report.election {
-        let holder = election.holder.as_deref().unwrap_or("nobody");
+        let holder = election.holder.as_deref().unwrap_or("none");
         let leader = match election.leads {
             true => "this instance".to_owned(),
             false => format!("{holder}; this instance stands by"),
@@ -294,10 +294,22 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
             or_dash(row.last_error.as_deref().or(Some(row.message.as_str()))),
         ]);
     }
+    let informers = informers(report.informers.as_deref().unwrap_or_default());
+    for table in [controllers, informers] {
+        if !table.is_empty() {
+            text.push('\n');
+            text.push_str(&table.render());
+        }
+    }
+    text
+}
+
+/// Returns a row for each watch.
+fn informers(rows: &[InformerRow]) -> Table {
     let columns =
         ["WATCH", "NAMESPACE", "STATE", "OBJECTS", "ENTRIES", "BYTES", "MEMORY", "SUBSCRIBERS"];
     let mut informers = Table::new(columns);
-    for informer in report.informers.iter().flatten() {
+    for informer in rows {
         let InformerRow {
             type_,
             namespace,
@@ -319,13 +331,7 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
             subscribers.to_string(),
         ]);
     }
-    for table in [controllers, informers] {
-        if !table.is_empty() {
-            text.push('\n');
-            text.push_str(&table.render());
-        }
-    }
-    text
+    informers
 }
 
 fn state(row: &ControllerRow) -> String {
@@ -417,7 +423,7 @@ mod tests {
             leader_of(false, Some("other")),
             "leader of ns/lease: other; this instance stands by\n"
         );
-        assert_eq!(leader_of(false, None), "leader of ns/lease: nobody; this instance stands by\n");
+        assert_eq!(leader_of(false, None), "leader of ns/lease: none; this instance stands by\n");
     }
 
     #[test]

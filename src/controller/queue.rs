@@ -124,7 +124,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let now = Instant::now();
         let mut state = self.shared.lock();
         let added = state.core.add(key, add, now);
-        self.shared.settle(state, added);
+        self.shared.apply_timer(state, added);
     }
 
     /// Sets the time of the next resync of a key in place of an earlier one; `None` removes it. At
@@ -133,14 +133,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub(super) fn resync(&self, key: K, at: Option<Instant>) {
         let mut state = self.shared.lock();
         let timer = state.core.resync(key, at, Instant::now());
-        self.shared.settle(state, (timer, false));
+        self.shared.apply_timer(state, (timer, false));
     }
 
     /// Adds a key that another queue had left.
     pub fn restore(&self, delayed: Delayed<K>) {
         let mut state = self.shared.lock();
         let added = state.core.restore(delayed, Instant::now());
-        self.shared.settle(state, added);
+        self.shared.apply_timer(state, added);
     }
 
     /// Waits for the next key that no worker processes; `None` once the queue is closed, or
@@ -191,7 +191,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let now = Instant::now();
         let mut state = self.shared.lock();
         let ready = state.core.done(key, now);
-        self.shared.settle(state, (QueueTimer::Keep, ready));
+        self.shared.apply_timer(state, (QueueTimer::Keep, ready));
     }
 
     /// Resets the failures of a key.
@@ -260,7 +260,11 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
         self.state.lock()
     }
 
-    fn settle(&self, mut state: MutexGuard<'_, QueueState<K>>, (timer, ready): (QueueTimer, bool)) {
+    fn apply_timer(
+        &self,
+        mut state: MutexGuard<'_, QueueState<K>>,
+        (timer, ready): (QueueTimer, bool),
+    ) {
         state.set_timer(timer);
         if state.core.is_finished() {
             self.announce_finished(state);
@@ -274,7 +278,7 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
         let mut state = self.lock();
         state.core.drain();
         state.clear_timers();
-        self.settle(state, (QueueTimer::Keep, false));
+        self.apply_timer(state, (QueueTimer::Keep, false));
     }
 
     fn is_finished(&self) -> bool {

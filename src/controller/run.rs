@@ -425,7 +425,7 @@ impl EpochRun {
         if next.is_final() {
             receipt.confirm(&item.key);
         }
-        self.settle(item, next);
+        self.requeue_or_forget(item, next);
         fatal
     }
 

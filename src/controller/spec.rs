@@ -78,7 +78,7 @@ impl Spec {
         let of_inputs = self.inputs.iter().flat_map(|input| &input.conditions);
         let report = |refused: Result<(), String>| {
             if let Err(error) = refused {
-                warn!(controller = %self.name, error, "refused of a condition panicked");
+                warn!(controller = %self.name, error, "`Condition::refused` panicked");
             }
         };
         for condition in self.conditions.iter().chain(of_inputs) {

@@ -142,7 +142,7 @@ impl Harness {
 
     /// Returns the reconciles logged since the last call.
     async fn log(&self) -> Vec<String> {
-        settle().await;
+        run_until_idle().await;
         std::mem::take(&mut *self.log.lock().unwrap())
     }
 
@@ -153,7 +153,7 @@ impl Harness {
     }
 }
 
-async fn settle() {
+async fn run_until_idle() {
     // With paused time, a sleep ends only when nothing else can run.
     sleep(Duration::from_millis(20)).await;
 }
@@ -238,7 +238,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
     harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
     harness.state(ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
 
     let mut seen = seen.lock().unwrap().clone();
     seen.sort();
@@ -252,10 +252,10 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
 async fn controller_that_is_built_and_dropped_costs_nothing() {
     let harness = Harness::new();
     harness.install("Widget");
-    settle().await;
+    run_until_idle().await;
 
     drop(harness.build(builder().for_type(widgets()).owns_type(parts()).conditional()));
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(harness.server.asked(WIDGETS), 0);
     assert!(harness.cluster.informers.status().is_empty());

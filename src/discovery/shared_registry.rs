@@ -54,8 +54,7 @@ impl SharedRegistry {
         }
     }
 
-    /// Ignores poisoning: a reader changes nothing, and after a writer's panic the next event
-    /// judges the touched types again.
+    /// Locks for reading. After a panic of a writer, the next event judges the touched types again.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Known> {
         self.known.read()
     }

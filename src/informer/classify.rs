@@ -178,7 +178,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// Returns the next request after a failure, with its delay and cause.
 pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
-    let verdict = |step, pace, cause| Classified { step, pace, cause };
+    let classified = |step, pace, cause| Classified { step, pace, cause };
     // After any failure of a streaming list comes a list by pages, which every server supports. A
     // problem of the type itself shows there.
     let again = match phase {
@@ -197,35 +197,41 @@ pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classif
             let server = ServerError { code: *code, reason, message };
             classify_status(server, phase, again, after)
         }
-        RequestFailure::Transport(_) => verdict(again, RequestPace::Slow, Cause::Transport),
-        RequestFailure::BrokenOff(_) => verdict(smaller, RequestPace::Slow, Cause::Transport),
-        RequestFailure::Deadline { .. } => verdict(smaller, RequestPace::Slow, Cause::Deadline),
+        RequestFailure::Transport(_) => classified(again, RequestPace::Slow, Cause::Transport),
+        RequestFailure::BrokenOff(_) => classified(smaller, RequestPace::Slow, Cause::Transport),
+        RequestFailure::Deadline { .. } => classified(smaller, RequestPace::Slow, Cause::Deadline),
         RequestFailure::TooLong { .. } => match phase {
             RequestPhase::List { .. } => {
-                verdict(NextRequest::ListSmaller, RequestPace::Prompt, Cause::TooLong)
+                classified(NextRequest::ListSmaller, RequestPace::Prompt, Cause::TooLong)
             }
             RequestPhase::Stream | RequestPhase::Watch => {
-                verdict(again, RequestPace::Slow, Cause::TooLong)
+                classified(again, RequestPace::Slow, Cause::TooLong)
             }
         },
-        RequestFailure::Undecodable { .. } => verdict(again, RequestPace::Slow, Cause::Undecodable),
+        RequestFailure::Undecodable { .. } => {
+            classified(again, RequestPace::Slow, Cause::Undecodable)
+        }
         RequestFailure::Endless => {
-            verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
+            classified(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
         }
         RequestFailure::Closed => match phase {
-            RequestPhase::Watch => verdict(NextRequest::Again, RequestPace::Prompt, Cause::Closed),
+            RequestPhase::Watch => {
+                classified(NextRequest::Again, RequestPace::Prompt, Cause::Closed)
+            }
             RequestPhase::List { .. } | RequestPhase::Stream => {
-                verdict(again, RequestPace::Slow, Cause::Closed)
+                classified(again, RequestPace::Slow, Cause::Closed)
             }
         },
         RequestFailure::Suspect(_) => {
-            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Suspect)
+            classified(NextRequest::Relist, RequestPace::Prompt, Cause::Suspect)
         }
-        RequestFailure::Wanted => verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Wanted),
+        RequestFailure::Wanted => {
+            classified(NextRequest::Relist, RequestPace::Prompt, Cause::Wanted)
+        }
     }
 }
 
-/// Status of a response that is no success.
+/// Status of an error response.
 struct ServerError<'a> {
     code: u16,
     reason: &'a str,
@@ -239,52 +245,52 @@ fn classify_status(
     again: NextRequest,
     after: RequestPace,
 ) -> Classified {
-    let verdict = |step, pace, cause| Classified { step, pace, cause };
+    let classified = |step, pace, cause| Classified { step, pace, cause };
     let ServerError { code, reason, message } = server;
     match (code, phase) {
         (410, RequestPhase::Watch) => {
-            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
+            classified(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
         }
         (410, RequestPhase::Stream) => {
-            verdict(NextRequest::ListPages, RequestPace::Prompt, Cause::Expired)
+            classified(NextRequest::ListPages, RequestPace::Prompt, Cause::Expired)
         }
         (410, RequestPhase::List { continued: true }) => {
-            verdict(NextRequest::ListWhole, RequestPace::Prompt, Cause::Expired)
+            classified(NextRequest::ListWhole, RequestPace::Prompt, Cause::Expired)
         }
         (410, RequestPhase::List { continued: false }) => {
-            verdict(NextRequest::Again, RequestPace::Slow, Cause::Expired)
+            classified(NextRequest::Again, RequestPace::Slow, Cause::Expired)
         }
-        (404, _) => verdict(again, RequestPace::Quick, Cause::NotFound),
-        (403, _) => verdict(again, RequestPace::Forbidden, Cause::Forbidden),
-        (401, _) => verdict(again, RequestPace::Slow, Cause::Unauthorized),
+        (404, _) => classified(again, RequestPace::Quick, Cause::NotFound),
+        (403, _) => classified(again, RequestPace::Forbidden, Cause::Forbidden),
+        (401, _) => classified(again, RequestPace::Slow, Cause::Unauthorized),
         // Lists report a failed conversion with 500. The watch cache reports it with 429
         // while it cannot be filled, which does not end within milliseconds.
         (429 | 500.., _) if message.contains(CONVERSION) => {
-            verdict(again, RequestPace::Slow, Cause::Conversion)
+            classified(again, RequestPace::Slow, Cause::Conversion)
         }
         // Watch cache of a type that is just being served. It is ready after
         // about 10 ms, although Retry-After says 1 s.
         (429, _) if message.contains("(re)initializing") => {
-            verdict(again, RequestPace::Quick, Cause::Initializing)
+            classified(again, RequestPace::Quick, Cause::Initializing)
         }
-        (429, _) => verdict(again, after, Cause::Throttled),
+        (429, _) => classified(again, after, Cause::Throttled),
         // The watch's position is ahead of the server's: a restored backup, or a lagging
         // replica. Only a list can show which.
         (_, RequestPhase::Watch) if message.contains("Too large resource version") => {
-            verdict(NextRequest::Relist, after, Cause::Expired)
+            classified(NextRequest::Relist, after, Cause::Expired)
         }
         (_, RequestPhase::Watch) if reason == "Expired" || reason == "Gone" => {
-            verdict(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
+            classified(NextRequest::Relist, RequestPace::Prompt, Cause::Expired)
         }
         (400 | 405 | 406 | 415 | 422 | 501, RequestPhase::Stream) => {
-            verdict(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
+            classified(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
         }
         // A watch request differs from a list request only by its position.
         (400 | 422, RequestPhase::Watch) => {
-            verdict(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
+            classified(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
         }
-        (500.., _) => verdict(again, after, Cause::Server),
-        (_, _) => verdict(again, after, Cause::Refused),
+        (500.., _) => classified(again, after, Cause::Server),
+        (_, _) => classified(again, after, Cause::Refused),
     }
 }
 
@@ -352,9 +358,9 @@ mod tests {
 
     #[track_caller]
     fn check(phase: RequestPhase, failure: RequestFailure, step: NextRequest, pace: RequestPace) {
-        let verdict = classify(phase, &failure);
+        let classified = classify(phase, &failure);
 
-        assert_eq!((verdict.step, verdict.pace), (step, pace), "{phase:?} {failure}");
+        assert_eq!((classified.step, classified.pace), (step, pace), "{phase:?} {failure}");
     }
 
     #[test]
@@ -524,9 +530,9 @@ mod tests {
     fn no_status_is_without_an_answer() {
         for code in 0..1000 {
             for phase in [LIST, LATER_PAGE, RequestPhase::Stream, RequestPhase::Watch] {
-                let verdict = classify(phase, &status(code));
+                let classified = classify(phase, &status(code));
                 if phase == RequestPhase::Watch {
-                    assert!(matches!(verdict.step, NextRequest::Again | NextRequest::Relist));
+                    assert!(matches!(classified.step, NextRequest::Again | NextRequest::Relist));
                 }
             }
         }

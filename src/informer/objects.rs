@@ -52,7 +52,7 @@ struct OrderedObject(Object);
 
 /// Part of a scan in the order of keys.
 pub(super) struct Scanned {
-    /// Objects that were asked for.
+    /// Requested objects.
     pub(super) objects: Vec<Object>,
     /// Key of the last object examined; `None` if none was.
     pub(super) last: Option<ObjectKey>,

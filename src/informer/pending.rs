@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_left_and_came_back_before_it_was_seen_is_new() {
+    fn an_object_that_left_and_returned_before_it_was_seen_is_new() {
         let mut pending = Pending::default();
 
         // As with a label selector, where the object stays the same one.

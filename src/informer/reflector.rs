@@ -151,36 +151,36 @@ impl Reflector {
             self.before_fill = self.resume_version.take();
             return;
         }
-        let mut verdict = classify(phase, &failure);
+        let mut classified = classify(phase, &failure);
         let identity = &self.informer.key.identity;
         let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
         if phase == RequestPhase::Watch && matches!(failure, RequestFailure::TooLong { .. }) {
-            verdict.step = self.long_line();
+            classified.step = self.long_line();
         }
-        if verdict.step == NextRequest::Again
+        if classified.step == NextRequest::Again
             && self.resume_version.as_ref().is_some_and(|it| !it.is_position())
         {
             // Without a position, only a list finds objects deleted while no watch was open.
-            verdict.step = NextRequest::Relist;
+            classified.step = NextRequest::Relist;
         }
-        match verdict.step {
+        match classified.step {
             NextRequest::Again => {}
             NextRequest::Relist => self.resume_version = None,
             NextRequest::ListWhole => self.listing.whole = true,
             NextRequest::ListSmaller => {
                 if self.listing.limit == 1 {
-                    verdict.pace = RequestPace::Slow;
+                    classified.pace = RequestPace::Slow;
                 }
                 self.listing.limit = (self.listing.limit / 4).max(1);
                 self.listing.whole = false;
-                if verdict.cause == Cause::TooLong {
+                if classified.cause == Cause::TooLong {
                     self.listing.most = self.listing.limit;
                 }
             }
             NextRequest::ListPages => self.listing.pages = true,
             NextRequest::NeverStream => self.listing.never_stream = true,
         }
-        self.metrics.restarted(verdict.cause);
+        self.metrics.restarted(classified.cause);
         if let Some(before) = self.before_fill.take() {
             // The list of one subscriber must not delay the changes of all others: the watch
             // continues, and the list is repeated later.
@@ -190,7 +190,7 @@ impl Reflector {
             self.resume_version = Some(before);
             return;
         }
-        if verdict.cause == Cause::NotFound
+        if classified.cause == Cause::NotFound
             && let Some(on_missing) = &self.options.on_missing
         {
             // User code: its panic must not end an informer that others share.
@@ -199,8 +199,8 @@ impl Reflector {
             }
         }
 
-        let delay = self.delays.delay(verdict, fastrand::f64());
-        self.report(&failure, verdict);
+        let delay = self.delays.delay(classified, fastrand::f64());
+        self.report(&failure, classified);
         if delay.is_zero() {
             debug!(error = %failure, "request repeated");
             // A server that fails at once every time must not starve other tasks.
@@ -210,7 +210,7 @@ impl Reflector {
         debug!(error = %failure, ?delay, "request will be repeated");
         // A type that is served again changes no permissions, and must not cause more requests.
         let served_again = async {
-            match verdict.pace {
+            match classified.pace {
                 RequestPace::Forbidden | RequestPace::After(_) => std::future::pending().await,
                 RequestPace::Prompt | RequestPace::Quick | RequestPace::Slow => {
                     self.informer.served_again.notified().await
@@ -232,18 +232,18 @@ impl Reflector {
         }
     }
 
-    fn report(&self, failure: &RequestFailure, verdict: Classified) {
-        if !self.delays.is_notable(verdict) {
+    fn report(&self, failure: &RequestFailure, classified: Classified) {
+        if !self.delays.is_notable(classified) {
             return;
         }
         let error = failure.to_string();
-        let progress = match (verdict.pace, self.informer.is_complete()) {
+        let progress = match (classified.pace, self.informer.is_complete()) {
             (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
                 InformerProgress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
             }
-            (_, _) if verdict.cause == Cause::Conversion => {
+            (_, _) if classified.cause == Cause::Conversion => {
                 InformerProgress::ConversionFailed(error)
             }
             (_, true) => InformerProgress::Stale(error),
@@ -344,7 +344,7 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::informer::script::{Harness, names, progress, settle, stored, widget};
+    use crate::informer::script::{Harness, names, progress, run_until_idle, stored, widget};
 
     #[tokio::test(start_paused = true)]
     async fn panic_of_the_callback_for_missing_types_ends_no_informer() {
@@ -385,7 +385,7 @@ mod tests {
             at.push(started.elapsed());
         }
 
-        settle().await;
+        run_until_idle().await;
         assert!(at[1] - at[0] <= Duration::from_millis(6), "{at:?}");
         assert!(at[4] <= Duration::from_millis(100), "{at:?}");
         assert!(at[14] - at[13] >= Duration::from_secs(20), "{at:?}");
@@ -432,7 +432,7 @@ mod tests {
         for _ in 0..4 {
             harness.script.list().await.refuse(403, "Forbidden", message);
         }
-        settle().await;
+        run_until_idle().await;
         let InformerProgress::Forbidden(reason) = progress(&subscription) else {
             panic!("not forbidden")
         };
@@ -459,7 +459,7 @@ mod tests {
 
         drop(watch);
         harness.script.watch(10).await.refuse(403, "Forbidden", "cannot watch");
-        settle().await;
+        run_until_idle().await;
 
         assert!(matches!(progress(&subscription), InformerProgress::Forbidden(_)));
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_type_that_comes_back_after_long_is_followed_within_milliseconds() {
+    async fn a_type_that_returns_after_long_is_followed_within_milliseconds() {
         let mut harness = Harness::new();
         let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         drop(watch);

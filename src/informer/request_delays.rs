@@ -24,14 +24,14 @@ pub(super) struct RequestDelays {
 
 impl RequestDelays {
     /// Returns the next delay; `random` is in 0.0..1.0.
-    pub(super) fn delay(&mut self, verdict: Classified, random: f64) -> Duration {
-        let count = &mut self.counts[verdict.cause as usize];
+    pub(super) fn delay(&mut self, classified: Classified, random: f64) -> Duration {
+        let count = &mut self.counts[classified.cause as usize];
         let before = *count;
         *count = before.saturating_add(1);
         let halfway = 0.5 + random / 2.0;
         let slow = doubled(SLOW, before, LONGEST).mul_f64(halfway);
-        match verdict.pace {
-            RequestPace::Prompt if before == 0 && verdict.step == NextRequest::Relist => {
+        match classified.pace {
+            RequestPace::Prompt if before == 0 && classified.step == NextRequest::Relist => {
                 SPREAD.mul_f64(random)
             }
             RequestPace::Prompt if before == 0 => Duration::ZERO,
@@ -46,9 +46,9 @@ impl RequestDelays {
     }
 
     /// Returns whether failures of this cause have repeated enough to be reported.
-    pub(super) fn is_notable(&self, verdict: Classified) -> bool {
-        let count = self.counts[verdict.cause as usize];
-        match verdict.pace {
+    pub(super) fn is_notable(&self, classified: Classified) -> bool {
+        let count = self.counts[classified.cause as usize];
+        match classified.pace {
             // The sixth failure comes about 0.16 s after the first.
             RequestPace::Quick => count >= 6,
             RequestPace::Prompt => count > 1,
@@ -80,14 +80,14 @@ impl RequestDelays {
 mod tests {
     use super::*;
 
-    fn verdict(pace: RequestPace, cause: Cause) -> Classified {
+    fn classified(pace: RequestPace, cause: Cause) -> Classified {
         Classified { step: NextRequest::Again, pace, cause }
     }
 
     fn delays(pace: RequestPace, random: f64, count: usize) -> Vec<u128> {
         let mut backoff = RequestDelays::default();
-        let verdict = verdict(pace, Cause::Server);
-        (0..count).map(|_| backoff.delay(verdict, random).as_millis()).collect()
+        let classified = classified(pace, Cause::Server);
+        (0..count).map(|_| backoff.delay(classified, random).as_millis()).collect()
     }
 
     #[test]
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
         let delay = |step, random| {
-            let verdict = Classified { step, pace: RequestPace::Prompt, cause: Cause::Expired };
-            RequestDelays::default().delay(verdict, random)
+            let classified = Classified { step, pace: RequestPace::Prompt, cause: Cause::Expired };
+            RequestDelays::default().delay(classified, random)
         };
 
         assert_eq!(delay(NextRequest::Again, 1.0), Duration::ZERO);
@@ -144,15 +144,15 @@ mod tests {
     #[test]
     fn each_cause_counts_for_itself() {
         let mut backoff = RequestDelays::default();
-        let missing = verdict(RequestPace::Quick, Cause::NotFound);
+        let missing = classified(RequestPace::Quick, Cause::NotFound);
         for _ in 0..20 {
             backoff.delay(missing, 1.0);
         }
 
-        let initializing = verdict(RequestPace::Quick, Cause::Initializing);
+        let initializing = classified(RequestPace::Quick, Cause::Initializing);
         assert_eq!(backoff.delay(initializing, 1.0), QUICK);
         assert_eq!(
-            backoff.delay(verdict(RequestPace::Prompt, Cause::Expired), 1.0),
+            backoff.delay(classified(RequestPace::Prompt, Cause::Expired), 1.0),
             Duration::ZERO
         );
         assert!(backoff.is_notable(missing) && !backoff.is_notable(initializing));
@@ -161,8 +161,8 @@ mod tests {
     #[test]
     fn an_answer_forgets_what_it_refutes_and_health_forgets_all() {
         let mut backoff = RequestDelays::default();
-        let missing = verdict(RequestPace::Quick, Cause::NotFound);
-        let server = verdict(RequestPace::Slow, Cause::Server);
+        let missing = classified(RequestPace::Quick, Cause::NotFound);
+        let server = classified(RequestPace::Slow, Cause::Server);
         for _ in 0..10 {
             backoff.delay(missing, 1.0);
             backoff.delay(server, 1.0);

@@ -335,7 +335,7 @@ async fn soon<F: Future>(future: F) -> F::Output {
 }
 
 /// Lets every task run until it is pending.
-pub(super) async fn settle() {
+pub(super) async fn run_until_idle() {
     // With paused time, a sleep ends only when nothing else can run.
     tokio::time::sleep(std::time::Duration::from_micros(1)).await;
 }

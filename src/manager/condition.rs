@@ -72,10 +72,10 @@ enum Node {
         status: watch::Receiver<TypeStatus>,
         mode: watch::Receiver<DiscoveryMode>,
     },
-    // With the basis of each part as of the last time that all were met.
+    // All parts, with the basis of each as of the last time that all were met.
     AllOf(Vec<Readiness>, Vec<Vec<Basis>>),
-    // With the index of the part that was met last. Another part replaces it only when that one is
-    // proven unmet.
+    // Any part, with the index of the one that was met last. Another part replaces it only when that
+    // one is proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     #[cfg(any(test, feature = "meta"))]
     SomeOf(Vec<Readiness>),

@@ -69,9 +69,9 @@ impl RunnableSpec {
     /// meanwhile.
     pub(super) fn unprepare(&self, name: &ControllerName, epoch: Option<&Epoch>) {
         if let Err(error) = guard::run(|| self.runnable.unprepare()) {
-            warn!(controller = %name, error, "unprepare panicked");
+            warn!(controller = %name, error, "`unprepare` panicked");
             if let Some(epoch) = epoch {
-                let error = format!("unprepare panicked: {error}");
+                let error = format!("`unprepare` panicked: {error}");
                 epoch.report(|report| report.last_error = Some(error));
             }
         }

@@ -187,7 +187,7 @@ impl ManagerHandle {
         self.commands.send(ManagerCommand::Find(name.into(), reply)).await.ok()?;
         let runnable = found.await.ok()??;
         guard::run(|| runnable.debug()).unwrap_or_else(|error| {
-            warn!(error, "debug of a runnable panicked");
+            warn!(error, "`Runnable::debug` panicked");
             None
         })
     }

@@ -71,7 +71,7 @@ mod tests {
         status.reason = "TypeAbsent".into();
         status.message = "widgets.example.com/v1 is not installed".into();
 
-        // No message: anyone may ask.
+        // Without the message, since probes need no authentication.
         expect(status, "[+]controller/widgets Waiting TypeAbsent");
     }
 

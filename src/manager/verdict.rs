@@ -47,9 +47,9 @@ pub enum Subresource {
 /// Subresource that a condition requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequiredSubresource {
-    /// Of any type.
+    /// Subresource of any type.
     OfAny(Subresource),
-    /// Of a type of a CRD, which can be given one. A built-in type cannot, nor one of an aggregated
+    /// Subresource of a type of a CRD, which can be given one. A built-in type cannot, nor one of an aggregated
     /// server.
     #[cfg_attr(not(any(test, feature = "meta")), expect(dead_code, reason = "of declared ones"))]
     OfCrd(Subresource),

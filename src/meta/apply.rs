@@ -7,10 +7,10 @@ mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
 mod failures;
-mod hand_over;
 mod order;
 mod refusal;
 mod server_side;
+mod transfer_fields;
 
 use std::{mem::take, sync::Arc, task::Poll};
 
@@ -286,7 +286,7 @@ impl Apply {
         step: WriteStep,
         _room: Option<Reservation>,
     ) -> Result<Option<ChildDigest>, SyncError> {
-        let Some(step) = self.hand_over(&target, step).await? else { return Ok(None) };
+        let Some(step) = self.transfer_fields(&target, step).await? else { return Ok(None) };
         match self.rule.strategy {
             ApplyStrategy::DynamicApply => self.update(&target, step).await,
             ApplyStrategy::ServerSideApply => self.apply(&target, step).await,
@@ -336,7 +336,7 @@ impl Apply {
                     .await
                     .map(|stored| changed(stored, replaces.as_deref())),
             ),
-            WriteStep::HandOver { .. } => return Ok(None),
+            WriteStep::TransferFields { .. } => return Ok(None),
         };
         let error = match result {
             Ok(changed) => {
@@ -392,7 +392,7 @@ impl Apply {
             | WriteStep::Recreate { .. }
             | WriteStep::Create(_)
             | WriteStep::Update(_)
-            | WriteStep::HandOver { .. } => SyncError::of_write(&doing, &error),
+            | WriteStep::TransferFields { .. } => SyncError::of_write(&doing, &error),
         })
     }
 }
@@ -413,7 +413,7 @@ impl Apply {
         stored: Option<Stored>,
     ) -> bool {
         let is_versioned = matches!(step, WriteStep::Update(write) if write.replaces.is_some());
-        // Others are tried in each sync: a webhook that reverted a field may be gone.
+        // Other writes are repeated in each sync: a webhook that reverted a field may be gone.
         let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
         let writes = &self.parents.writes;
         match (step, stored) {
@@ -422,8 +422,11 @@ impl Apply {
             }
             (WriteStep::Create(_), Some(stored)) => writes.created(parent, what, &stored),
             (WriteStep::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
-            (WriteStep::HandOver { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
-            (WriteStep::Create(_) | WriteStep::Update(_) | WriteStep::HandOver { .. }, None) => {}
+            (WriteStep::TransferFields { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
+            (
+                WriteStep::Create(_) | WriteStep::Update(_) | WriteStep::TransferFields { .. },
+                None,
+            ) => {}
         }
         is_equal
     }

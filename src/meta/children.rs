@@ -151,7 +151,7 @@ pub(crate) enum WriteStep {
     /// Replace the observed object with this one; server-side apply applies this one to it.
     Update(Write),
     /// Hand the fields of the object with this uid over to the apply strategy.
-    HandOver {
+    TransferFields {
         /// Index of the child type.
         group: usize,
         /// Namespace and name.
@@ -167,7 +167,9 @@ impl WriteStep {
     /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
-            Self::Delete { group, key, .. } | Self::HandOver { group, key, .. } => (*group, key),
+            Self::Delete { group, key, .. } | Self::TransferFields { group, key, .. } => {
+                (*group, key)
+            }
             Self::Recreate { created: write, .. } | Self::Create(write) | Self::Update(write) => {
                 (write.group, &write.key)
             }
@@ -180,8 +182,8 @@ impl WriteStep {
             Self::Delete { .. } => 0,
             Self::Recreate { created, merged, .. } => created.body.len() + merged.len(),
             Self::Create(write) | Self::Update(write) => write.body.len(),
-            Self::HandOver { back: None, .. } => 0,
-            Self::HandOver { back: Some(back), .. } => {
+            Self::TransferFields { back: None, .. } => 0,
+            Self::TransferFields { back: Some(back), .. } => {
                 back.applied.len() + back.remembered.len() + back.otherwise.size()
             }
         }

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_of_two_types_with_one_name_are_told_apart() {
+    fn parents_of_two_types_with_one_name_are_distinct() {
         let (index, other) = (index(), Request { primary: 1, ..Request::namespaced("ns", "a") });
         index.insert(&other, &ParentIndex::interests(&other, &"z".into(), None));
         let concerned = |owner: &str| {

@@ -51,7 +51,7 @@ struct TrackedParent {
     refused: BTreeMap<String, Refused>,
     // Fields that were taken over from other managers, not reported yet.
     taken: BTreeSet<String>,
-    status: Option<SettledStatus>,
+    status: Option<StoredStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
     // Equal children of the last sync that was executed.
@@ -92,7 +92,7 @@ struct Refused {
 
 /// Fingerprints of a status: as it was sent, and as the server stored it.
 #[derive(Debug)]
-struct SettledStatus {
+struct StoredStatus {
     sent: Fingerprint,
     stored: Option<Fingerprint>,
     at: Instant,
@@ -322,14 +322,14 @@ impl ParentWrites {
     }
 
     /// Records what the server stored when `sent` was written.
-    pub(crate) fn settle_status(
+    pub(crate) fn record_stored_status(
         &self,
         key: &Request,
         sent: Fingerprint,
         stored: Option<Fingerprint>,
     ) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.status = Some(SettledStatus { sent, stored, at: Instant::now() });
+            entry.status = Some(StoredStatus { sent, stored, at: Instant::now() });
         }
     }
 
@@ -380,7 +380,7 @@ mod tests {
             ["1", "2", "3"].map(|text| Fingerprint::of(text.as_bytes()).unwrap());
         writes.track(&key, &"u".into());
 
-        writes.settle_status(&key, one, Some(two));
+        writes.record_stored_status(&key, one, Some(two));
 
         assert!(writes.status_settled(&key, one, Some(two)));
         assert!(!writes.status_settled(&key, one, Some(three)));
@@ -467,7 +467,7 @@ mod tests {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
         let sent = Fingerprint::of(b"1").unwrap();
         writes.track(&key, &"u".into());
-        writes.settle_status(&key, sent, None);
+        writes.record_stored_status(&key, sent, None);
 
         writes.track(&key, &"u".into());
         assert!(writes.status_settled(&key, sent, None));

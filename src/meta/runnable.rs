@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use self::release::{Cleanup, warn_of};
 use crate::{
     controller::{
-        Backoff, BuildError, Cluster, Controller, ControllerDefaults, Handler, Predicate,
+        Backoff, BuildError, Builder, Cluster, Controller, ControllerDefaults, Handler, Predicate,
     },
     informer::{Delta, Header, Object},
     kind::TypeRef,
@@ -50,7 +50,6 @@ impl DeclaredRunnable {
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let managed_fields = definition.lenience.managed_fields;
         let parents = Arc::new(parents(&definition, &hooks, Parents::new(health_changed)));
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
@@ -76,48 +75,8 @@ impl DeclaredRunnable {
             .backoff(backoff)
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
-        for (primary, parent) in definition.parents.iter().enumerate() {
-            let current = current.clone();
-            builder =
-                builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
-                    let current = current.get();
-                    let parent = current.definition.parents.get(primary);
-                    parent.is_some_and(|parent| triggers_sync(delta, parent, &current.finalizer))
-                }));
-            builder = match definition.kind {
-                ControllerKind::Composite => builder.conditional(),
-                // Any one of the types is enough: see `ready`.
-                ControllerKind::Decorator => builder.optional(),
-            };
-            if managed_fields {
-                builder = builder.managed_fields();
-            }
-        }
-        for (child, rule) in definition.children.iter().enumerate() {
-            let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
-            let current = current.clone();
-            let handler = Handler::delta(move |delta, enqueue| {
-                let current = current.get();
-                let rule = current.definition.children.get(child);
-                if rule.is_some_and(|rule| !child_triggers_sync(delta, rule)) {
-                    return;
-                }
-                for parent in parents.index.concerned(delta) {
-                    enqueue.add(parent);
-                }
-            });
-            // A new watch delivers only what concerns the parents that are synced after it began.
-            builder =
-                builder.claims_type(rule.type_ref.clone(), handler).on_synced(move |enqueue| {
-                    for parent in synced.index.keys() {
-                        enqueue.add(parent);
-                    }
-                });
-            builder = if rule.optional { builder.optional() } else { builder.conditional() };
-            if managed_fields {
-                builder = builder.managed_fields();
-            }
-        }
+        builder = add_parents(builder, &definition, &current);
+        builder = add_children(builder, &definition, &current, &parents);
         if definition.is_rolling() {
             builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent());
             builder = builder.conditional();
@@ -132,6 +91,62 @@ impl DeclaredRunnable {
     pub(crate) fn health(&self) -> tokio::sync::watch::Receiver<Health> {
         self.parents.hook.subscribe()
     }
+}
+
+/// Adds the types of the parents, whose changes sync them.
+fn add_parents(mut builder: Builder, definition: &Definition, current: &CurrentSync) -> Builder {
+    for (primary, parent) in definition.parents.iter().enumerate() {
+        let current = current.clone();
+        builder =
+            builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
+                let current = current.get();
+                let parent = current.definition.parents.get(primary);
+                parent.is_some_and(|parent| triggers_sync(delta, parent, &current.finalizer))
+            }));
+        builder = match definition.kind {
+            ControllerKind::Composite => builder.conditional(),
+            // Any one of the types is enough: see `ready`.
+            ControllerKind::Decorator => builder.optional(),
+        };
+        if definition.lenience.managed_fields {
+            builder = builder.managed_fields();
+        }
+    }
+    builder
+}
+
+/// Adds the types of the children, whose changes sync the parents that they concern.
+fn add_children(
+    mut builder: Builder,
+    definition: &Definition,
+    current: &CurrentSync,
+    parents: &Arc<Parents>,
+) -> Builder {
+    for (child, rule) in definition.children.iter().enumerate() {
+        let (parents, synced) = (Arc::clone(parents), Arc::clone(parents));
+        let current = current.clone();
+        let handler = Handler::delta(move |delta, enqueue| {
+            let current = current.get();
+            let rule = current.definition.children.get(child);
+            if rule.is_some_and(|rule| !child_triggers_sync(delta, rule)) {
+                return;
+            }
+            for parent in parents.index.concerned(delta) {
+                enqueue.add(parent);
+            }
+        });
+        // A new watch delivers only what concerns the parents that are synced after it began.
+        builder = builder.claims_type(rule.type_ref.clone(), handler).on_synced(move |enqueue| {
+            for parent in synced.index.keys() {
+                enqueue.add(parent);
+            }
+        });
+        builder = if rule.optional { builder.optional() } else { builder.conditional() };
+        if definition.lenience.managed_fields {
+            builder = builder.managed_fields();
+        }
+    }
+    builder
 }
 
 /// Returns the parents of a controller as its definition declares them.

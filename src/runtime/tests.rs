@@ -138,7 +138,7 @@ impl Harness {
     }
 }
 
-async fn settle() {
+async fn run_until_idle() {
     // With paused time, a sleep ends only when nothing else can run.
     sleep(Duration::from_millis(20)).await;
 }

@@ -60,6 +60,19 @@ const OF_TESTS: [(&str, &[&str]); 5] = [
 /// Rooms with a number, in their order.
 const NUMBERED: [&str; 5] = ["discovery", "manager", "informer", "controller", "meta"];
 
+#[test]
+fn each_module_of_the_crate_is_a_room() {
+    let library = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let modules = library.lines().filter_map(|line| {
+        let (before, name) = line.strip_suffix(';')?.rsplit_once("mod ")?;
+        (before.is_empty() || before.starts_with("pub")).then_some(name)
+    });
+    // The binary is a room of its own.
+    let modules: BTreeSet<_> = modules.chain(["cli"]).collect();
+
+    assert_eq!(modules, ROOMS.iter().map(|(room, _)| *room).collect());
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

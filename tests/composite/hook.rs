@@ -179,8 +179,8 @@ async fn a_hook_sees_at_once_that_its_call_is_cancelled() {
     supervised.install(&crd).await;
     harness.create(&crd, "gear", 1).await;
     supervised.hook.asked_again("gear", 0).await;
-    let mut given_up = supervised.hook.given_up();
-    assert_eq!(*given_up.borrow(), 0);
+    let mut cancelled = supervised.hook.cancelled();
+    assert_eq!(*cancelled.borrow(), 0);
 
     harness.scope.delete_crd(&crd).await.unwrap();
 
@@ -188,7 +188,7 @@ async fn a_hook_sees_at_once_that_its_call_is_cancelled() {
     let done = Instant::now();
     // Unused connections are closed before done. The server notices that with some delay; a call
     // that outlived done would end only after its timeout of thirty seconds.
-    let seen = timeout(Duration::from_secs(10), given_up.wait_for(|count| *count == 1)).await;
+    let seen = timeout(Duration::from_secs(10), cancelled.wait_for(|count| *count == 1)).await;
     assert!(seen.is_ok(), "the hook still answers a call of {:?} ago", done.elapsed());
     // The epoch is done, so the late response is ignored.
     free.send_replace(true);

@@ -51,12 +51,12 @@ fn sized(request: &Value) -> Answer {
 }
 
 #[tokio::test]
-async fn rollout_that_metacontroller_began_goes_on_one_child_at_a_time() {
+async fn rollout_that_metacontroller_began_continues_one_child_at_a_time() {
     go_on("migration-rollouts", ApplyStrategy::DynamicApply).await;
 }
 
 #[tokio::test]
-async fn rollout_that_metacontroller_applied_goes_on_one_child_at_a_time() {
+async fn rollout_that_metacontroller_applied_continues_one_child_at_a_time() {
     go_on("migration-rollouts-applied", ApplyStrategy::ServerSideApply).await;
 }
 

@@ -63,19 +63,19 @@ struct Shared {
     respond: Arc<Mutex<Respond>>,
     calls: watch::Sender<Vec<Call>>,
     /// Number of calls whose caller disconnected before the response.
-    given_up: watch::Sender<usize>,
+    cancelled: watch::Sender<usize>,
 }
 
 /// Counts a call as cancelled if it is dropped before its end.
 struct UnderWay {
     answered: bool,
-    given_up: watch::Sender<usize>,
+    cancelled: watch::Sender<usize>,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
         if !self.answered {
-            self.given_up.send_modify(|count| *count += 1);
+            self.cancelled.send_modify(|count| *count += 1);
         }
     }
 }
@@ -95,7 +95,7 @@ impl HookServer {
         let shared = Shared {
             respond: Arc::new(Mutex::new(respond)),
             calls: watch::Sender::default(),
-            given_up: watch::Sender::default(),
+            cancelled: watch::Sender::default(),
         };
         let router = Router::new().route("/sync", post(answer)).with_state(shared.clone());
         let mut serving = JoinSet::new();
@@ -113,8 +113,8 @@ impl HookServer {
     }
 
     /// Number of calls that the caller cancelled, as the server sees it.
-    pub(crate) fn given_up(&self) -> watch::Receiver<usize> {
-        self.shared.given_up.subscribe()
+    pub(crate) fn cancelled(&self) -> watch::Receiver<usize> {
+        self.shared.cancelled.subscribe()
     }
 
     /// Number of calls for a parent.
@@ -150,7 +150,7 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
     shared.calls.send_modify(|calls| calls.push(call));
     let respond = shared.respond.lock().unwrap().clone();
     let mut answer = respond(&body);
-    let mut under_way = UnderWay { answered: false, given_up: shared.given_up.clone() };
+    let mut under_way = UnderWay { answered: false, cancelled: shared.cancelled.clone() };
     loop {
         under_way.answered = !matches!(answer, Answer::Hold(..));
         return match answer {

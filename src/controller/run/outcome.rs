@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_conflict_is_given_up() {
+    fn terminal_conflict_is_not_retried() {
         let error = ReconcileError::Terminal(api(409, "Conflict").into());
 
         assert!(matches!(Attempt::of(Err(error)).next(), NextReconcile::GiveUp(_)));

@@ -27,7 +27,7 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 
 impl EpochRun {
     /// Requeues or forgets a request after its reconcile.
-    pub(super) fn settle(&mut self, item: Item<Request>, next: NextReconcile) {
+    pub(super) fn requeue_or_forget(&mut self, item: Item<Request>, next: NextReconcile) {
         let Item { key, priority, failures: attempt } = item;
         let again = Add { priority, ..Add::default() };
         self.update_gate(&key, &next);

@@ -345,7 +345,7 @@ fn failed() -> Result<Outcome, ReconcileError> {
     Err("no luck".into())
 }
 
-async fn settle() {
+async fn run_until_idle() {
     // With paused time, a sleep ends only when nothing else can run.
     sleep(Duration::from_micros(1)).await;
 }
@@ -362,7 +362,7 @@ async fn workers_start_when_everything_that_existed_is_in_the_queue() {
             notes.note(&request, &context, start);
             async { ok() }
         });
-    settle().await;
+    run_until_idle().await;
     assert!(log.names().is_empty());
     assert!(!harness.report().running);
     assert_eq!(
@@ -373,7 +373,7 @@ async fn workers_start_when_everything_that_existed_is_in_the_queue() {
 
     slow.shared.synced.send_replace(true);
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(log.names(), ["ns/a", "ns/b", "ns/c"]);
     harness.stop(StopReason::Cancelled).await.unwrap();
@@ -414,7 +414,7 @@ async fn stopped_with_work_left(
         }
     });
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(log.names(), ["ns/delayed", "ns/failed", "ns/stuck"]);
     harness.stop(reason).await.unwrap();
     harness.start();
@@ -465,7 +465,7 @@ async fn controller_can_be_started_again_and_again() {
         });
     for epoch in 1..=10 {
         harness.running().await;
-        settle().await;
+        run_until_idle().await;
         harness.stop(StopReason::TypeGone).await.unwrap();
 
         assert_eq!((fake.starts(), fake.running()), (epoch, 0));
@@ -491,7 +491,7 @@ async fn requests_sent_while_no_epoch_runs_wait_for_the_next_one() {
     harness.start();
     harness.running().await;
     drop(sender);
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(log.names(), ["ns/a"]);
     assert_eq!(harness.runs.len(), 1, "a closed channel ends no run");

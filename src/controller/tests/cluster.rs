@@ -26,7 +26,7 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
         let epoch = Epoch::new("cluster", number, Duration::ZERO);
         let run = tasks.spawn(runnable.start(epoch.clone()).map(|end| end.unwrap()));
         server.install(crd("Widget"), &["v1"]);
-        settle().await;
+        run_until_idle().await;
         let served = cluster.types.served(&widgets()).unwrap();
         // A subscription outside of any controller's epoch.
         let key = InformerKey::new(served.identity.clone());
@@ -40,7 +40,7 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
         assert_eq!(ended, Ok(Ended::TypeGone));
         assert_eq!(server.watches(WIDGETS), 0);
         epoch.stop(StopReason::Cancelled);
-        settle().await;
+        run_until_idle().await;
         assert!(run.is_finished());
     }
     stop.cancel();
@@ -100,7 +100,7 @@ async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_of_a_cluster_that_nobody_runs_says_what_to_do() {
+async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
     let server = Server::new();
     let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
     let mut manager = Manager::new(ManagerOptions::default());
@@ -113,7 +113,7 @@ async fn controller_of_a_cluster_that_nobody_runs_says_what_to_do() {
     let mut tasks = JoinSet::new();
     let stopped = stop.clone();
     tasks.spawn(async move { manager.run(stopped).await.unwrap() });
-    settle().await;
+    run_until_idle().await;
 
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.state, ControllerState::Waiting);
@@ -122,7 +122,7 @@ async fn controller_of_a_cluster_that_nobody_runs_says_what_to_do() {
 
     let cluster = Arc::new(runnable);
     handle.add_runnable("cluster", cluster, RunnableOptions::fail_fast()).await.unwrap();
-    settle().await;
+    run_until_idle().await;
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.reason, "TypeAbsent", "{}", status.message);
     assert!(!status.message.contains("add the runnable"), "{}", status.message);
@@ -156,7 +156,7 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
     let mut tasks = JoinSet::new();
     let stopped = stop.clone();
     tasks.spawn(async move { manager.run(stopped).await.unwrap() });
-    settle().await;
+    run_until_idle().await;
 
     let mut reconciled = std::mem::take(&mut *log.lock().unwrap());
     reconciled.sort();
@@ -178,7 +178,7 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
 
     // The types of one cluster are not those of the other.
     servers[0].uninstall("widgets");
-    settle().await;
+    run_until_idle().await;
     let state = |name: &str| handle.status_of(name).unwrap().state;
     assert_eq!(state("widgets-east"), ControllerState::Waiting);
     assert_eq!(state("widgets-west"), ControllerState::Running);

@@ -70,7 +70,7 @@ async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
 
     // The type appears in the other cluster, and the object is created there alone.
     server.install(crd("Part"), &["v1"]);
-    settle().await;
+    run_until_idle().await;
     server.apply(object("Part", "b", "other"));
     let seen = harness.log().await;
     assert_eq!(seen, ["ns/b here none, there other"]);

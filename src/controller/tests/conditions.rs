@@ -107,7 +107,7 @@ async fn controller_lives_with_the_state_of_an_object_twice_round() {
         assert!(missing.message.contains("ns/switch"), "{}", missing.message);
         harness.server.apply(object("Part", "other", "on"));
         harness.server.apply(object("Part", "switch", "off"));
-        settle().await;
+        run_until_idle().await;
         assert_eq!(harness.status().state, ControllerState::Waiting);
         harness.server.apply(object("Part", "switch", "on"));
         assert_eq!(harness.state(ControllerState::Running).await.epoch, 2 * round - 1);
@@ -136,7 +136,7 @@ async fn state_of_an_object_is_known_again_after_a_refusal_that_has_passed() {
 
     harness.server.forbid("parts.example.com");
     harness.server.cut_watches("parts");
-    settle().await;
+    run_until_idle().await;
     let unknown = |verdict: &Verdict| matches!(verdict, Verdict::Unknown(_));
     assert!(unknown(&switch.verdict()), "{:?}", switch.verdict());
     assert_eq!(harness.status().state, ControllerState::Running, "no proof that it has changed");
@@ -211,7 +211,7 @@ async fn conditions_of_inputs_hold_the_controller_or_one_optional_input() {
     assert_eq!(harness.log().await, ["ns/a a"], "the owner of the part");
     assert!(harness.server.asked(PARTS) > 0);
     optional.send_replace(off());
-    settle().await;
+    run_until_idle().await;
     harness.server.apply(part("two", "a"));
     assert_eq!(harness.status().epoch, 1, "the controller runs on");
 

@@ -105,20 +105,20 @@ async fn handler_receives_each_verb_and_chooses_priority_and_delay() {
     harness.add(builder().watches::<Widget>(handler).conditional()).await;
     harness.state(ControllerState::Running).await;
     let taken = || std::mem::take(&mut *events.lock().unwrap());
-    settle().await;
+    run_until_idle().await;
     assert_eq!(taken(), ["create a 1 true"]);
     let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("ns/bad") && !error.contains("large"), "without its values: {error}");
     assert_eq!(harness.log().await, ["ns/a 1"]);
 
     harness.server.apply(widget_of("bad", "mended"));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(taken(), ["create bad mended false"]);
     assert_eq!(harness.log().await, ["ns/bad mended"]);
 
     harness.server.apply(widget_of("a", "2"));
     harness.server.apply(widget_of("a", "3"));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(taken(), ["update a 1 3"], "what is not delivered yet is one change");
     assert!(harness.log().await.is_empty(), "delayed");
     sleep(Duration::from_secs(60)).await;
@@ -126,7 +126,7 @@ async fn handler_receives_each_verb_and_chooses_priority_and_delay() {
 
     harness.server.delete("Widget", "a");
     harness.server.apply(widget_of("a", "4"));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(taken(), ["delete a 3", "create a 4 false"]);
     harness.shutdown().await;
 }

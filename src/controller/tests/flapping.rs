@@ -9,7 +9,7 @@ async fn flap(seed: u64) {
     let types = [("widgets", "Widget"), ("parts", "Part"), ("things", "Thing")];
     let path = |plural: &str| format!("/apis/example.com/v1/{plural}");
     let resource = |plural: &str| format!("{plural}.example.com");
-    settle().await;
+    run_until_idle().await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let things = TypeRef::resource("example.com", "v1", "things");
     harness
@@ -83,7 +83,7 @@ async fn flap(seed: u64) {
     sleep(Duration::from_secs(11)).await;
     assert!(harness.cluster.informers.status().is_empty());
     harness.manager.remove(NAME).await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), before);
     harness.shutdown().await;
 }

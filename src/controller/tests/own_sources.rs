@@ -151,7 +151,7 @@ async fn broadcast_reaches_each_controller_and_one_that_waits_holds_up_no_other(
     assert_eq!(harness.log().await, ["a gone", "b gone"]);
     assert!(log.lock().unwrap().is_empty(), "its type is missing");
     harness.install("Part");
-    settle().await;
+    run_until_idle().await;
     sleep(Duration::from_secs(10)).await;
     assert_eq!(*log.lock().unwrap(), ["a missing", "b missing"], "kept while it waited");
     events.clone().send(&Request::cluster("c"));

@@ -259,7 +259,7 @@ async fn try_seam(seam: Seam) {
         }
     }
     harness.server.apply(widget("b", "b"));
-    settle().await;
+    run_until_idle().await;
     harness.manager.remove(NAME).await;
     let log = harness.log().await;
     assert!(log.contains(&"ns/b b".to_owned()), "{log:?}");

@@ -30,7 +30,7 @@ async fn preparation_that_is_forbidden_fails_at_once_and_holds_nothing() {
     harness.install("Widget");
     harness.server.forbid("widgets.example.com");
     let controller = harness.build(builder().for_type(widgets()));
-    settle().await;
+    run_until_idle().await;
 
     let started = Instant::now();
     let error = controller.prepare().await.unwrap_err().to_string();
@@ -47,7 +47,7 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
     let harness = Harness::new();
     harness.install("Widget");
     let controller = harness.build(builder().for_type(widgets()));
-    settle().await;
+    run_until_idle().await;
     controller.prepare().await.unwrap();
     sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.server.watches(WIDGETS), 1);
@@ -64,7 +64,7 @@ async fn prepared_informers_are_released_without_a_start() {
     let harness = Harness::new();
     harness.install("Widget");
     let controller = harness.build(builder().for_type(widgets()));
-    settle().await;
+    run_until_idle().await;
     controller.prepare().await.unwrap();
     assert_eq!(harness.server.watches(WIDGETS), 1);
 

@@ -37,7 +37,7 @@ async fn every_handler_gives_low_priority_to_initial_objects_unless_it_chooses_a
     let added = Arc::clone(&controller);
     harness.manager.add(NAME, added, RunnableOptions::default()).await.unwrap();
     harness.state(ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
 
     let initial = [
         ("ns/a", LOW_PRIORITY),
@@ -49,7 +49,7 @@ async fn every_handler_gives_low_priority_to_initial_objects_unless_it_chooses_a
 
     harness.server.apply(widget("b", "b"));
     harness.server.apply(part("two", "other"));
-    settle().await;
+    run_until_idle().await;
 
     let changes = [("ns/b", 0), ("ns/other", 0), ("map of two", 0), ("chosen for two", 7)];
     let all: Vec<_> = initial.into_iter().chain(changes).collect();

@@ -184,7 +184,7 @@ async fn errors_of_a_watch_reach_a_function_of_the_user_whose_panic_is_reported(
     let rule = Rule::new(fails.clone()).verb(Verb::List).resource("example.com", "widgets");
     let rule = harness.server.fault(rule);
     harness.add(builder().for_type(widgets()).on_watch_error(on_error)).await;
-    settle().await;
+    run_until_idle().await;
     let first = errors.lock().unwrap().clone();
     assert!(first[0].starts_with("Syncing") && first[0].contains("no quorum"), "{first:?}");
     harness.server.remove(rule);

@@ -120,7 +120,7 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
     harness.server.uninstall("widgets");
     let stale = harness.until(|status| status.report.stale).await;
     assert_eq!(stale.state, ControllerState::Running);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.server.watches(WIDGETS), 0);
     harness.log().await;
     harness.install("Widget");
@@ -191,7 +191,7 @@ async fn a_namespace_restricts_no_type_that_has_none() {
     harness.manager.add("other", Arc::new(other), RunnableOptions::default()).await.unwrap();
 
     harness.state(ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
 
     // Both controllers share one informer, without a namespace.
     let informers = harness.cluster.informers.status();
@@ -229,10 +229,10 @@ async fn plain_input_of_any_version_moves_without_losing_sight() {
     assert_eq!(harness.log().await, ["ns/a a"]);
 
     harness.server.install(crd("Widget"), &["v1", "v2"]);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.server.watches(WIDGETS), 1, "it stays while it can");
     harness.server.install(crd("Widget"), &["v2"]);
-    settle().await;
+    run_until_idle().await;
     let mut newer = widget("b", "b");
     newer["apiVersion"] = json!("example.com/v2");
     harness.server.apply(newer);
@@ -302,14 +302,14 @@ async fn stores_are_empty_and_watches_closed_when_done_fires() {
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
     let controller = harness.build(builder().for_type(widgets()).conditional());
-    settle().await;
+    run_until_idle().await;
     let epoch = Epoch::new(NAME, 1, Duration::from_secs(5));
     let mut runs = JoinSet::new();
     runs.spawn(controller.start(epoch.clone()));
     epoch.subscribe().wait_for(|report| report.running).await.unwrap();
 
     harness.server.uninstall("widgets");
-    settle().await;
+    run_until_idle().await;
     epoch.stop(StopReason::TypeGone);
     runs.join_next().await.unwrap().unwrap().unwrap();
 
@@ -327,7 +327,7 @@ async fn better_version_restarts_no_controller_of_any_version() {
     harness.state(ControllerState::Running).await;
 
     harness.server.install(crd("Widget"), &["v1", "v2"]);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.status().epoch, 1);
     assert_eq!(harness.server.watches(WIDGETS), 1);
     assert_eq!(&*harness.cluster.types.served(&any).unwrap().identity.version, "v1");
@@ -340,7 +340,7 @@ async fn better_version_restarts_no_controller_of_any_version() {
     harness.server.install(crd("Widget"), &["v1"]);
     harness.until(|status| status.epoch == 3 && status.state == ControllerState::Running).await;
     harness.server.install(crd("Widget"), &["v1", "v2"]);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.status().epoch, 3);
 
     // No epoch is bound to a version now: the next lookup returns the best version.
@@ -358,13 +358,13 @@ async fn another_kind_under_the_same_name_begins_another_epoch_with_a_cache_of_i
     harness.state(ControllerState::Running).await;
     let plain = Arc::new(harness.build(builder().for_type(widgets())));
     harness.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
-    settle().await;
+    run_until_idle().await;
 
     harness.server.uninstall("widgets");
     harness.server.install(crd("Gadget").plural("widgets"), &["v1"]);
 
     harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
     let plain = harness.manager.status_of("plain").unwrap();
     assert_eq!((plain.epoch, plain.report.stale), (1, false));
     let informers = harness.cluster.informers.status();

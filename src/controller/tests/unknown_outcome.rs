@@ -241,7 +241,7 @@ async fn object_with_a_generated_name_is_found_on_any_page() {
         let before_all_names = format!("{number:04}");
         harness.server.apply(object("Part", &before_all_names, "x"));
     }
-    settle().await;
+    run_until_idle().await;
     harness.server.mishap(Action::Lose);
     let silence = harness.server.withhold("parts");
 
@@ -261,7 +261,7 @@ async fn object_with_a_generated_name_costs_one_list_of_metadata() {
         part["spec"] = json!({ "text": "x".repeat(4096) });
         harness.server.apply(part);
     }
-    settle().await;
+    run_until_idle().await;
     harness.server.mishap(Action::Lose);
     let silence = harness.server.withhold("parts");
     let (lists, bytes) = (harness.server.lists("parts"), harness.server.bytes());

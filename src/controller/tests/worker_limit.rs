@@ -62,7 +62,7 @@ async fn controllers_take_turns_within_the_limit_over_all() {
     for number in 0..20 {
         harness.server.apply(widget(&number.to_string(), "busy"));
     }
-    settle().await;
+    run_until_idle().await;
     for number in 0..5 {
         harness.server.apply(object("Part", &number.to_string(), "other"));
     }
@@ -94,7 +94,7 @@ async fn request_that_waits_for_its_own_worker_takes_no_shared_slot() {
     for number in 0..5 {
         harness.server.apply(widget(&number.to_string(), "busy"));
     }
-    settle().await;
+    run_until_idle().await;
     // Added again while it is reconciled, so that it waits for its own reconcile.
     harness.server.apply(widget("0", "changed"));
     harness.server.apply(object("Part", "a", "other"));
@@ -115,7 +115,7 @@ async fn read_that_is_not_answered_before_a_reconcile_takes_no_shared_slot() {
     // Lost response: the next reconcile begins with a read.
     harness.server.mishap(Action::Lose);
     harness.server.apply(widget("a", "a"));
-    settle().await;
+    run_until_idle().await;
     let late = Rule::new(Action::Withhold).verb(Verb::List).resource("example.com", "parts");
     let late = harness.server.fault(late);
     harness.server.apply(widget("a", "a"));

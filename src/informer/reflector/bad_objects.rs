@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::informer::{
     fixture::Fixture,
-    script::{Harness, Open, change, names, settle, stored, widget},
+    script::{Harness, Open, change, names, run_until_idle, stored, widget},
 };
 
 /// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects an error in `field`. Later
@@ -88,14 +88,14 @@ async fn object_without_a_name_is_forgotten_with_a_list_that_lacks_it() {
     let mut harness = Harness::new();
     let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
     watch.event("MODIFIED", &json!({"metadata": {"name": 7, "uid": "x", "resourceVersion": "11"}}));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.set.status()[0].quarantined.len(), 1);
 
     watch.error(410, "Expired", "old");
     let stream = harness.script.stream().await.open();
     stream.event("ADDED", &widget("a", 1));
     stream.end_of_list(20);
-    settle().await;
+    run_until_idle().await;
 
     assert!(harness.set.status()[0].quarantined.is_empty());
     assert_eq!(stored(&subscription), names(&[("a", 1)]));
@@ -127,7 +127,7 @@ async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
         let sent = async {
             for mebibytes in 1..=200 {
                 watch.chunk(&chunk);
-                settle().await;
+                run_until_idle().await;
                 if watch.is_dropped() {
                     return mebibytes;
                 }

@@ -218,7 +218,7 @@ impl Reflector {
             .and_then(|bookmark| bookmark.metadata.resource_version)
             .unwrap_or_default();
         if self.is_past(&version) {
-            warn!(resource_version = version, "bookmark goes back; ignored");
+            warn!(resource_version = version, "bookmark is older than the last event; ignored");
             self.suspicion.get_or_insert(Suspicion::Behind);
         } else {
             self.advance(&version);

@@ -6,7 +6,7 @@ use super::*;
 use crate::informer::{
     Index, Linger,
     fixture::widgets,
-    script::{Harness, change, settle, stored, widget},
+    script::{Harness, change, run_until_idle, stored, widget},
 };
 
 impl InformerSet {
@@ -82,7 +82,7 @@ async fn slow_subscriber_delays_no_other_and_receives_the_last_state() {
     }
 
     assert_eq!(change(&mut slow).await, ("a".into(), 1, 999));
-    settle().await;
+    run_until_idle().await;
     assert!(slow.next().now_or_never().is_none());
 }
 
@@ -104,7 +104,7 @@ async fn the_last_to_leave_closes_the_watch_after_the_linger() {
     assert_eq!(left.elapsed(), Duration::from_secs(10));
     watch.dropped().await;
     assert!(harness.set.status().is_empty() && store.is_empty());
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.set.tasks(), 0);
     harness.script.assert_quiet();
 }
@@ -145,7 +145,7 @@ async fn a_release_without_linger_resolves_when_nothing_is_left() {
     assert!(watch.dropped().now_or_never().is_some());
     assert_eq!((store.len(), store.bytes()), (0, 0));
     assert_eq!(ended.now_or_never(), Some(Ended::TypeGone));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.set.tasks(), 0);
 }
 
@@ -185,7 +185,7 @@ async fn removal_of_a_type_ends_its_informers_with_their_subscribers() {
     let (store, progress) = (subscription.store(), subscription.progress());
     let ended = harness.set.ended(&harness.key);
     watch.event("MODIFIED", &widget("a", 11));
-    settle().await;
+    run_until_idle().await;
     let mut other = harness.key.identity.clone();
     other.uid = Some("another".into());
 
@@ -251,7 +251,7 @@ async fn a_watch_that_ends_early_is_no_sync() {
     harness.set.type_gone(&harness.key.identity);
     drop(subscription);
 
-    settle().await;
+    run_until_idle().await;
     assert!(drained.now_or_never().is_none());
 }
 
@@ -267,7 +267,7 @@ async fn nothing_is_left_of_any_number_of_informers() {
     };
     let (first, _watch) = harness.synced(&[widget("a", 1)]).await;
     first.release(Linger::None).await;
-    settle().await;
+    run_until_idle().await;
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let metrics = encoded(&harness.set);
 
@@ -288,7 +288,7 @@ async fn nothing_is_left_of_any_number_of_informers() {
         }
     }
 
-    settle().await;
+    run_until_idle().await;
     assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), tasks);
     assert_eq!(encoded(&harness.set), metrics);
     harness.script.assert_quiet();
@@ -396,7 +396,7 @@ async fn index_is_removed_with_its_subscriber() {
     }));
 
     one.release(Linger::Default).await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(Arc::strong_count(&held), 1, "its function is kept, and called for every object");
     drop(other);
@@ -414,6 +414,6 @@ async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
     assert_eq!(store.len(), 1, "no store is cleared under the set's lock");
     drop(guard);
 
-    settle().await;
+    run_until_idle().await;
     assert!(store.is_empty());
 }

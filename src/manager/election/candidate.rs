@@ -175,7 +175,7 @@ impl Candidate {
         Some(LeaseWrite { record: lease.record.released(), over: Some(lease) })
     }
 
-    /// Takes in the result of a read; `None` if there is no lease.
+    /// Records the result of a read; `None` if there is no lease.
     pub(super) fn read(&mut self, lease: Option<SeenLease>, now: Duration, jitter: f64) {
         // Between two reads the lease may have been taken and deleted.
         let known = self.seen.as_ref().map(|seen| seen.lease.is_some());
@@ -276,7 +276,7 @@ impl Candidate {
         self.seen = Some(Seen { lease: Some(lease), free_at, next_term });
     }
 
-    /// Takes in that there is no lease. It is respected until the last one would have expired, and
+    /// Records that there is no lease. It is respected until the last one would have expired, and
     /// until `free_at`.
     fn miss(&mut self, now: Duration, free_at: Duration) {
         let before = self.seen.take();

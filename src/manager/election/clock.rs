@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn time_goes_on_while_the_clock_of_the_machine_cannot_be_read() {
+    fn time_passes_while_the_clock_of_the_machine_cannot_be_read() {
         let clock = BootClock::of(None);
         let second = |number: u64| Duration::from_secs(number);
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_of_the_machine_goes_on() {
+    fn clock_of_the_machine_advances() {
         let clock = BootClock::new();
         let before = clock.now();
 

@@ -3,6 +3,8 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use crate::kind::VersionOrder;
+
 /// Lease as the server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeenLease {
@@ -105,8 +107,7 @@ impl SeenLease {
 
     /// Returns whether this is an earlier state of the Lease than `other`.
     pub(super) fn is_before(&self, other: &Self) -> bool {
-        let number = |lease: &Self| lease.version.parse::<u64>().ok();
-        matches!((number(self), number(other)), (Some(own), Some(other)) if own < other)
+        VersionOrder::Comparable.is_older(&self.version, &other.version)
     }
 }
 

@@ -97,8 +97,7 @@ impl ExchangeSlot {
         true
     }
 
-    // No change under this lock can panic half-way, so the state behind a poisoned lock is still
-    // consistent.
+    // No change under this lock can panic half-way, so the state stays consistent.
     fn lock(&self) -> MutexGuard<'_, ExchangePhase> {
         self.0.lock()
     }

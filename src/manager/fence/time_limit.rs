@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn server_is_told_the_limit() {
+    fn server_receives_the_limit() {
         check("/api/v1/pods", Some("/api/v1/pods?timeout=4000ms"));
         check("/api/v1/pods?", Some("/api/v1/pods?timeout=4000ms"));
         check("/a?fieldManager=b", Some("/a?fieldManager=b&timeout=4000ms"));

@@ -125,7 +125,7 @@ async fn a_replacement_of_a_group_that_is_open_starts_though_its_own_was_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_preparation_that_panics_when_it_is_given_up_is_given_up_all_the_same() {
+async fn a_preparation_that_panics_when_it_is_cancelled_is_cancelled_all_the_same() {
     let harness = Harness::new();
     harness.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
     harness.until("widgets", ControllerState::Running).await;

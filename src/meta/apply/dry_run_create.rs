@@ -44,7 +44,7 @@ pub(super) async fn dry_run_create(
         );
         return Err(SyncError::Throttled { message, after });
     }
-    match verdict(&error) {
+    match classify_refusal(&error) {
         DryRunCreate::Acceptable => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Contested if refused_for() >= REFUSED_FOR => Ok(()),
@@ -86,7 +86,7 @@ enum DryRunCreate {
     Unknown,
 }
 
-fn verdict(error: &kube::Error) -> DryRunCreate {
+fn classify_refusal(error: &kube::Error) -> DryRunCreate {
     if is_fenced(error) {
         DryRunCreate::Cancelled
     } else if is_already_there(error) || is_taken(error) || is_no_dry_run(error) {
@@ -114,7 +114,7 @@ mod tests {
     fn check(code: u16, reason: &str, message: &str, expected: DryRunCreate) {
         let status = Status::failure(message, reason).with_code(code);
 
-        assert_eq!(verdict(&kube::Error::Api(status.boxed())), expected, "{message}");
+        assert_eq!(classify_refusal(&kube::Error::Api(status.boxed())), expected, "{message}");
     }
 
     #[test]
@@ -133,13 +133,13 @@ mod tests {
             "code": 404, "reason": "NotFound", "details": {"kind": "namespaces", "name": "ns"},
         });
         let named: Status = serde_json::from_value(named).unwrap();
-        assert_eq!(verdict(&kube::Error::Api(named.boxed())), Contested);
+        assert_eq!(classify_refusal(&kube::Error::Api(named.boxed())), Contested);
         check(409, "Conflict", "quota was changed meanwhile", Contested);
         check(429, "TooManyRequests", "too many requests", Unknown);
         check(500, "InternalError", "failed calling webhook", Unknown);
         check(504, "Timeout", "no answer in time", Unknown);
         let no_answer = kube::Error::Service("no answer".into());
-        assert_eq!(verdict(&no_answer), Unknown);
+        assert_eq!(classify_refusal(&no_answer), Unknown);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
     meta::{
         children::{Write, WriteStep},
         equal_children::ChildDigest,
-        handover,
+        field_transfer,
         resource::{Resource, Stored, is_conflict, is_gone, is_other_uid},
         sync_error::SyncError,
     },
@@ -41,7 +41,7 @@ impl Apply {
     ) -> Result<Option<ChildDigest>, SyncError> {
         match step {
             WriteStep::Delete { .. } => self.update(target, step).await,
-            WriteStep::HandOver { .. } => Ok(None),
+            WriteStep::TransferFields { .. } => Ok(None),
             WriteStep::Create(write) => self.apply_new(target, write).await,
             WriteStep::Update(write) => self.apply_to(target, write).await,
             WriteStep::Recreate { uid, created, observed, merged } => {
@@ -163,12 +163,12 @@ impl Apply {
             return Ok(false);
         };
         let live = json!({ "metadata": metadata });
-        if !handover::is_owned_by_dynamic(&live) {
+        if !field_transfer::is_owned_by_dynamic(&live) {
             return Ok(false);
         }
         let manager = self.rule.manager.as_str();
-        let Some(patch) = handover::to_server_side(&live, manager) else { return Ok(false) };
-        self.send_handover(target, resource, key, &patch).await?;
+        let Some(patch) = field_transfer::to_server_side(&live, manager) else { return Ok(false) };
+        self.send_transfer(target, resource, key, &patch).await?;
         Ok(true)
     }
 }

@@ -34,7 +34,7 @@ impl Rules<'_> {
     /// Returns the write of server-side apply for one child whose digest is not known; `None` if
     /// the child needs none.
     ///
-    /// An observed child that dynamic apply has written is handed over first, and the next sync
+    /// An observed child that dynamic apply has written has its fields transferred first, and the next sync
     /// applies. A child that is not observed is read before it is created. A child that is
     /// recreated is compared by a dry run, unless its server may carry that out.
     ///
@@ -58,7 +58,7 @@ impl Rules<'_> {
         })?;
         if last_applied::is_on(&observed) {
             let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
-            return Ok(Some(WriteStep::HandOver { group, key, uid, back: None }));
+            return Ok(Some(WriteStep::TransferFields { group, key, uid, back: None }));
         }
         let mut wanted = self.applied(&desired)?;
         let Desired { group: index, key, .. } = desired;
@@ -151,7 +151,7 @@ impl Rules<'_> {
         let (group, key) = (desired.group, desired.key.clone());
         let applied = encoded(&applied);
         let back = WayBack { applied, remembered, otherwise };
-        Ok(WriteStep::HandOver { group, key, uid: uid.into(), back: Some(Box::new(back)) })
+        Ok(WriteStep::TransferFields { group, key, uid: uid.into(), back: Some(Box::new(back)) })
     }
 }
 
@@ -290,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn child_with_the_annotation_is_handed_over_before_it_is_applied_or_recreated() {
+    fn child_with_the_annotation_is_transferred_before_it_is_applied_or_recreated() {
         let mut observed = applied("1");
         observed["metadata"]["annotations"] = json!({last_applied::LAST_APPLIED: "{}"});
         for method in [UpdateMethod::InPlace, UpdateMethod::Recreate] {
             let step = step(method, Some(observed.clone()), config_map("1"));
-            assert!(matches!(step, Some(WriteStep::HandOver { back: None, .. })), "{step:?}");
+            assert!(matches!(step, Some(WriteStep::TransferFields { back: None, .. })), "{step:?}");
         }
         assert_eq!(step(UpdateMethod::OnDelete, Some(observed), config_map("1")), None);
     }

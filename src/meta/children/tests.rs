@@ -360,7 +360,9 @@ fn children_that_are_not_desired_are_deleted_first() {
     );
 
     let name = |step: &WriteStep| match step {
-        WriteStep::Delete { key, .. } | WriteStep::HandOver { key, .. } => key.name.to_string(),
+        WriteStep::Delete { key, .. } | WriteStep::TransferFields { key, .. } => {
+            key.name.to_string()
+        }
         WriteStep::Create(write) | WriteStep::Update(write) => write.key.name.to_string(),
         WriteStep::Recreate { created, .. } => created.key.name.to_string(),
     };

@@ -210,7 +210,7 @@ fn rejected() -> Value {
     spec
 }
 
-async fn settle() {
+async fn run_until_idle() {
     // With paused time, a sleep ends only when nothing else can run.
     sleep(Duration::from_millis(20)).await;
 }
@@ -233,7 +233,7 @@ async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_mi
     harness.until_all("it is removed", |all| all.get(&runnable("lost").into()).is_none()).await;
     let waited = since.elapsed();
     assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.epoch("back"), Some(1), "an equal one goes on");
     let done = std::iter::from_fn(|| transitions.try_recv().ok())
         .filter(|step| ControllerKind::of_runnable(step.name.as_str()).is_some())
@@ -256,7 +256,7 @@ async fn rejected_edit_keeps_the_old_run_and_a_rejected_new_object_ends_it() {
     assert_eq!(harness.epoch("a"), Some(1), "an edit");
 
     harness.declare("a", good());
-    settle().await;
+    run_until_idle().await;
     harness.lose_own().await;
     assert_eq!(harness.epoch("a"), Some(1), "its object is missing");
     harness.declare("a", rejected());
@@ -306,7 +306,7 @@ async fn edit_that_took_over_leaves_nothing_of_the_previous_run() {
     edited["resyncPeriodSeconds"] = json!(3600);
 
     harness.declare("a", edited);
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(harness.epoch("a"), Some(1), "changed in place");
     let hooks = harness.hooks.lock().unwrap().clone();

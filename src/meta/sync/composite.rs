@@ -70,14 +70,14 @@ impl ParentReconciler {
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
         let Executed { as_desired: children_are_desired, confirmed } = managed?;
         let as_desired = children_are_desired & written?;
-        let is_settled = rollout.as_ref().is_none_or(PlannedRollout::is_settled);
+        let is_rolled_out = rollout.as_ref().is_none_or(PlannedRollout::is_complete);
         // Requeued at once: no watch event follows a move that needs no write, or a write that
         // changes nothing.
-        let is_next = (has_moved && children_are_desired) || (!is_settled && confirmed);
+        let is_next = (has_moved && children_are_desired) || (!is_rolled_out && confirmed);
         let next = is_next.then_some(Duration::ZERO);
         let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
         // The chain of owners may change while the parent does not.
-        if as_desired && !has_own && !is_freed && is_settled {
+        if as_desired && !has_own && !is_freed && is_rolled_out {
             self.parents.writes.keep_record(&parent.key, record);
         }
         Ok(recheck)

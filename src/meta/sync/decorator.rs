@@ -196,7 +196,7 @@ impl ParentReconciler {
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &Stored) {
         let writes = &self.parents.writes;
         writes.wrote(&parent.key, STATUS.to_owned(), stored);
-        writes.settle_status(&parent.key, status.wanted, stored.status);
+        writes.record_stored_status(&parent.key, status.wanted, stored.status);
     }
 }
 

@@ -126,7 +126,7 @@ impl ParentReconciler {
 
 impl PlannedRollout {
     /// Returns whether every child has the latest revision, and no revision needs a write.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.plan.progress == RolloutProgress::Complete
             && self.revisions.older.is_empty()
             && !self.revisions.needs_write(&self.plan)

@@ -34,7 +34,7 @@ fn logging(harness: &Harness, log: &Log) -> Adopted {
 #[tokio::test(start_paused = true)]
 async fn an_adopted_controller_lives_and_dies_with_its_type() {
     let (harness, log) = (Harness::new(), Log::default());
-    settle().await;
+    run_until_idle().await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
 
     harness.add(logging(&harness, &log)).await;
@@ -46,10 +46,10 @@ async fn an_adopted_controller_lives_and_dies_with_its_type() {
         harness.install().await;
         harness.state(ControllerState::Running).await;
         harness.apply("a", json!({ "size": epoch }));
-        settle().await;
+        run_until_idle().await;
         assert_eq!(take(&log), [format!("{epoch} a {epoch}")]);
         sleep(Duration::from_secs(1)).await;
-        settle().await;
+        run_until_idle().await;
         assert_eq!(take(&log), [format!("{epoch} a {epoch}")], "the requeue");
         assert_eq!(harness.watches().len(), 1);
 
@@ -58,7 +58,7 @@ async fn an_adopted_controller_lives_and_dies_with_its_type() {
         assert_eq!(harness.done(epoch).await, DoneReason::TypeGone);
         assert!(harness.watches().is_empty(), "{:?}", harness.watches());
         harness.requests();
-        settle().await;
+        run_until_idle().await;
         let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
         // The runtime has one task more while a runnable waits: none of its own.
         assert!(alive <= before + 1, "{alive} tasks, {before} before");
@@ -92,7 +92,7 @@ async fn controller_that_never_synced_stops_at_once() {
     harness.faults.add(silent.resource("example.com", "widgets"));
     harness.add(logging(&harness, &log)).await;
     harness.state(ControllerState::Starting).await;
-    settle().await;
+    run_until_idle().await;
     let begin = tokio::time::Instant::now();
 
     harness.manager.remove(NAME).await;
@@ -142,7 +142,7 @@ async fn a_panic_costs_one_object_and_is_reported() {
         sleep(Duration::from_secs(2)).await;
         let good = format!("good-{size}");
         harness.apply(&good, json!({ "size": 9 }));
-        settle().await;
+        run_until_idle().await;
         assert!(take(&log).contains(&good), "others are reconciled");
         sleep(Duration::from_secs(2)).await;
     }
@@ -206,7 +206,7 @@ async fn object_that_failed_and_is_deleted_leaves_no_error() {
     harness.add(adopted).await;
     harness.apply("good", json!({ "size": 1 }));
     harness.state(ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
     harness.apply("bad", json!({ "size": 1 }));
     harness.until(|it| it.report.last_error.is_some()).await;
 
@@ -304,7 +304,7 @@ async fn reconciles_may_finish_within_the_grace_and_are_awaited() {
     harness.apply("quick", json!({ "size": 2 }));
     harness.apply("slow", json!({ "size": 3600 }));
     harness.state(ControllerState::Running).await;
-    settle().await;
+    run_until_idle().await;
     let begin = tokio::time::Instant::now();
 
     harness.manager.remove(NAME).await;
@@ -392,7 +392,7 @@ async fn lost_lease_drops_the_controller_at_once() {
     epoch.stop(StopReason::LeaseLost);
 
     assert!(matches!(run.now_or_never(), Some(Ok(()))));
-    settle().await;
+    run_until_idle().await;
     assert!(harness.watches().is_empty());
     harness.shutdown().await;
 }

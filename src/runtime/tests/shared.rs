@@ -48,14 +48,14 @@ async fn stores_of_kube_share_one_watch_and_end_with_their_type() {
         store.wait_until_ready().await.unwrap();
         assert_eq!(store.len(), 2);
     }
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.watches().into_values().collect::<Vec<_>>(), [1]);
     harness.apply("a", json!({ "size": 5 }));
     harness.server.remove("example.com/v1", "Widget", "default", "b").unwrap();
     // The type refuses nothing, but the struct does.
     harness.apply("bad", json!({ "size": "large" }));
     harness.apply("c", json!({ "size": 1 }));
-    settle().await;
+    run_until_idle().await;
     for store in &stores {
         let mut sizes: Vec<_> =
             store.state().iter().map(|it| (it.name_any(), it.spec.size)).collect();

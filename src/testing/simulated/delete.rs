@@ -39,7 +39,7 @@ pub(super) struct Deletion {
 #[derive(Debug)]
 pub(super) enum Deleted {
     Gone(Arc<Value>),
-    /// Marked as deleted, and kept by finalizers.
+    /// Object that is marked as deleted, and kept by finalizers.
     Pending(Arc<Value>),
 }
 

@@ -257,7 +257,7 @@ mod tests {
         (script.clone(), Issuer::new(script, None, tasks))
     }
 
-    async fn settle() {
+    async fn run_until_idle() {
         for _ in 0..5 {
             tokio::task::yield_now().await;
         }
@@ -265,7 +265,7 @@ mod tests {
 
     async fn pass(seconds: u64) {
         tokio::time::advance(Duration::from_secs(seconds)).await;
-        settle().await;
+        run_until_idle().await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -294,10 +294,10 @@ mod tests {
         assert_eq!(script.runs(), 1);
         pass(2).await;
         assert_eq!(*issuer.current().await.unwrap(), credential("a"), "it does not wait");
-        settle().await;
+        run_until_idle().await;
         assert_eq!(script.runs(), 2);
         script.answer(Ok(issued("b")));
-        settle().await;
+        run_until_idle().await;
 
         assert_eq!(*issuer.current().await.unwrap(), credential("b"));
     }
@@ -311,13 +311,13 @@ mod tests {
         pass(81).await;
         script.answer(Err(failure()));
         issuer.current().await.unwrap();
-        settle().await;
+        run_until_idle().await;
         issuer.current().await.unwrap();
         assert_eq!(script.runs(), 2, "not at once");
         pass(6).await;
         script.answer(Err(failure()));
         issuer.current().await.unwrap();
-        settle().await;
+        run_until_idle().await;
         assert_eq!(script.runs(), 3);
         pass(20).await;
         script.answer(Err(failure()));

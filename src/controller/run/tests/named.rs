@@ -29,13 +29,13 @@ async fn added_input_has_started_when_its_objects_are_in_the_queue() {
 
     let added = harness.add("late", &late).unwrap();
     let mut started = Box::pin(added.started());
-    settle().await;
+    run_until_idle().await;
     assert!(poll!(&mut started).is_pending());
     assert_eq!(added.state(), InputState::Pending("late is syncing".to_owned()));
     late.shared.synced.send_replace(true);
 
     started.await.unwrap();
-    settle().await;
+    run_until_idle().await;
     assert_eq!(log.names(), ["ns/a"]);
     harness.stop(StopReason::Cancelled).await.unwrap();
     assert_eq!(late.running(), 0);
@@ -71,7 +71,7 @@ async fn input_added_and_removed_before_the_start_never_runs() {
     let epoch = Epoch::new("widgets", 1, GRACE);
     let mut runs = JoinSet::new();
     runs.spawn(controller.start(epoch.clone()));
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!((kept.running(), gone.starts()), (1, 0));
     epoch.stop(StopReason::Cancelled);
@@ -86,16 +86,16 @@ async fn conditional_input_added_late_comes_and_goes_within_the_epoch() {
     harness.running().await;
     let inputs = harness.controller.inputs();
     let added = inputs.add("late", |input| input.source(late.clone()).conditional()).unwrap();
-    settle().await;
+    run_until_idle().await;
     assert_eq!(added.state(), InputState::Pending("late is not installed".to_owned()));
 
     for round in 1..=2 {
         late.comes();
         added.started().await.unwrap();
-        settle().await;
+        run_until_idle().await;
         assert_eq!((late.running(), log.names().len()), (1, round));
         late.goes();
-        settle().await;
+        run_until_idle().await;
         assert_eq!(late.running(), 0);
         assert!(matches!(added.state(), InputState::Pending(_)), "{:?}", added.state());
     }
@@ -115,13 +115,13 @@ async fn replaced_input_continues_until_its_replacement_has_started() {
     let new = Fake::new("new", &["b"]).unsynced();
     let inputs = harness.controller.inputs();
     let replaced = inputs.replace("late", |input| input.source(new.clone())).unwrap();
-    settle().await;
+    run_until_idle().await;
     assert_eq!((old.running(), new.running()), (1, 1));
     new.shared.synced.send_replace(true);
     replaced.started().await.unwrap();
 
     assert_eq!((old.running(), new.running()), (0, 1));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(log.names(), ["ns/b"]);
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
@@ -145,7 +145,7 @@ async fn input_of_the_controller_starts_in_each_epoch_and_one_of_a_context_ends_
 
     for epoch in 1..=2 {
         harness.running().await;
-        settle().await;
+        run_until_idle().await;
         assert_eq!((stays.starts(), ends.starts()), (epoch, epoch));
         assert_eq!((stays.running(), ends.running()), (1, 1));
         harness.stop(StopReason::Cancelled).await.unwrap();

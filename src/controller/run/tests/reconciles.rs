@@ -84,7 +84,7 @@ async fn error_stands_until_its_request_succeeds() {
     let (mut harness, _log) = ends(vec![failed]);
 
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.report().last_error.as_deref(), Some("ns/a: no luck"));
     sleep(Duration::from_millis(6)).await;
 
@@ -143,7 +143,7 @@ fn throttled() -> Result<Outcome, ReconcileError> {
 async fn throttled_request_waits_and_is_not_an_error() {
     let (mut harness, log) = ends(vec![throttled]);
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     let error = harness.report().last_error.unwrap_or_default();
     assert!(error.contains("later"), "the status shows it: {error}");
 
@@ -297,7 +297,7 @@ async fn panic_is_an_error_of_its_request_alone() {
         },
     );
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     let error = harness.report().last_error.unwrap();
     assert_eq!(error, "ns/a: the reconcile panicked: a is unbearable");
 

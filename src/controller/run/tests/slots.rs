@@ -34,12 +34,12 @@ const ACTIVE: &str = "controller_runtime_active_workers{controller=\"widgets\"}"
 async fn request_starts_in_the_slot_that_a_running_reconcile_gave_back() {
     let mut held = held(make().most_running(10), &["a", "b", "c"], true);
     held.harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(held.log.names(), ["ns/a", "ns/b", "ns/c"]);
     assert_eq!(held.harness.metric(ACTIVE), "0", "no reconcile holds a slot");
     held.ends.add_permits(3);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.harness.metric(ACTIVE), "0");
     held.harness.stop(StopReason::Cancelled).await.unwrap();
 }
@@ -49,16 +49,16 @@ async fn no_more_reconciles_run_than_are_allowed_with_and_without_slots() {
     let names = ["a", "b", "c", "d", "e", "f", "g"];
     let mut held = held(make().workers(2).most_running(5), &names, true);
     held.harness.running().await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.log.names().len(), 5);
     assert_eq!(held.harness.metric(ACTIVE), "0", "no reconcile holds a slot");
 
     held.ends.add_permits(1);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.log.names().len(), 6, "one ended, so that one starts");
 
     held.ends.add_permits(100);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.log.names().len(), 7);
     assert_eq!(held.harness.metric(ACTIVE), "0");
     held.harness.stop(StopReason::Cancelled).await.unwrap();
@@ -68,7 +68,7 @@ async fn no_more_reconciles_run_than_are_allowed_with_and_without_slots() {
 async fn reconciles_that_keep_their_slots_are_bounded_by_the_workers() {
     let mut held = held(make().workers(2).most_running(5), &["a", "b", "c"], false);
     held.harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(held.log.names().len(), 2);
     assert_eq!(held.harness.metric(ACTIVE), "2");
@@ -81,15 +81,15 @@ async fn request_without_a_slot_is_not_reconciled_twice_at_once() {
     let (sender, channel) = ChannelSource::new(64);
     let mut held = held(make().most_running(5).input(InputMode::Plain, channel), &["a"], true);
     held.harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     sender.send(key("a")).await.unwrap();
     sender.send(key("b")).await.unwrap();
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.log.names(), ["ns/a", "ns/b"]);
 
     held.ends.add_permits(1);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(held.log.names(), ["ns/a", "ns/b", "ns/a"], "once it has ended");
     held.ends.add_permits(3);
     held.harness.stop(StopReason::Cancelled).await.unwrap();
@@ -99,7 +99,7 @@ async fn request_without_a_slot_is_not_reconciled_twice_at_once() {
 async fn stop_awaits_reconciles_without_a_slot_until_the_grace_is_over() {
     let mut held = held(make().most_running(5), &["a", "b"], true);
     held.harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     let asked = Instant::now();
     held.harness.stop(StopReason::Cancelled).await.unwrap();

@@ -15,15 +15,15 @@ async fn optional_source_starts_and_stops_without_a_restart() {
             async { ok() }
         });
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(log.names(), ["ns/r"]);
 
     for round in 1..=2 {
         optional.comes();
-        settle().await;
+        run_until_idle().await;
         assert_eq!((optional.starts(), optional.running()), (round, 1));
         optional.goes();
-        settle().await;
+        run_until_idle().await;
         assert_eq!(optional.running(), 0);
     }
 
@@ -39,7 +39,7 @@ async fn unknown_verdict_leaves_a_running_source_alone() {
     harness.running().await;
 
     optional.shared.verdict.send_replace(Verdict::Unknown(Vec::new()));
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!((optional.starts(), optional.running()), (1, 1));
     harness.stop(StopReason::Cancelled).await.unwrap();
@@ -97,17 +97,17 @@ async fn required_source_is_waited_for_without_a_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_plain_source_is_reported_and_comes_back_in_the_same_run() {
+async fn lost_plain_source_is_reported_and_returns_in_the_same_run() {
     let plain = Fake::new("plain", &["a"]);
     let mut harness = make().input(InputMode::Plain, plain.clone()).run(|_, _| async { ok() });
     harness.running().await;
 
     plain.goes();
-    settle().await;
+    run_until_idle().await;
     assert_eq!((plain.running(), harness.report().stale), (0, true));
     sleep(Duration::from_secs(3600)).await;
     plain.comes();
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!((plain.starts(), plain.running(), harness.report().stale), (2, 1, false));
     harness.stop(StopReason::Cancelled).await.unwrap();
@@ -156,7 +156,7 @@ async fn optional_source_that_fails_is_started_again() {
     harness.running().await;
 
     fake.shared.fails.send_replace(Some("the wire is cut"));
-    settle().await;
+    run_until_idle().await;
     fake.shared.fails.send_replace(None);
     assert_eq!((fake.starts(), fake.running()), (1, 0));
     sleep(Duration::from_secs(1)).await;
@@ -181,7 +181,7 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     let message = "outside of its hours".to_owned();
     let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
     plain.shared.verdict.send_replace(Verdict::Unmet(vec![closed]));
-    settle().await;
+    run_until_idle().await;
     assert_eq!((plain.running(), harness.report().stale), (1, true));
     plain.comes();
     sleep(Duration::from_secs(3600)).await;
@@ -284,7 +284,7 @@ async fn required_source_whose_condition_holds_again_after_its_end_ends_the_epoc
     harness.running().await;
     brief.is(Verdict::Unmet(Vec::new()));
     brief.goes_on.send_replace(false);
-    settle().await;
+    run_until_idle().await;
 
     // Holds again before the manager has seen the loss.
     brief.is(Verdict::Met(Vec::new()));

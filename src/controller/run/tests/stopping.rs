@@ -19,7 +19,7 @@ async fn stop_lets_running_reconciles_finish_and_starts_no_other() {
             }
         });
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     let asked = Instant::now();
     harness.stop(StopReason::TypeGone).await.unwrap();
@@ -41,7 +41,7 @@ async fn reconcile_that_outlasts_the_grace_is_dropped_with_its_request() {
         ok()
     });
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.epoch.fence().under_way(), 1);
 
     let asked = Instant::now();
@@ -71,7 +71,7 @@ async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
             }
         });
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     let asked = Instant::now();
     harness.stop(StopReason::LeaseLost).await.unwrap();
@@ -91,7 +91,7 @@ async fn stop_while_syncing_returns_at_once() {
             .input(mode, fake.clone())
             .input(InputMode::Plain, missing.clone())
             .run(|_, _| async { ok() });
-        settle().await;
+        run_until_idle().await;
         assert_eq!((fake.running(), missing.starts()), (1, 0));
 
         let asked = Instant::now();
@@ -112,7 +112,7 @@ async fn done_leaves_no_task() {
             .input(InputMode::Optional, Fake::new("two", &[]).missing())
             .input(InputMode::Optional, Fake::new("three", &[]));
         // Lets the tasks of the last iteration end; the buffer task of the shared client stays.
-        settle().await;
+        run_until_idle().await;
         let before = Handle::current().metrics().num_alive_tasks();
         let mut harness = controller.run(|request, context| async move {
             match &*request.name {
@@ -124,7 +124,7 @@ async fn done_leaves_no_task() {
             failed()
         });
         harness.running().await;
-        settle().await;
+        run_until_idle().await;
         assert!(Handle::current().metrics().num_alive_tasks() > before);
 
         harness.stop(reason).await.unwrap();
@@ -141,10 +141,10 @@ async fn dropped_run_leaves_nothing() {
     let before = Handle::current().metrics().num_alive_tasks();
     let mut harness = controller.run(|_, _| pending());
     harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     harness.runs.shutdown().await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
     assert_eq!(harness.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
@@ -192,7 +192,7 @@ async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_abo
             },
         );
         harness.running().await;
-        settle().await;
+        run_until_idle().await;
 
         let asked = Instant::now();
         harness.stop(StopReason::Cancelled).await.unwrap();
@@ -215,15 +215,15 @@ async fn dropped_write_of_a_reconciles_task_is_unconfirmed_for_its_request() {
         let left = context.clone();
         context.spawn(async move {
             // Continues after the end of the reconcile.
-            settle().await;
+            run_until_idle().await;
             let pod = HttpRequest::post("/api/v1/namespaces/ns/pods").body(Body::empty());
             drop(left.client().send(pod.unwrap()).await);
         });
         ok()
     });
     harness.running().await;
-    settle().await;
-    settle().await;
+    run_until_idle().await;
+    run_until_idle().await;
     assert_eq!(harness.epoch.fence().under_way(), 1);
 
     harness.stop(StopReason::Cancelled).await.unwrap();
@@ -331,7 +331,7 @@ async fn source_may_write_until_it_has_ended() {
         });
         let mut harness = make().input(InputMode::Plain, writes).run(|_, _| async { ok() });
         harness.running().await;
-        settle().await;
+        run_until_idle().await;
 
         harness.stop(StopReason::Cancelled).await.unwrap();
 

@@ -92,12 +92,12 @@ async fn delivered_request_without_a_finished_reconcile_survives_every_end_of_an
         for name in ["done", "terminal", "later", "failed", "stuck", "slow", "ready"] {
             sender.send(key(name)).await.unwrap();
         }
-        settle().await;
+        run_until_idle().await;
         assert_eq!(fed.log.names().len(), 6, "both workers are busy");
         // The request arrives while its reconcile runs.
         sender.send(key("stuck")).await.unwrap();
         drop(sender);
-        settle().await;
+        run_until_idle().await;
 
         fed.end(end).await;
 
@@ -118,9 +118,9 @@ async fn request_delivered_during_its_last_reconcile_goes_to_the_next_epoch() {
     let mut fed = Fed::by(channel);
     fed.harness.running().await;
     sender.send(key("slow")).await.unwrap();
-    settle().await;
+    run_until_idle().await;
     sender.send(key("slow")).await.unwrap();
-    settle().await;
+    run_until_idle().await;
 
     fed.end(End::Stop(StopReason::TypeGone)).await;
 
@@ -135,13 +135,13 @@ async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() 
     let mut fed = Fed::by(channel.clone());
     fed.harness.running().await;
     sender.send(key("stuck")).await.unwrap();
-    settle().await;
+    run_until_idle().await;
     fed.end(End::Stop(StopReason::Cancelled)).await;
     drop(fed);
 
     let mut another = Fed::by(channel);
     another.harness.running().await;
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(another.log.names(), ["ns/stuck"]);
     another.end(End::Stop(StopReason::Cancelled)).await;
@@ -157,7 +157,7 @@ async fn a_stopped_controller_takes_nothing_and_its_senders_wait() {
     for name in ["a", "b"] {
         sender.try_send(key(name)).unwrap();
     }
-    settle().await;
+    run_until_idle().await;
 
     assert!(sender.try_send(key("c")).is_err());
     assert_eq!(fed.next_epoch().await, ["ns/a", "ns/b"]);
@@ -205,10 +205,10 @@ async fn senders_of_a_channel_wait_for_a_controller_that_is_busy() {
     for name in ["stuck", "slow"] {
         sender.send(key(name)).await.unwrap();
     }
-    settle().await;
+    run_until_idle().await;
     let mut taken = 0;
     for number in 0..10_000 {
-        settle().await;
+        run_until_idle().await;
         if sender.try_send(key(&number.to_string())).is_err() {
             break;
         }

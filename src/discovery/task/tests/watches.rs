@@ -149,7 +149,7 @@ async fn server_that_ends_each_watch_at_once_is_requested_with_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_hangs_is_given_up() {
+async fn a_list_that_hangs_is_cancelled() {
     let server = Server::new();
     server.fail(&format!("list {CRDS}"), 200, Duration::from_secs(3600));
     let harness = Harness::on(server);

@@ -7,7 +7,7 @@ use super::*;
 use crate::informer::{
     InformerOptions, InformerProgress, Projection, Subscription,
     fixture::Fixture,
-    script::{Harness, change, names, progress, settle, stored, widget},
+    script::{Harness, change, names, progress, run_until_idle, stored, widget},
 };
 
 #[tokio::test(start_paused = true)]
@@ -88,7 +88,7 @@ async fn check_relist(harness: &mut Harness, subscription: &mut Subscription) {
     let stream = stream.open();
     stream.event("ADDED", &widget("a", 1));
     stream.event("ADDED", &widget("c", 3));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(stored(subscription), names(&[("a", 1), ("b", 2), ("c", 3)]));
     stream.end_of_list(30);
 
@@ -143,7 +143,7 @@ async fn streaming_list_is_requested_once_from_a_server_without_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_streaming_list_without_an_end_is_given_up() {
+async fn a_streaming_list_without_an_end_is_cancelled() {
     let mut harness = Harness::new();
     let (subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
@@ -169,7 +169,7 @@ async fn a_streaming_list_that_is_cut_deletes_nothing() {
     watch.error(410, "Expired", "old");
     let stream = harness.script.stream().await.open();
     stream.event("ADDED", &widget("a", 15));
-    settle().await;
+    run_until_idle().await;
     stream.reset();
     let list = harness.script.list().await;
 
@@ -314,7 +314,7 @@ async fn a_list_with_an_object_that_has_no_name_deletes_nothing() {
     stream.event("ADDED", &widget("a", 15));
     stream.event("ADDED", &json!({"metadata": {"name": ["b"]}}));
     stream.end_of_list(20);
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
 }
@@ -325,7 +325,7 @@ async fn a_list_that_is_no_list_is_repeated() {
     let subscription = harness.subscribe();
 
     harness.script.list().await.text(StatusCode::OK, "<html>");
-    settle().await;
+    run_until_idle().await;
     assert!(matches!(progress(&subscription), InformerProgress::Syncing(Some(_))));
 
     harness.script.list().await.page(10, "", &[]);
@@ -357,7 +357,7 @@ async fn list_that_is_never_answered_is_cancelled_and_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_stops_in_the_middle_is_given_up() {
+async fn a_list_that_stops_in_the_middle_is_cancelled() {
     let mut harness = Harness::new();
     let _subscription = harness.subscribe();
 
@@ -383,7 +383,7 @@ async fn a_list_that_was_silent_waits_for_a_place_again() {
 
     // The first list proceeds while the second one holds the only slot.
     slow.page(10, "more", &[widget("a", 1)]);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(stored(&first), names(&[]));
     harness.script.assert_quiet();
 
@@ -422,7 +422,7 @@ async fn time_in_the_queue_for_a_place_does_not_count_against_a_page() {
         open.text(r#"{"metadata":{"resourceVersion":"10"},"items":[]}"#);
         drop(open);
         other.drained().await;
-        settle().await;
+        run_until_idle().await;
         let mut asked: Vec<_> = std::iter::from_fn(|| harness.script.try_next()).collect();
         asked.retain(|asked| !asked.is_watch());
         match asked.pop() {

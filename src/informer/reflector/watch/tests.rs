@@ -9,7 +9,7 @@ use crate::{
     informer::{
         InformerOptions, Interest, ObjectKey,
         fixture::Fixture,
-        script::{Harness, Open, change, names, progress, settle, stored, widget},
+        script::{Harness, Open, change, names, progress, run_until_idle, stored, widget},
     },
     kind::GroupKind,
 };
@@ -37,13 +37,13 @@ async fn version_of_a_store_follows_events_and_bookmarks() {
     assert_eq!(store.version(), 10);
 
     watch.event("MODIFIED", &widget("a", 11));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(store.version(), 11);
     watch.bookmark(20);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(store.version(), 20);
     watch.event("MODIFIED", &widget("a", 15));
-    settle().await;
+    run_until_idle().await;
     assert_eq!(store.version(), 20, "old event");
 }
 
@@ -70,7 +70,7 @@ async fn list_of_whole_objects_that_fails_does_not_stop_the_watch_of_others() {
         if attempt == 0 {
             watch.event("MODIFIED", &widget("b", 11));
         }
-        settle().await;
+        run_until_idle().await;
         watches.push(watch);
     }
     assert_eq!(change(&mut first).await, ("b".into(), 2, 11));
@@ -90,7 +90,7 @@ async fn a_watch_cut_at_any_byte_loses_nothing() {
         let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         watch.text(&event[..end]);
-        settle().await;
+        run_until_idle().await;
         drop(watch);
         let watch = harness.script.watch(10).await.open();
         watch.text(&event);
@@ -108,7 +108,7 @@ async fn a_watch_that_arrives_byte_by_byte_loses_nothing() {
     let event = json!({"type": "MODIFIED", "object": widget("a", 11)}).to_string() + "\n";
     for byte in event.as_bytes() {
         watch.chunk(&[*byte]);
-        settle().await;
+        run_until_idle().await;
     }
 
     assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
@@ -212,13 +212,13 @@ async fn an_old_deletion_takes_nothing_away() {
     watch.event("ADDED", &Fixture::new("b").uid("second").version(14).json());
     watch.bookmark(20);
     let known = names(&[("a", 12), ("b", 14)]);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(stored(&subscription), known);
 
     // Older than its last change; older than its re-creation, by version or by uid.
     for old in [widget("a", 11), widget("b", 13), widget("b", 15)] {
         watch.event("DELETED", &old);
-        settle().await;
+        run_until_idle().await;
 
         assert_eq!(stored(&subscription), known, "{old}");
     }
@@ -231,7 +231,7 @@ async fn an_object_created_again_is_seen_with_both_its_uids() {
 
     watch.event("DELETED", &widget("a", 11));
     watch.event("ADDED", &Fixture::new("a").uid("second").version(12).json());
-    settle().await;
+    run_until_idle().await;
     let delta = subscription.next().await.unwrap();
 
     assert_eq!(&*delta.old.unwrap().header().uid, "uid-a");
@@ -245,7 +245,7 @@ async fn a_bookmark_that_goes_back_is_ignored_and_looked_into() {
 
     watch.bookmark(50);
     watch.bookmark(40);
-    settle().await;
+    run_until_idle().await;
     drop(watch);
 
     // The server's position is ahead of ours.
@@ -319,7 +319,7 @@ async fn invalid_object_affects_itself_alone_until_it_is_valid_again() {
     stream.event("ADDED", &bad);
     stream.event("ADDED", &widget("b", 12));
     stream.end_of_list(20);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]));
 
     stream.event("MODIFIED", &widget("a", 21));
@@ -331,7 +331,7 @@ async fn invalid_object_affects_itself_alone_until_it_is_valid_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_watch_is_given_up_before_a_load_balancer_would() {
+async fn a_silent_watch_is_closed_before_a_load_balancer_would() {
     let mut harness = Harness::new();
     let _subscription = harness.subscribe();
     harness.script.list().await.page(10, "", &[]);
@@ -394,7 +394,7 @@ async fn where_versions_are_opaque_only_equal_ones_are_dropped() {
     watch.event("ADDED", &widget("c", 1));
     assert_eq!(change(&mut subscription).await, ("c".into(), 0, 1));
     watch.bookmark(4);
-    settle().await;
+    run_until_idle().await;
     watch.reset();
 
     // The position is the last one that arrived.

@@ -296,7 +296,7 @@ async fn broken_watch_is_opened_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frozen_leader_does_not_lead_when_it_goes_on() {
+async fn frozen_leader_does_not_lead_when_it_resumes() {
     let (server, mut a, mut b) = pair().await;
     let term = a.until_leading().await;
     // The task does not run, as at SIGSTOP.

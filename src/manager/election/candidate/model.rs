@@ -207,7 +207,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn nobody_leads_while_a_write_of_an_earlier_leader_may_arrive(
+    fn no_replica_leads_while_a_write_of_an_earlier_leader_may_arrive(
         happenings in prop::collection::vec(happening(), 1..120)
     ) {
         run(&happenings)?;

@@ -1,4 +1,4 @@
-//! Tests of server-side apply and of the handover between the strategies.
+//! Tests of server-side apply and of the transfer of fields between the strategies.
 
 use super::*;
 use crate::meta::LAST_APPLIED;
@@ -227,7 +227,7 @@ fn managed(mut object: Value, manager: &str, operation: &str, annotated: bool) -
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_of_dynamic_apply_is_handed_over_in_one_write_then_applied() {
+async fn child_of_dynamic_apply_is_transferred_in_one_write_then_applied() {
     let live = managed(applied(0, "v", "7"), "metacontroller", "Update", true);
     let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", live.clone())]);
     let handed = applied(0, "v", "8");

@@ -87,7 +87,7 @@ async fn try_seam(seam: Seam) {
     if seam == Seam::Forget {
         harness.until(&faulty, is_named).await;
     }
-    settle().await;
+    run_until_idle().await;
 
     let (version, kind) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
     harness.server.remove(version, kind, "", "faulty").unwrap();

@@ -438,7 +438,7 @@ impl Bench {
         for _ in 0..4000 {
             if is_done() {
                 // No further step may follow.
-                settle().await;
+                run_until_idle().await;
                 assert!(is_done(), "{:?}", self.updated());
                 self.assert_kept();
                 return;

@@ -133,7 +133,7 @@ async fn annotation_sets_the_workers_of_a_controller_and_its_edit_loses_no_paren
     harness.running("a", 1).await;
     sleep(Duration::from_millis(1500)).await;
     declare("3");
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.epoch("a"), Some(1), "the number of workers needs no new epoch");
     sleep(Duration::from_secs(10)).await;
 
@@ -142,7 +142,7 @@ async fn annotation_sets_the_workers_of_a_controller_and_its_edit_loses_no_paren
     assert_eq!(most, [2, 3]);
     assert_eq!(hooks[1].parents.lock().unwrap().len(), 6);
     declare("many");
-    settle().await;
+    run_until_idle().await;
     assert_eq!(harness.epoch("a"), Some(1), "a rejected edit");
     harness.end().await;
 }

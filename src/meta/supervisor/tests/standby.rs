@@ -210,7 +210,7 @@ async fn standby_of_many_controllers_takes_over_without_a_list() {
     check_takeover(20, 1000).await;
 }
 
-#[ignore = "takes minutes in a debug build"]
+#[ignore = "takes minutes in a debug build: run it by name, with --release"]
 #[tokio::test(start_paused = true)]
 async fn standby_of_200_controllers_over_20_000_objects_takes_over_without_a_list() {
     check_takeover(200, 20_000).await;

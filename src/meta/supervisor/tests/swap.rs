@@ -69,16 +69,16 @@ async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a
     spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
     harness.declare("a", spec.clone());
     harness.running("a", 1).await;
-    settle().await;
+    run_until_idle().await;
     let watches = harness.server.open_watches();
     harness.server.forget_requests();
 
     spec["hooks"]["sync"]["webhook"]["url"] = json!("http://other/");
     harness.declare("a", spec);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(released.load(Ordering::SeqCst), 0, "its calls run");
     gate.add_permits(4);
-    settle().await;
+    run_until_idle().await;
 
     let mut calls = calls.lock().unwrap().clone();
     calls.sort();
@@ -234,7 +234,7 @@ async fn resync_period_is_swapped_without_a_sync() {
     spec["resyncPeriodSeconds"] = json!(100);
 
     harness.declare("a", spec);
-    settle().await;
+    run_until_idle().await;
     assert_eq!(take(&calls, HookKind::Sync), [""; 0]);
     sleep(Duration::from_secs(100)).await;
 
@@ -310,7 +310,7 @@ async fn failed_parents_are_synced_at_once_when_the_timeout_is_swapped() {
     spec["hooks"]["sync"]["webhook"]["timeout"] = json!("60s");
 
     harness.declare("a", spec);
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(take(&calls, HookKind::Sync), ["p"]);
     assert_eq!(harness.epoch("a"), Some(1));
@@ -428,7 +428,7 @@ fn child_writes(harness: &Harness) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn apply_strategy_is_swapped_and_each_child_is_handed_over() {
+async fn apply_strategy_is_swapped_and_fields_of_each_child_are_transferred() {
     let value = Arc::new(AtomicUsize::new(0));
     let wanted = Arc::clone(&value);
     let (harness, _) = harness(move |_, request| {

@@ -33,7 +33,7 @@ struct Child {
 }
 
 #[derive(Clone, Debug, Default)]
-struct World {
+struct SimulatedCluster {
     recreates: bool,
     spec: u8,
     scale: usize,
@@ -46,7 +46,7 @@ struct World {
     writes: usize,
 }
 
-impl World {
+impl SimulatedCluster {
     fn wanted(&self) -> Vec<ChildId> {
         self.wanted_of(self.spec)
     }
@@ -187,50 +187,54 @@ fn events(has_hands: bool) -> impl Strategy<Value = Vec<Event>> {
 }
 
 fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
-    let mut world = World { recreates, scale: 4, ..World::default() };
+    let mut cluster = SimulatedCluster { recreates, scale: 4, ..SimulatedCluster::default() };
     // Deletions by hand are not of the rollout's making.
     let has_hands = events.iter().any(|event| matches!(event, Event::Delete(_)));
     let most = if has_hands { usize::MAX } else { 1 };
-    world.sync(usize::MAX);
-    world.children.values_mut().for_each(|child| child.is_ready = true);
+    cluster.sync(usize::MAX);
+    cluster.children.values_mut().for_each(|child| child.is_ready = true);
     for event in events {
         match *event {
-            Event::Edit(spec) => world.change(|world| world.spec = spec),
-            Event::Scale(scale) => world.change(|world| world.scale = scale),
-            Event::Omit(spec, bits) => world.change(|world| {
-                world.omitted.insert(spec, bits);
+            Event::Edit(spec) => cluster.change(|cluster| cluster.spec = spec),
+            Event::Scale(scale) => cluster.change(|cluster| cluster.scale = scale),
+            Event::Omit(spec, bits) => cluster.change(|cluster| {
+                cluster.omitted.insert(spec, bits);
             }),
             Event::Ready(at) => {
-                if let Some(child) = world.children.get_mut(&child_at(at)) {
+                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
                     (child.is_ready, child.is_disrupted) = (true, false);
                 }
             }
             Event::Delete(at) => {
-                world.children.remove(&child_at(at));
+                cluster.children.remove(&child_at(at));
             }
             Event::Sync(writes) => {
-                world.sync(writes);
+                cluster.sync(writes);
             }
         }
-        prop_assert!(world.disrupted() <= most, "{event:?}: {world:?}");
+        prop_assert!(cluster.disrupted() <= most, "{event:?}: {cluster:?}");
     }
     // At the end everything becomes ready, and the rollout comes to its end.
     for _ in 0..100 {
-        let wrote = world.sync(usize::MAX);
-        prop_assert!(world.disrupted() <= most, "{world:?}");
-        let unready = world.children.values().filter(|child| !child.is_ready).count();
-        for child in world.children.values_mut() {
+        let wrote = cluster.sync(usize::MAX);
+        prop_assert!(cluster.disrupted() <= most, "{cluster:?}");
+        let unready = cluster.children.values().filter(|child| !child.is_ready).count();
+        for child in cluster.children.values_mut() {
             (child.is_ready, child.is_disrupted) = (true, false);
         }
         if !wrote && unready == 0 {
             break;
         }
     }
-    prop_assert_eq!(world.plan().1.progress, RolloutProgress::Complete);
-    prop_assert!(world.children.values().all(|child| child.spec == world.spec), "{:?}", world);
-    let revisions: Vec<_> = world.revisions.keys().copied().collect();
-    prop_assert_eq!(revisions, [world.spec]);
-    prop_assert_eq!(&world.children.keys().cloned().collect::<Vec<_>>(), &world.wanted());
+    prop_assert_eq!(cluster.plan().1.progress, RolloutProgress::Complete);
+    prop_assert!(
+        cluster.children.values().all(|child| child.spec == cluster.spec),
+        "{:?}",
+        cluster
+    );
+    let revisions: Vec<_> = cluster.revisions.keys().copied().collect();
+    prop_assert_eq!(revisions, [cluster.spec]);
+    prop_assert_eq!(&cluster.children.keys().cloned().collect::<Vec<_>>(), &cluster.wanted());
     Ok(())
 }
 
@@ -248,17 +252,17 @@ proptest! {
 
 #[test]
 fn rollout_of_fifty_children_writes_each_of_them_once() {
-    let mut world = World { scale: 50, ..World::default() };
-    world.sync(usize::MAX);
-    world.children.values_mut().for_each(|child| child.is_ready = true);
-    world.spec = 1;
+    let mut cluster = SimulatedCluster { scale: 50, ..SimulatedCluster::default() };
+    cluster.sync(usize::MAX);
+    cluster.children.values_mut().for_each(|child| child.is_ready = true);
+    cluster.spec = 1;
 
     let mut order = Vec::new();
-    while let (_, Plan { progress: RolloutProgress::Updating(child), .. }) = world.plan() {
-        world.sync(usize::MAX);
-        world.children.values_mut().for_each(|child| child.is_ready = true);
+    while let (_, Plan { progress: RolloutProgress::Updating(child), .. }) = cluster.plan() {
+        cluster.sync(usize::MAX);
+        cluster.children.values_mut().for_each(|child| child.is_ready = true);
         order.push(child);
     }
 
-    assert_eq!(order, world.wanted());
+    assert_eq!(order, cluster.wanted());
 }

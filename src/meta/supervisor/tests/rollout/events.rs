@@ -22,8 +22,8 @@ impl Bench {
         for _ in 0..100 {
             sleep(Duration::from_millis(50)).await;
             if self.updated().0 == reason {
-                settle().await;
-                settle().await;
+                run_until_idle().await;
+                run_until_idle().await;
                 return;
             }
         }
@@ -39,7 +39,7 @@ async fn rollout_waits_for_the_status_of_each_updated_child_and_reports_it_once(
     let expected = "child Part c00 with RollingInPlace update strategy hasn't observed latest spec";
     assert_eq!(message, expected);
     bench.make_ready("c00", false);
-    settle().await;
+    run_until_idle().await;
     let expected = "child Part c00 failed status check: \"Ready\" condition status is \"False\" \
                     (want \"True\")";
     assert_eq!(bench.updated(), ("RolloutWaiting".to_owned(), expected.to_owned()));
@@ -92,9 +92,9 @@ async fn child_that_is_deleted_in_mid_rollout_returns_at_its_own_revision() {
     let server = &bench.harness.server;
 
     server.remove(GROUP, "Part", "default", "c02").unwrap();
-    settle().await;
+    run_until_idle().await;
     server.remove(GROUP, "Part", "default", "c00").unwrap();
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(bench.texts(), ["two", "one", "one"]);
     bench.done("two").await;
@@ -122,7 +122,7 @@ async fn change_outside_the_fields_of_revisions_reaches_all_children_at_once() {
     let bench = Bench::in_mid_rollout(CHECKED).await;
 
     bench.edit(json!({"all": "yes"}));
-    settle().await;
+    run_until_idle().await;
 
     let all = bench.children().into_iter().map(|child| child["spec"]["all"].clone());
     assert_eq!(all.collect::<Vec<_>>(), ["yes", "yes", "yes"]);
@@ -150,7 +150,7 @@ async fn hook_is_called_once_for_each_live_revision_and_one_that_is_busy_stops_t
     busy.store(true, Ordering::SeqCst);
 
     bench.roll_to("two");
-    settle().await;
+    run_until_idle().await;
 
     assert_eq!(*bench.calls.lock().unwrap(), ["two", "one"], "the latest first");
     assert_eq!(bench.wire.take_writes(), [""; 0]);
@@ -185,7 +185,7 @@ async fn status_is_that_of_the_latest_revision_and_the_shortest_resync_counts() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn rollout_that_stopped_half_done_goes_on() {
+async fn rollout_that_stopped_half_done_continues() {
     for generates in [false, true] {
         let variant = Variant { generates, ..CHECKED };
         let bench = Bench::in_mid_rollout(variant).await;

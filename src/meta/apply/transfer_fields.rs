@@ -1,4 +1,4 @@
-//! Handover of a child's fields after a change of the apply strategy: requests.
+//! Transfer of a child's fields after a change of the apply strategy: requests.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::{
     kind::VersionOrder,
     meta::{
         children::{WayBack, WriteStep},
-        handover, last_applied,
+        field_transfer, last_applied,
         resource::{Live, Resource, Stored, is_gone},
         sync_error::SyncError,
     },
@@ -20,13 +20,15 @@ use crate::{
 
 impl Apply {
     /// Hands the fields of a child over. Returns the write that is due instead: any step but a
-    /// handover, or that of a child without fields to hand over.
-    pub(super) async fn hand_over(
+    /// transfer, or that of a child without fields to transfer.
+    pub(super) async fn transfer_fields(
         &self,
         target: &WrittenChild<'_>,
         step: WriteStep,
     ) -> Result<Option<WriteStep>, SyncError> {
-        let WriteStep::HandOver { group, key, uid, back } = step else { return Ok(Some(step)) };
+        let WriteStep::TransferFields { group, key, uid, back } = step else {
+            return Ok(Some(step));
+        };
         let resource = target.resource(group);
         let doing = format!("reading {}", target.what);
         let live = match resource.get(&key).await {
@@ -39,10 +41,10 @@ impl Apply {
         };
         let manager = &self.rule.manager;
         let patch = match back {
-            None => handover::to_server_side(&live, manager.as_str()),
+            None => field_transfer::to_server_side(&live, manager.as_str()),
             Some(back) => {
                 let WayBack { applied, remembered, otherwise } = *back;
-                let Some(fields) = handover::applied(&live, manager.as_str()) else {
+                let Some(fields) = field_transfer::applied(&live, manager.as_str()) else {
                     return Ok(Some(otherwise));
                 };
                 // The server knows whether values that are spelled differently mean the same.
@@ -62,22 +64,22 @@ impl Apply {
         let Some(patch) = patch else {
             return Err(SyncError::Outdated(format!("{doing}: the cache is behind")));
         };
-        self.send_handover(target, &resource, &key, &patch).await?;
+        self.send_transfer(target, &resource, &key, &patch).await?;
         Ok(None)
     }
 
-    /// Sends the patch of a handover.
-    pub(super) async fn send_handover(
+    /// Sends the patch of a transfer.
+    pub(super) async fn send_transfer(
         &self,
         target: &WrittenChild<'_>,
         resource: &Resource<'_>,
         key: &ObjectKey,
         patch: &Value,
     ) -> Result<(), SyncError> {
-        let doing = format!("handing over {}", target.what);
+        let doing = format!("transferring the fields of {}", target.what);
         match resource.merge_patch::<Stored>(key, None, patch).await {
             Ok(stored) => {
-                tracing::debug!(name = %key, "fields of a child handed over");
+                tracing::debug!(name = %key, "fields of a child transferred");
                 let parent = &target.rules.parent.key;
                 self.parents.writes.wrote(parent, target.what.clone(), &stored);
                 Ok(())

@@ -1,4 +1,4 @@
-//! Handover of a child's fields when the apply strategy changes: decisions without I/O.
+//! Transfer of a child's fields when the apply strategy changes: decisions without I/O.
 //!
 //! Server-side apply removes a field that is desired no longer only if its field manager alone owns
 //! it. Dynamic apply removes it only if the last-applied annotation has it. Therefore
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn object_without_traces_of_dynamic_apply_is_not_handed_over() {
+    fn object_without_traces_of_dynamic_apply_keeps_its_fields() {
         let foreign = json!([entry("kubectl", "Update", json!({"f:data": {}}))]);
         assert_eq!(to_server_side(&config_map(json!({}), foreign), "m"), None);
         let cleared = config_map(json!({last_applied::LAST_APPLIED: "{}"}), json!([]));
