@@ -4,7 +4,7 @@
 //! observed, as desired and ready. Of the children of older revisions, in the order of the hook's
 //! response, the next one is:
 //!
-//! 1. the first one that is behind its own revision, or whose move was interrupted;
+//! 1. the first one that is behind its own revision;
 //! 2. else the first one, if it is missing;
 //! 3. else the first one that is unavailable, so that no second one becomes unavailable beside it;
 //! 4. else the first one.
@@ -97,7 +97,7 @@ pub(crate) enum AssignedRevision {
 pub(crate) enum RolloutProgress {
     /// Every child has the latest revision.
     Complete,
-    /// This child moves to the latest revision, or an interrupted move of it is settled.
+    /// This child moves to the latest revision, or the revisions that record it are corrected.
     Updating(ChildId),
     /// No child moves, for this reason.
     Waiting(RolloutWait),
@@ -169,9 +169,9 @@ pub(crate) fn plan(
     mode_of: impl Fn(&GroupKind) -> ChildTypeMode,
     mut observe: impl FnMut(&ChildId, AssignedRevision) -> ChildState,
 ) -> Plan {
-    let (recorded, interrupted) = recorded(latest, older, wanted, &mode_of);
+    let (recorded, misrecorded) = recorded(latest, older, wanted, &mode_of);
     let mut rollout =
-        Unfinished { not_latest: BTreeMap::new(), states: BTreeMap::new(), interrupted };
+        Unfinished { not_latest: BTreeMap::new(), states: BTreeMap::new(), misrecorded };
     for child in wanted {
         let assigned = recorded.get(child).copied();
         if assigned == Some(AssignedRevision::Latest) {
@@ -181,7 +181,7 @@ pub(crate) fn plan(
         let assigned = match (&state, assigned) {
             (ChildState::Present { is_latest: Ok(true), .. }, assigned) => {
                 // An older revision records it still.
-                rollout.interrupted.extend(assigned.map(|_| child.clone()));
+                rollout.misrecorded.extend(assigned.map(|_| child.clone()));
                 AssignedRevision::Latest
             }
             (ChildState::Missing | ChildState::Deleting, None) => AssignedRevision::Latest,
@@ -218,9 +218,9 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns the revision of each wanted child, as far as one is recorded, and the children that
-/// several revisions record: a process has ended in the middle of their move. The latest revision
-/// wins over others, and a revision whose response lacks the child does not describe it.
+/// Returns the revision of each wanted child, as far as one is recorded, and the children that a
+/// revision records in vain or beside another one: a process has ended in the middle of their move,
+/// or a response no longer has them. The latest revision wins over others.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
@@ -230,27 +230,34 @@ fn recorded(
     let wanted: BTreeSet<_> = wanted.iter().collect();
     let of_latest = ids(latest).map(|child| (child, AssignedRevision::Latest));
     let of_older = older.iter().enumerate().flat_map(|(at, revision)| {
-        let has_form = |child: &ChildId| revision.wanted.contains(child);
-        ids(revision.children)
-            .filter(has_form)
-            .map(move |child| (child, AssignedRevision::Older(at)))
+        ids(revision.children).map(move |child| (child, AssignedRevision::Older(at)))
     });
-    let (mut recorded, mut interrupted) = (BTreeMap::new(), BTreeSet::new());
+    let (mut recorded, mut misrecorded) = (BTreeMap::new(), BTreeSet::new());
     for (child, assigned) in of_latest.chain(of_older) {
-        let is_rolled = wanted.contains(&child) && mode_of(&child.type_) == ChildTypeMode::Rolling;
-        if is_rolled && *recorded.entry(child.clone()).or_insert(assigned) != assigned {
-            interrupted.insert(child);
+        if mode_of(&child.type_) != ChildTypeMode::Rolling {
+            continue;
+        }
+        let is_described = match assigned {
+            AssignedRevision::Older(at) => older[at].wanted.contains(&child),
+            AssignedRevision::Latest | AssignedRevision::Held => true,
+        };
+        if !wanted.contains(&child)
+            || !is_described
+            || *recorded.entry(child.clone()).or_insert(assigned) != assigned
+        {
+            misrecorded.insert(child);
         }
     }
-    (recorded, interrupted)
+    (recorded, misrecorded)
 }
 
 /// Children that do not have the latest revision, and their states.
 struct Unfinished {
     not_latest: BTreeMap<ChildId, AssignedRevision>,
     states: BTreeMap<ChildId, ChildState>,
-    /// Children that several revisions record, or an older one than they have.
-    interrupted: BTreeSet<ChildId>,
+    /// Children that a revision records in vain, beside another one, or although they are as the
+    /// latest one wants them.
+    misrecorded: BTreeSet<ChildId>,
 }
 
 impl Unfinished {
@@ -277,12 +284,9 @@ impl Unfinished {
             // This sync creates the child at its own revision.
             return RolloutProgress::Waiting(RolloutWait::missing((**child).clone()));
         }
-        // A child that is behind its own revision is written in this sync anyway. One whose move was
-        // interrupted may be behind after a further change of the parent.
-        let interrupted = &self.interrupted;
-        let is_behind = |child: &&&ChildId| match &self.states[**child] {
-            ChildState::Present { is_own, .. } => !is_own || interrupted.contains(**child),
-            ChildState::Missing | ChildState::Deleting => false,
+        // A child that is behind its own revision is written in this sync anyway.
+        let is_behind = |child: &&&ChildId| {
+            matches!(self.states[**child], ChildState::Present { is_own: false, .. })
         };
         let is_unavailable = |child: &&&ChildId| match &self.states[**child] {
             ChildState::Missing => is_overdue(child),
@@ -295,7 +299,7 @@ impl Unfinished {
         let next = behind.or_else(|| old.iter().find(is_unavailable));
         let next: ChildId = (*next.unwrap_or(first)).clone();
         // This sync corrects the revisions first, so that one child at most is ever on its way.
-        if let Some(other) = self.interrupted.iter().find(|child| **child != next) {
+        if let Some(other) = self.misrecorded.iter().find(|child| **child != next) {
             return RolloutProgress::Updating(other.clone());
         }
         self.not_latest.remove(&next);

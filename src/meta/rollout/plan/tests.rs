@@ -146,10 +146,12 @@ fn child_that_its_revision_no_longer_wants_is_left_as_it_is() {
     let states = ["a", "b"].map(|name| (name, present(false)));
     let case = Case { latest: &[], older: &["a", "b"], wanted: &["a", "b"], states: &states };
 
-    let plan = case.plan_with(&["a"], None);
+    let corrected = case.plan_with(&["a"], None);
+    let moved = Case { older: &["a"], ..case }.plan_with(&["a"], None);
 
-    check(&plan, &["a"], &[], "updating ConfigMap a");
-    assert_eq!(plan.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
+    check(&corrected, &[], &["a"], "updating ConfigMap b");
+    check(&moved, &["a"], &[], "updating ConfigMap a");
+    assert_eq!(moved.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
 }
 
 #[test]

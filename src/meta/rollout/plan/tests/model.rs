@@ -42,6 +42,8 @@ struct SimulatedCluster {
     children: BTreeMap<ChildId, Child>,
     // Children that a rollout has deleted.
     deleted: BTreeSet<ChildId>,
+    // Child that was unavailable when its move was decided: it may become ready before its write.
+    chosen_unready: Option<ChildId>,
     revisions: BTreeMap<u8, Vec<RevisionChildren>>,
     writes: usize,
 }
@@ -68,6 +70,7 @@ impl SimulatedCluster {
     /// rollout's making.
     fn change(&mut self, change: impl FnOnce(&mut Self)) {
         change(self);
+        self.chosen_unready = None;
         let wanted = self.wanted();
         self.deleted.retain(|id| wanted.contains(id));
         for (_, child) in self.children.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
@@ -105,6 +108,11 @@ impl SimulatedCluster {
     fn sync(&mut self, mut budget: usize) -> bool {
         let (specs, plan) = self.plan();
         let before = self.writes;
+        if let RolloutProgress::Updating(child) = &plan.progress
+            && self.children.get(child).is_some_and(|child| !child.is_ready)
+        {
+            self.chosen_unready = Some(child.clone());
+        }
         let mut may_write = |writes: &mut usize| {
             *writes += usize::from(budget > 0);
             budget.checked_sub(1).inspect(|left| budget = *left).is_some()
@@ -147,6 +155,7 @@ impl SimulatedCluster {
                 Some(AssignedRevision::Held) => continue,
             };
             let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
+            let was_unready = self.chosen_unready.as_ref() == Some(&id);
             match self.children.get_mut(&id) {
                 Some(child) if child.spec == spec => {}
                 _ if !may_write(&mut self.writes) => return true,
@@ -156,13 +165,15 @@ impl SimulatedCluster {
                 }
                 // A child that was not ready before is not made unavailable by the rollout.
                 Some(child) if self.recreates => {
-                    let is_disrupted = child.is_ready || child.is_disrupted;
+                    let is_disrupted = (child.is_ready && !was_unready) || child.is_disrupted;
                     self.children.remove(&id);
                     if is_disrupted {
                         self.deleted.insert(id);
                     }
                 }
-                Some(child) => *child = created(child.is_ready || child.is_disrupted),
+                Some(child) => {
+                    *child = created((child.is_ready && !was_unready) || child.is_disrupted);
+                }
             }
         }
         self.writes > before
