@@ -127,7 +127,7 @@
 //! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
 //! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::decide`), and
-//!    the manager creates the epoch (`src/manager/owner/effect.rs::start`,
+//!    the manager creates the epoch (`src/manager/task/effect.rs::start`,
 //!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
 //! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
 //!    its own condition (`src/controller/run/input.rs::run`), and subscribes to a shared informer
@@ -150,9 +150,9 @@
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
-//!    receives the verdict (`src/manager/owner.rs::on_verdict`).
+//!    receives the verdict (`src/manager/task.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
-//!    the manager signals the epoch (`src/manager/owner/effect.rs::stop`).
+//!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`): sources,
 //!    queue, reconciles, then the fence and the tasks (`src/manager/epoch.rs::drain`),
 //!    subscriptions.
@@ -160,10 +160,10 @@
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
 //! 8. The run of the epoch waits until nothing of it is left, and closes the fence of any other
 //!    runnable (`src/manager/run.rs::drive`). At the end of the grace the manager closes it in any
-//!    case (`src/manager/owner/effect.rs::end_grace`). Then it announces done
-//!    (`src/manager/owner/effect.rs::done`).
+//!    case (`src/manager/task/effect.rs::end_grace`). Then it announces done
+//!    (`src/manager/task/effect.rs::done`).
 //! 9. The controller waits for the type again. The next epoch starts as this one did
-//!    (`src/manager/owner/effect.rs::start`).
+//!    (`src/manager/task/effect.rs::start`).
 //!
 //! # Walk of a lost lease
 //!
@@ -178,7 +178,7 @@
 //!    suspended is refused there when it resumes. A write that had passed already may still be
 //!    sent; its deadline (`src/manager/fence/time_limit.rs::send`) and its precondition bound it.
 //! 4. The manager marks the runnables as waiting for leadership
-//!    (`src/manager/owner/leadership.rs::on_election`). The campaign continues in the same process.
+//!    (`src/manager/task/leadership.rs::on_election`). The campaign continues in the same process.
 //!
 //! # Walk of an edit of a declared controller
 //!
@@ -191,9 +191,9 @@
 //!    changed hooks (`src/meta/supervisor/swap.rs::swap`). It replaces the definition between two syncs
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay.
 //! 4. For another epoch the manager keeps the new specification pending
-//!    (`src/manager/owner/replacement.rs::replace`). The old epoch runs until the new types are
-//!    served and their caches prepared (`src/manager/owner/replacement.rs::on_prepared`), and is
-//!    done before the new one starts (`src/manager/owner/replacement.rs::install_if_due`).
+//!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
+//!    served and their caches prepared (`src/manager/task/replacement.rs::on_prepared`), and is
+//!    done before the new one starts (`src/manager/task/replacement.rs::install_if_due`).
 //!
 //! # Index
 //!
@@ -206,9 +206,9 @@
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::decide` |
 //! | epochs of one name never overlap | `src/manager/lifecycle.rs::decide` starts none before `src/manager/lifecycle.rs::ended`, which follows `src/manager/run.rs::drive` |
-//! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
-//! | specification of a runnable is replaced | `src/manager/owner/replacement.rs::replace` |
-//! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/owner/leadership.rs::on_election` |
+//! | epoch is stopped: execution | `src/manager/task/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
+//! | specification of a runnable is replaced | `src/manager/task/replacement.rs::replace` |
+//! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/task/leadership.rs::on_election` |
 //! | writes and hook calls of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange` and `src/meta/hook.rs::call`; closed by `src/manager/fence.rs::close` |
 //! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
 //!
@@ -283,7 +283,7 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | cluster is owned and stopped | `src/controller/cluster.rs::start`, in the order of `src/manager/owner/phase.rs` |
+//! | cluster is owned and stopped | `src/controller/cluster.rs::start`, in the order of `src/manager/task/phase.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | checks of readiness are run, and served | `src/manager/checks.rs::results`, for a runnable `src/manager/runnable_check.rs::check`; `src/server.rs::checks` |
 //! | metrics of a manager and its clusters are registered | `src/manager.rs::register_metrics`; two clusters in one page `src/manager/metrics_text.rs::merged` |
@@ -308,7 +308,7 @@
 //! 1. `src/kind.rs`, then `src/discovery.rs`, `src/discovery/state.rs` and
 //!    `src/discovery/catalog/judgement.rs`.
 //! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/verdict.rs`,
-//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/owner.rs`,
+//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/task.rs`,
 //!    `src/manager/fence.rs`.
 //! 3. `src/informer.rs`, `src/informer/interest.rs`, `src/informer/set.rs`,
 //!    `src/informer/shared_informer.rs`, `src/informer/subscriber.rs`, `src/informer/store.rs`,

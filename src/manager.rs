@@ -31,7 +31,6 @@ mod metrics;
 mod metrics_text;
 mod name;
 mod options;
-mod owner;
 mod reason;
 mod report;
 mod run;
@@ -40,6 +39,7 @@ mod runnable_check;
 mod runnable_options;
 mod snapshot;
 mod status;
+mod task;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -247,7 +247,7 @@ impl Manager {
         let Self { options, handle, commands, snapshot, waiting, election, parts: _ } = self;
         let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
-            owner::Owner::new(options, metrics, commands, snapshot, transitions, election);
+            task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
         for (name, runnable, options) in waiting {
             // Names were checked in `add`, so this cannot fail.
             owner.add(name, entry::RunnableSpec::new(runnable, options)).unwrap_or_default();

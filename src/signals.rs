@@ -60,9 +60,9 @@ pub fn shutdown() -> io::Result<CancellationToken> {
     Ok(stop.insert(token).clone())
 }
 
-/// Meaning of a signal.
+/// Action on a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
+enum SignalAction {
     /// The first signal: stop.
     Stop,
     /// The same request as the first signal: ignored.
@@ -71,12 +71,12 @@ enum Meaning {
     Abort,
 }
 
-/// Returns the meaning of a signal that comes now.
-fn meaning(first: Option<Instant>, now: Instant) -> Meaning {
+/// Returns the action of a signal that comes now.
+fn action(first: Option<Instant>, now: Instant) -> SignalAction {
     match first {
-        None => Meaning::Stop,
-        Some(first) if now.duration_since(first) < BOUNCE => Meaning::Repeated,
-        Some(_) => Meaning::Abort,
+        None => SignalAction::Stop,
+        Some(first) if now.duration_since(first) < BOUNCE => SignalAction::Repeated,
+        Some(_) => SignalAction::Abort,
     }
 }
 
@@ -89,14 +89,14 @@ async fn listen(stop: CancellationToken, mut interrupt: Signal, mut terminate: S
             _ = terminate.recv() => "SIGTERM",
         };
         let now = Instant::now();
-        match meaning(first, now) {
-            Meaning::Stop => {
+        match action(first, now) {
+            SignalAction::Stop => {
                 info!(signal, "stopping; the next signal ends the process at once");
                 first = Some(now);
                 stop.cancel();
             }
-            Meaning::Repeated => {}
-            Meaning::Abort => {
+            SignalAction::Repeated => {}
+            SignalAction::Abort => {
                 warn!(signal, "ended by a second signal");
                 std::process::exit(1);
             }
@@ -139,14 +139,14 @@ mod tests {
     #[test]
     fn a_second_signal_within_the_bounce_is_the_same_request_and_a_later_one_aborts() {
         let first = Instant::now();
-        let after = |millis| meaning(Some(first), first + Duration::from_millis(millis));
+        let after = |millis| action(Some(first), first + Duration::from_millis(millis));
 
-        assert_eq!(meaning(None, first), Meaning::Stop);
+        assert_eq!(action(None, first), SignalAction::Stop);
         for (millis, expected) in [
-            (0, Meaning::Repeated),
-            (299, Meaning::Repeated),
-            (300, Meaning::Abort),
-            (60_000, Meaning::Abort),
+            (0, SignalAction::Repeated),
+            (299, SignalAction::Repeated),
+            (300, SignalAction::Abort),
+            (60_000, SignalAction::Abort),
         ] {
             assert_eq!(after(millis), expected, "{millis} ms");
         }

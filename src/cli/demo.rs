@@ -2,7 +2,7 @@
 
 mod hook;
 mod objects;
-mod sight;
+mod watched_objects;
 
 pub(super) use hook::HookServer;
 
@@ -26,7 +26,7 @@ use pilotlight::{
 use tokio::{sync::broadcast::error::RecvError, time::Instant};
 
 use super::{output, table::Table};
-use sight::Sight;
+use watched_objects::WatchedObjects;
 
 /// Timeout of a step, far longer than any takes.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -38,33 +38,33 @@ pub(super) async fn play(
     manager: &ManagerHandle,
     cluster: &Cluster,
 ) -> anyhow::Result<()> {
-    let mut story = Story { client, manager, cluster, steps: Vec::new() };
-    story.run(&hooks.url()).await?;
+    let mut run = DemoRun { client, manager, cluster, steps: Vec::new() };
+    run.run(&hooks.url()).await?;
     let mut table = Table::new(["STEP", "TOOK"]);
-    for (step, took) in &story.steps {
+    for (step, took) in &run.steps {
         table.row([step.clone(), took.clone()]);
     }
     output::print(&format!("\n{}\n", table.render()))
 }
 
-struct Story<'a> {
+struct DemoRun<'a> {
     client: &'a Client,
     manager: &'a ManagerHandle,
     cluster: &'a Cluster,
     steps: Vec<(String, String)>,
 }
 
-impl Story<'_> {
+impl DemoRun<'_> {
     async fn run(&mut self, url: &str) -> anyhow::Result<()> {
-        self.chapter("A controller is declared. The type of its parents does not exist.")?;
+        self.print_heading("A controller is declared. The type of its parents does not exist.")?;
         self.declare(url).await?;
-        self.chapter("The type is installed: its CustomResourceDefinition is created.")?;
+        self.print_heading("The type is installed: its CustomResourceDefinition is created.")?;
         self.install(1).await?;
-        self.chapter("A parent is created.")?;
+        self.print_heading("A parent is created.")?;
         self.greet("hello").await?;
-        self.chapter("The type is removed, with the parent in it.")?;
+        self.print_heading("The type is removed, with the parent in it.")?;
         self.remove().await?;
-        self.chapter("The type returns.")?;
+        self.print_heading("The type returns.")?;
         self.install(2).await?;
         self.greet("hello-again").await
     }
@@ -73,7 +73,7 @@ impl Story<'_> {
     /// for.
     async fn declare(&mut self, url: &str) -> anyhow::Result<()> {
         let api = Api::<CompositeController>::all(self.client.clone());
-        let mut controllers = Sight::begin(api.clone()).await?;
+        let mut controllers = WatchedObjects::begin(api.clone()).await?;
         let waits = |controller: &CompositeController| {
             let state = controller.status.as_ref().and_then(|status| status.state.as_deref());
             state == Some(ControllerState::Waiting.word())
@@ -102,7 +102,7 @@ impl Story<'_> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let crd = objects::crd();
         let name = crd.name_any();
-        let mut crds = Sight::begin(api.clone()).await?;
+        let mut crds = WatchedObjects::begin(api.clone()).await?;
         within("creating the CRD", async { Ok(api.create(&PostParams::default(), &crd).await?) })
             .await?;
         let established = |crd: &CustomResourceDefinition| {
@@ -131,8 +131,8 @@ impl Story<'_> {
             &objects::greetings(),
         );
         let children = Api::<ConfigMap>::namespaced(self.client.clone(), "default");
-        let mut parent_sight = Sight::begin(parents.clone()).await?;
-        let mut child_sight = Sight::begin(children).await?;
+        let mut parent_watch = WatchedObjects::begin(parents.clone()).await?;
+        let mut child_watch = WatchedObjects::begin(children).await?;
 
         say("(the API server holds creates back until a CRD has been established for 2 s)")?;
         let create = within("creating the parent", async {
@@ -140,13 +140,13 @@ impl Story<'_> {
         });
         let (_, visible, child) = tokio::try_join!(
             create,
-            within("the parent being seen", parent_sight.until(name, |_| true)),
-            within("the child being created", child_sight.until(name, |_| true)),
+            within("the parent being seen", parent_watch.until(name, |_| true)),
+            within("the child being created", child_watch.until(name, |_| true)),
         )?;
         let took = child.saturating_duration_since(visible);
         self.step("parent visible → its child created", took)?;
         let greeted = |parent: &DynamicObject| parent.data.pointer("/status/greeted").is_some();
-        let status = within("the parent's status", parent_sight.until(name, greeted)).await?;
+        let status = within("the parent's status", parent_watch.until(name, greeted)).await?;
         self.step("parent visible → its status written", status.saturating_duration_since(visible))
     }
 
@@ -154,7 +154,7 @@ impl Story<'_> {
     async fn remove(&mut self) -> anyhow::Result<()> {
         let name = objects::crd().name_any();
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let mut crds = Sight::begin(api.clone()).await?;
+        let mut crds = WatchedObjects::begin(api.clone()).await?;
         let mut transitions = self.manager.transitions();
         within("deleting the CRD", async {
             Ok(api.delete(&name, &DeleteParams::default()).await?)
@@ -214,7 +214,7 @@ impl Story<'_> {
         within(format_args!("the controller being {what}"), status()).await
     }
 
-    fn chapter(&self, text: &str) -> anyhow::Result<()> {
+    fn print_heading(&self, text: &str) -> anyhow::Result<()> {
         output::print(&format!("\n{text}\n"))
     }
 

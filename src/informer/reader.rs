@@ -89,12 +89,12 @@ impl LineReader {
 
 /// Byte budget shared by the response bodies of one set of informers.
 #[derive(Clone, Debug)]
-pub(super) struct Room {
+pub(super) struct BodyBudget {
     free: Arc<Semaphore>,
     bytes: usize,
 }
 
-impl Room {
+impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
         let bytes = bytes.min(Semaphore::MAX_PERMITS);
         Self { free: Arc::new(Semaphore::new(bytes)), bytes }
@@ -103,9 +103,9 @@ impl Room {
 
 /// A body that was read, with its share of the budget.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct ReadBody {
     pub(super) bytes: Vec<u8>,
-    _room: Option<OwnedSemaphorePermit>,
+    _budget: Option<OwnedSemaphorePermit>,
 }
 
 /// Reader of a whole body.
@@ -113,30 +113,30 @@ pub(super) struct Whole {
 /// A body that exceeds the shared budget fails instead of waiting: waiting while holding a part
 /// would let bodies deadlock.
 #[derive(Debug)]
-pub(super) struct WholeReader {
+pub(super) struct BodyReader {
     body: Body,
     bytes: Vec<u8>,
     budget: usize,
-    room: Option<Room>,
+    shared: Option<BodyBudget>,
     taken: Option<OwnedSemaphorePermit>,
 }
 
-impl WholeReader {
+impl BodyReader {
     pub(super) fn new(body: Body, budget: usize) -> Self {
-        Self { body, bytes: Vec::new(), budget, room: None, taken: None }
+        Self { body, bytes: Vec::new(), budget, shared: None, taken: None }
     }
 
     /// Counts the bytes against the shared budget.
-    pub(super) fn within(mut self, room: &Room) -> Self {
-        self.room = Some(room.clone());
+    pub(super) fn within(mut self, shared: &BodyBudget) -> Self {
+        self.shared = Some(shared.clone());
         self
     }
 
-    fn take_room(&mut self, bytes: usize) -> Result<(), RequestFailure> {
-        let Some(room) = &self.room else { return Ok(()) };
+    fn reserve(&mut self, bytes: usize) -> Result<(), RequestFailure> {
+        let Some(shared) = &self.shared else { return Ok(()) };
         let count = u32::try_from(bytes).ok();
-        let more = count.and_then(|count| room.free.clone().try_acquire_many_owned(count).ok());
-        let budget = room.bytes;
+        let more = count.and_then(|count| shared.free.clone().try_acquire_many_owned(count).ok());
+        let budget = shared.bytes;
         let more = more
             .ok_or(RequestFailure::TooLong { what: "the data of all lists in flight", budget })?;
         match &mut self.taken {
@@ -157,7 +157,7 @@ impl WholeReader {
                         budget: self.budget,
                     });
                 }
-                self.take_room(chunk.len())?;
+                self.reserve(chunk.len())?;
                 self.bytes.extend_from_slice(&chunk);
                 Ok(true)
             }
@@ -170,8 +170,8 @@ impl WholeReader {
         self.bytes
     }
 
-    pub(super) fn into_whole(self) -> Whole {
-        Whole { bytes: self.bytes, _room: self.taken }
+    pub(super) fn into_body(self) -> ReadBody {
+        ReadBody { bytes: self.bytes, _budget: self.taken }
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_over_budget_fails() {
-        let mut reader = WholeReader::new(body(&[b"1234", b"5678", b"9"]).await, 8);
+        let mut reader = BodyReader::new(body(&[b"1234", b"5678", b"9"]).await, 8);
 
         assert_eq!(reader.more().await, Ok(true));
         assert_eq!(reader.more().await, Ok(true));
@@ -256,12 +256,12 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_share_their_room_and_give_it_back() {
-        let room = Room::new(8);
+        let budget = BodyBudget::new(8);
         let reader =
-            async |chunks: &[&[u8]]| WholeReader::new(body(chunks).await, BUDGET).within(&room);
+            async |chunks: &[&[u8]]| BodyReader::new(body(chunks).await, BUDGET).within(&budget);
         let mut first = reader(&[b"12345"]).await;
         assert_eq!(first.more().await, Ok(true));
-        let page = first.into_whole();
+        let page = first.into_body();
 
         let mut second = reader(&[b"123", b"4"]).await;
         assert_eq!(second.more().await, Ok(true));

@@ -20,11 +20,11 @@ use std::{
 };
 
 /// Body of one thread of a scenario.
-pub(super) type Act = Box<dyn FnOnce() + Send>;
+pub(super) type ThreadBody = Box<dyn FnOnce() + Send>;
 
 /// A scenario, built for each schedule: its threads, and a check after they ended.
-pub(super) struct Scene {
-    pub(super) acts: Vec<Act>,
+pub(super) struct Scenario {
+    pub(super) threads: Vec<ThreadBody>,
     pub(super) after: Box<dyn FnOnce()>,
 }
 
@@ -165,11 +165,11 @@ impl SchedulerState {
 }
 
 /// Runs a scenario in every schedule with up to `preemptions` preemptions; returns their number.
-pub(super) fn explore(preemptions: usize, scene: impl Fn() -> Scene) -> usize {
+pub(super) fn explore(preemptions: usize, scenario: impl Fn() -> Scenario) -> usize {
     let (mut prefix, mut schedules) = (Vec::new(), 0);
     loop {
         schedules += 1;
-        let choices = play(prefix, preemptions, scene());
+        let choices = play(prefix, preemptions, scenario());
         let Some(last) = choices.iter().rposition(|(chosen, of)| chosen + 1 < *of) else {
             return schedules;
         };
@@ -178,9 +178,9 @@ pub(super) fn explore(preemptions: usize, scene: impl Fn() -> Scene) -> usize {
     }
 }
 
-fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usize)> {
+fn play(prefix: Vec<usize>, preemptions: usize, scenario: Scenario) -> Vec<(usize, usize)> {
     let turn = SchedulerState {
-        states: vec![State::Ready; scene.acts.len()],
+        states: vec![State::Ready; scenario.threads.len()],
         current: None,
         preemptions,
         choices: Vec::new(),
@@ -189,7 +189,7 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
     };
     let scheduler = Arc::new(Scheduler { turn: Mutex::new(turn), moved: Condvar::new() });
     let threads: Vec<_> = (0..)
-        .zip(scene.acts)
+        .zip(scenario.threads)
         .map(|(own, act)| {
             let scheduler = scheduler.clone();
             thread::spawn(move || {
@@ -227,7 +227,7 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
             resume_unwind(Box::new(format!("{}, {context}", crate::guard::message(panic))));
         }
     }
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(scene.after)) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(scenario.after)) {
         panic!("{}, {context}", crate::guard::message(panic));
     }
     turn.choices.clone()
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     /// Increments a counter in two steps, so that a change between them is lost.
-    fn careless(count: &Arc<(parking_lot::Mutex<()>, AtomicUsize)>) -> Act {
+    fn careless(count: &Arc<(parking_lot::Mutex<()>, AtomicUsize)>) -> ThreadBody {
         let count = count.clone();
         Box::new(move || {
             let seen = count.1.load(Ordering::SeqCst);
@@ -254,9 +254,9 @@ mod tests {
         let found = catch_unwind(|| {
             explore(1, || {
                 let count: Arc<(parking_lot::Mutex<()>, AtomicUsize)> = Arc::default();
-                let acts = vec![careless(&count), careless(&count)];
-                Scene {
-                    acts,
+                let threads = vec![careless(&count), careless(&count)];
+                Scenario {
+                    threads,
                     after: Box::new(move || assert_eq!(count.1.load(Ordering::SeqCst), 2)),
                 }
             })
@@ -268,8 +268,8 @@ mod tests {
     #[test]
     fn a_lost_wake_up_is_found() {
         let found = catch_unwind(|| {
-            explore(1, || Scene {
-                acts: vec![Box::new(|| wait(std::future::pending::<()>()))],
+            explore(1, || Scenario {
+                threads: vec![Box::new(|| wait(std::future::pending::<()>()))],
                 after: Box::new(|| ()),
             })
         });

@@ -20,8 +20,8 @@ use tracing::{Instrument, debug, error, info_span};
 
 use super::{
     Ended, InformerKey, InformerMetrics, InformerOptions, Linger, decode::Decoder,
-    interest::SubscriberId, reader::Room, reflector::Reflector, shared_informer::SharedInformer,
-    wire::InformerRequests,
+    interest::SubscriberId, reader::BodyBudget, reflector::Reflector,
+    shared_informer::SharedInformer, wire::InformerRequests,
 };
 use crate::{
     duration::after,
@@ -39,7 +39,7 @@ pub(super) struct SharedSet {
     pub(super) tasks: TaskTracker,
     lists: Arc<Semaphore>,
     /// Byte budget for the pages of all lists.
-    room: Room,
+    budget: BodyBudget,
     pub(super) metrics: InformerMetrics,
 }
 
@@ -59,7 +59,7 @@ impl SharedSet {
             types: watch::Sender::default(),
             tasks: TaskTracker::new(),
             lists: Arc::new(Semaphore::new(options.max_concurrent_lists.max(1))),
-            room: Room::new(options.max_list_bytes),
+            budget: BodyBudget::new(options.max_list_bytes),
             metrics: InformerMetrics::default(),
             options: Arc::new(options),
         }
@@ -130,9 +130,9 @@ impl SharedSet {
             namespace = informer.key.namespace.as_deref(),
         );
         let metrics = self.metrics.join(identity);
-        let (client, room) = (self.client.clone(), self.room.clone());
+        let (client, budget) = (self.client.clone(), self.budget.clone());
         let wire =
-            InformerRequests::new(client, &informer.key, self.options.request_deadline, room);
+            InformerRequests::new(client, &informer.key, self.options.request_deadline, budget);
         let decoder = Decoder::new(served, informer.key.projection, informer.key.managed_fields);
         let reflector = Reflector::new(
             informer.clone(),

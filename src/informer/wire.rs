@@ -15,7 +15,7 @@ use super::{
     InformerKey, Projection,
     classify::{RequestFailure, chain, shorten},
     decode,
-    reader::{Room, Whole, WholeReader},
+    reader::{BodyBudget, BodyReader, ReadBody},
 };
 use crate::{duration::after, list_page::ListPage};
 
@@ -38,7 +38,7 @@ pub(super) struct InformerRequests {
     /// Deadline for each response head, and between two chunks of a list.
     deadline: Duration,
     /// Byte budget for pages, shared by all informers of the set.
-    room: Room,
+    budget: BodyBudget,
 }
 
 /// A slot among the concurrent lists.
@@ -84,7 +84,12 @@ impl ListSlot {
 }
 
 impl InformerRequests {
-    pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration, room: Room) -> Self {
+    pub(super) fn new(
+        client: Client,
+        key: &InformerKey,
+        deadline: Duration,
+        budget: BodyBudget,
+    ) -> Self {
         let mut selectors = String::new();
         for (parameter, selector) in
             [("labelSelector", &key.labels), ("fieldSelector", &key.fields)]
@@ -95,7 +100,7 @@ impl InformerRequests {
             }
         }
         let path = key.identity.path(key.namespace.as_deref());
-        Self { client, path, selectors, projection: key.projection, deadline, room }
+        Self { client, path, selectors, projection: key.projection, deadline, budget }
     }
 
     /// Requests one page of a list, or all of it without a limit.
@@ -105,7 +110,7 @@ impl InformerRequests {
         token: &str,
         budget: usize,
         slot: &mut ListSlot,
-    ) -> Result<Whole, RequestFailure> {
+    ) -> Result<ReadBody, RequestFailure> {
         let mut query = String::new();
         if let Some(limit) = limit {
             push_parameter(&mut query, "limit", &limit.to_string());
@@ -116,7 +121,7 @@ impl InformerRequests {
         }
         let (sent, queued) = (Instant::now(), slot.queued);
         let response = slot.wait(self.send(&query, "PartialObjectMetadataList")).await?;
-        let mut reader = WholeReader::new(response.into_body(), budget).within(&self.room);
+        let mut reader = BodyReader::new(response.into_body(), budget).within(&self.budget);
         loop {
             let end = sent + PAGE_MAX + (slot.queued - queued);
             let chunk = async {
@@ -133,7 +138,7 @@ impl InformerRequests {
                 }
             };
             if !slot.wait(chunk).await? {
-                return Ok(reader.into_whole());
+                return Ok(reader.into_body());
             }
         }
     }
@@ -199,7 +204,7 @@ async fn refusal(response: Response<Body>) -> RequestFailure {
         .get(header::RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.trim().parse().ok())
         .map(Duration::from_secs);
-    let mut reader = WholeReader::new(response.into_body(), ERROR_BODY_MAX);
+    let mut reader = BodyReader::new(response.into_body(), ERROR_BODY_MAX);
     // An incomplete body may still contain the reason.
     while let Ok(true) = reader.more().await {}
     let bytes = reader.into_bytes();

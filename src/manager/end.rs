@@ -20,7 +20,7 @@ pub enum StopReason {
     LeaseLost,
 }
 
-/// End of a run, as its owner observed it.
+/// End of a run, as the manager observed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunEnd {
     Completed,

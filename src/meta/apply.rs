@@ -32,7 +32,7 @@ use super::{
     ApplyStrategy, ControllerBudget, Parents,
     apply_strategy::ApplyRule,
     budget::Reservation,
-    children::{Desired, Planned, Rules, Write, WriteStep},
+    children::{ChildContext, Desired, Planned, Write, WriteStep},
     equal_children::ChildDigest,
     resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
@@ -88,7 +88,7 @@ struct PlannedDigests {
 
 /// Child that is written.
 struct WrittenChild<'a> {
-    rules: &'a Rules<'a>,
+    rules: &'a ChildContext<'a>,
     // Kind and key of the child.
     what: String,
     digests: PlannedDigests,
@@ -98,7 +98,7 @@ struct WrittenChild<'a> {
 /// Writes of one parent, in order.
 struct Execution<'a> {
     apply: &'a Apply,
-    rules: &'a Rules<'a>,
+    rules: &'a ChildContext<'a>,
     context: &'a Context,
     order: WriteOrder,
     under_way: FuturesUnordered<BoxFuture<'a, Result<Option<ChildDigest>, SyncError>>>,
@@ -116,7 +116,7 @@ impl Apply {
     /// Dropping the future abandons the writes under way, whose outcome is then unknown.
     pub(crate) async fn execute(
         &self,
-        rules: &Rules<'_>,
+        rules: &ChildContext<'_>,
         desired: Vec<Desired>,
         context: &Context,
     ) -> Result<Executed, SyncError> {
@@ -219,7 +219,7 @@ impl<'a> Execution<'a> {
 }
 
 impl PlannedDigests {
-    fn of(rule: &ApplyRule, rules: &Rules<'_>, planned: &Planned<'_>) -> Self {
+    fn of(rule: &ApplyRule, rules: &ChildContext<'_>, planned: &Planned<'_>) -> Self {
         match rule.strategy {
             ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
             ApplyStrategy::ServerSideApply => {

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
-pub(crate) use self::server_side::WayBack;
+pub(crate) use self::server_side::DynamicApplyReturn;
 use super::{
     UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},
@@ -159,7 +159,7 @@ pub(crate) enum WriteStep {
         /// uid of the object.
         uid: Arc<str>,
         /// Way back to dynamic apply; `None` towards server-side apply.
-        back: Option<Box<WayBack>>,
+        back: Option<Box<DynamicApplyReturn>>,
     },
 }
 
@@ -219,7 +219,7 @@ impl Planned<'_> {
 
 /// Parent, types and observed children that desired children are checked against.
 #[derive(Debug)]
-pub(crate) struct Rules<'a> {
+pub(crate) struct ChildContext<'a> {
     /// The parent.
     pub(crate) parent: &'a Parent,
     /// Declared types that are served.
@@ -234,7 +234,7 @@ pub(crate) struct Rules<'a> {
     pub(crate) restricted: Option<&'a str>,
 }
 
-impl Rules<'_> {
+impl ChildContext<'_> {
     /// Returns the children that may need a write, in the order of the writes: deletes and
     /// recreations first, then creates and updates, each sorted by type.
     pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Planned<'_>> {
@@ -344,7 +344,7 @@ impl Rules<'_> {
     ///
     /// # Errors
     ///
-    /// As for [`Rules::step`].
+    /// As for [`ChildContext::step`].
     pub(crate) fn is_as_desired(
         &self,
         child: &Child,

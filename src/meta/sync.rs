@@ -28,7 +28,7 @@ use self::hook_call::{HookResponse, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, ControllerRevision, Definition, HookKind, Parents,
     apply::Apply,
-    children::{Child, Desired, Parent, Rules, ServedChildType},
+    children::{Child, ChildContext, Desired, Parent, ServedChildType},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
@@ -258,7 +258,7 @@ impl ParentReconciler {
         }
         let seen = seen(object, &observation.children, &related);
         self.parents.writes.observed(&parent.key, seen);
-        let rules = Rules {
+        let rules = ChildContext {
             parent,
             groups: &observation.groups,
             missing: &observation.missing,

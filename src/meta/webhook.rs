@@ -30,7 +30,7 @@ pub(crate) use self::retry_after::MAX_RETRY_AFTER;
 use self::{
     body::read_excerpt,
     connections::{Connections, HttpClient},
-    etag::{EtagCache, Kept},
+    etag::{CachedResponse, EtagCache},
     retry_after::retry_after,
 };
 use super::{
@@ -65,11 +65,11 @@ pub struct Webhook {
 }
 
 /// Parent of a call, and the kept response that the hook may confirm.
-struct About<'a> {
+struct CallSubject<'a> {
     etags: &'a EtagCache,
     parent: &'a controller::Request,
     uid: &'a str,
-    kept: Option<Kept>,
+    kept: Option<CachedResponse>,
 }
 
 impl Webhook {
@@ -204,10 +204,14 @@ impl Webhook {
         Ok((new.client.clone(), endpoint))
     }
 
-    async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
+    async fn ask(
+        &self,
+        subject: Option<CallSubject<'_>>,
+        request: Bytes,
+    ) -> Result<Bytes, HookError> {
         let observation = self.series.as_deref().map(HookSeries::begin);
         let deadline = Instant::now().checked_add(self.timeout);
-        let (status, response) = timeout(self.timeout, self.exchange(about, request, deadline))
+        let (status, response) = timeout(self.timeout, self.exchange(subject, request, deadline))
             .await
             .unwrap_or_else(|_| (None, Err(self.late())));
         if let Some(observation) = observation {
@@ -219,7 +223,7 @@ impl Webhook {
     /// Sends a request and reads the response; follows redirects where that is allowed.
     async fn exchange(
         &self,
-        about: Option<About<'_>>,
+        subject: Option<CallSubject<'_>>,
         request: Bytes,
         deadline: Option<Instant>,
     ) -> (Option<StatusCode>, Result<Bytes, HookError>) {
@@ -228,7 +232,7 @@ impl Webhook {
             Err(error) => return (None, Err(error)),
         };
         let kept =
-            about.as_ref().and_then(|about| about.kept.as_ref()).map(|kept| kept.tag.clone());
+            subject.as_ref().and_then(|subject| subject.kept.as_ref()).map(|kept| kept.tag.clone());
         let (mut url, mut redirects) = (self.url.clone(), 0);
         let mut request = Some(request);
         loop {
@@ -271,7 +275,7 @@ impl Webhook {
                         let error = HookError::Transport(proxy.unauthorized().to_string());
                         return (Some(status), Err(error));
                     }
-                    return (Some(status), self.read(about, response, proxy, deadline).await);
+                    return (Some(status), self.read(subject, response, proxy, deadline).await);
                 }
             }
         }
@@ -330,7 +334,7 @@ impl Webhook {
 
     async fn read(
         &self,
-        about: Option<About<'_>>,
+        subject: Option<CallSubject<'_>>,
         response: Response<Incoming>,
         proxy: Option<&ConnectProxy>,
         deadline: Option<Instant>,
@@ -338,15 +342,15 @@ impl Webhook {
         let (head, body) = response.into_parts();
         let encoding = head.headers.get(header::CONTENT_ENCODING);
         let encoding = encoding.map(|encoding| String::from_utf8_lossy(encoding.as_bytes()));
-        match (head.status, about) {
-            (StatusCode::OK, about) => {
+        match (head.status, subject) {
+            (StatusCode::OK, subject) => {
                 if let Some(encoding) = encoding
                     && !encoding.eq_ignore_ascii_case("identity")
                 {
                     return Err(HookError::Encoded(known_coding(&encoding).to_owned()));
                 }
                 let body = self.read_body(body, deadline).await?;
-                if let Some(About { etags, parent, uid, .. }) = about {
+                if let Some(CallSubject { etags, parent, uid, .. }) = subject {
                     etags.answered(parent, uid, &head.headers, &body, Instant::now());
                 }
                 Ok(body)
@@ -354,7 +358,7 @@ impl Webhook {
             // HTTP specifies 412 for a request that is not a GET.
             (
                 status @ (StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED),
-                Some(About { kept, .. }),
+                Some(CallSubject { kept, .. }),
             ) => {
                 // A short body is read, so that the connection can be reused.
                 drop(read_excerpt(body).await);
@@ -389,11 +393,11 @@ impl Hook for Webhook {
         uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
-        let about = self.etags.as_ref().map(|etags| {
+        let subject = self.etags.as_ref().map(|etags| {
             let kept = etags.get(parent, uid, Instant::now());
-            About { etags, parent, uid, kept }
+            CallSubject { etags, parent, uid, kept }
         });
-        Box::pin(self.ask(about, request))
+        Box::pin(self.ask(subject, request))
     }
 
     fn forget(&self, parent: &controller::Request) {

@@ -13,7 +13,7 @@ use crate::controller::Request;
 
 /// Requests that one source has taken and no reconcile has finished, merged by key.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Taken {
+pub(in crate::controller) struct UnfinishedRequests {
     numbers: Mutex<Numbers>,
     // Notified when a reconcile of one begins.
     begins: Notify,
@@ -21,14 +21,14 @@ pub(in crate::controller) struct Taken {
 
 #[derive(Debug, Default)]
 struct Numbers {
-    by_request: HashMap<Request, KeptRequest>,
+    by_request: HashMap<Request, UnfinishedRequest>,
     last: u64,
     /// Number of requests that wait for a reconcile to begin.
     waiting: usize,
 }
 
 #[derive(Debug)]
-struct KeptRequest {
+struct UnfinishedRequest {
     /// Number of the last time that the request was taken.
     number: u64,
     /// True if the request waits for a reconcile to begin.
@@ -37,18 +37,18 @@ struct KeptRequest {
 
 /// Sources of an epoch that keep the requests they take.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
+pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<UnfinishedRequests>>>);
 
 /// Confirmation of the requests taken before a reconcile began, and of none taken later.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Receipt(Vec<(Arc<Taken>, u64)>);
+pub(in crate::controller) struct Receipt(Vec<(Arc<UnfinishedRequests>, u64)>);
 
-impl Taken {
+impl UnfinishedRequests {
     /// Keeps a request; to be called before it is added to a queue.
     pub(in crate::controller) fn take(&self, request: Request) {
         let mut numbers = self.numbers();
         numbers.last += 1;
-        let kept = KeptRequest { number: numbers.last, waits: true };
+        let kept = UnfinishedRequest { number: numbers.last, waits: true };
         let before = numbers.by_request.insert(request, kept);
         numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
     }
@@ -114,7 +114,7 @@ impl Taken {
 
 impl Deliveries {
     /// Adds a source that is to get confirmations; once, if it is added twice.
-    pub(in crate::controller) fn join(&self, taken: &Arc<Taken>) {
+    pub(in crate::controller) fn join(&self, taken: &Arc<UnfinishedRequests>) {
         let mut sources = self.sources();
         if !sources.iter().any(|it| Arc::ptr_eq(it, taken)) {
             sources.push(Arc::clone(taken));
@@ -128,7 +128,7 @@ impl Deliveries {
         Receipt(taken.collect())
     }
 
-    fn sources(&self) -> MutexGuard<'_, Vec<Arc<Taken>>> {
+    fn sources(&self) -> MutexGuard<'_, Vec<Arc<UnfinishedRequests>>> {
         self.0.lock()
     }
 }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_reconcile_confirms_what_was_taken_before_it_began() {
-        let (taken, deliveries) = (Arc::new(Taken::default()), Deliveries::default());
+        let (taken, deliveries) = (Arc::new(UnfinishedRequests::default()), Deliveries::default());
         deliveries.join(&taken);
         taken.take(a());
         taken.take(a());
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_taken_during_its_reconcile_is_kept() {
-        let (taken, deliveries) = (Arc::new(Taken::default()), Deliveries::default());
+        let (taken, deliveries) = (Arc::new(UnfinishedRequests::default()), Deliveries::default());
         deliveries.join(&taken);
         taken.take(a());
         let receipt = deliveries.receipt(&a());
@@ -182,7 +182,7 @@ mod tests {
         let (one, other, deliveries) = (Arc::default(), Arc::default(), Deliveries::default());
         for taken in [&one, &other, &one] {
             deliveries.join(taken);
-            Taken::take(taken, a());
+            UnfinishedRequests::take(taken, a());
         }
 
         let receipt = deliveries.receipt(&a());

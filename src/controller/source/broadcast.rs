@@ -8,7 +8,8 @@ use tokio::{select, sync::Notify};
 
 use crate::{
     controller::{
-        ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, run::delivery::Taken,
+        ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
+        run::delivery::UnfinishedRequests,
     },
     manager::{Readiness, always},
 };
@@ -51,7 +52,7 @@ pub struct BroadcastSource {
 /// Requests of one controller.
 #[derive(Debug, Default)]
 struct Consumer {
-    taken: Arc<Taken>,
+    taken: Arc<UnfinishedRequests>,
     // Wakes the running epoch.
     sent: Notify,
 }

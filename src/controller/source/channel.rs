@@ -9,7 +9,8 @@ use tokio::{
 };
 
 use crate::controller::{
-    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, run::delivery::Taken,
+    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
+    run::delivery::UnfinishedRequests,
 };
 use crate::manager::{Readiness, always};
 
@@ -33,7 +34,7 @@ use crate::manager::{Readiness, always};
 pub struct ChannelSource {
     // Locked by the running epoch.
     requests: Arc<Mutex<mpsc::Receiver<Request>>>,
-    taken: Arc<Taken>,
+    taken: Arc<UnfinishedRequests>,
 }
 
 impl ChannelSource {

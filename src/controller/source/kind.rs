@@ -85,7 +85,7 @@ pub(in crate::controller) enum DeliveredObjects {
 }
 
 /// Reason to leave an informer.
-enum Leave {
+enum DetachReason {
     /// The epoch stops.
     Stopped,
     /// The type is gone, and its objects with it.
@@ -226,13 +226,13 @@ impl KindSource {
             return SourceEnd::Failed(format!("its informer ended: {ended}"));
         }
         match self.leave(&context, &identity).await {
-            Leave::Stopped => {
+            DetachReason::Stopped => {
                 // Reconciles that still run read from the cache.
                 context.released().await;
                 drop(context.statuses.change(context.input, InputStatus::detach));
             }
-            Leave::TypeGone => run.delete_all(&subscription),
-            Leave::TypeServed => {
+            DetachReason::TypeGone => run.delete_all(&subscription),
+            DetachReason::TypeServed => {
                 // Reconciles continue over this cache until its replacement has synced.
                 drop(Self::hold(&context, subscription));
                 return SourceEnd::TypeGone;
@@ -256,20 +256,20 @@ impl KindSource {
     ///
     /// An informer ends when its type is no longer served. The objects may still exist as long as
     /// the type itself does.
-    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> Leave {
+    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> DetachReason {
         let mut status = self.types.subscribe(self.type_ref());
         loop {
             if context.feed.is_cancelled() {
-                return Leave::Stopped;
+                return DetachReason::Stopped;
             }
             let change = status.borrow_and_update().change_since(identity);
             match (self.mode, change) {
                 (InputMode::Optional, _)
                 | (InputMode::Plain, TypeChange::Absent | TypeChange::Replaced) => {
-                    return Leave::TypeGone;
+                    return DetachReason::TypeGone;
                 }
                 (InputMode::Plain, TypeChange::Unchanged | TypeChange::OtherVersion)
-                | (InputMode::Required, TypeChange::Unchanged) => return Leave::TypeServed,
+                | (InputMode::Required, TypeChange::Unchanged) => return DetachReason::TypeServed,
                 // The manager is about to stop the epoch.
                 (
                     InputMode::Required,
@@ -281,7 +281,7 @@ impl KindSource {
                 ) => {}
             }
             select! {
-                () = context.feed.cancelled() => return Leave::Stopped,
+                () = context.feed.cancelled() => return DetachReason::Stopped,
                 Ok(()) = status.changed() => {}
             }
         }

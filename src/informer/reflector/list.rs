@@ -11,7 +11,7 @@ use crate::informer::{
     classify::{RequestFailure, RequestPhase},
     decode,
     metrics::EventKind,
-    reader::{LineReader, Whole},
+    reader::{LineReader, ReadBody},
     resume_version::ResumeVersion,
     shared_informer::OngoingList,
     wire::{self, Bookmark, ListSlot, Page, WatchLine, error_event},
@@ -60,10 +60,10 @@ impl Reflector {
     /// Applies the objects of a page. Returns the token of the next page and the list's position.
     async fn page(
         &mut self,
-        whole: Whole,
+        body: ReadBody,
         scan: &mut Scan,
     ) -> Result<(String, String), RequestFailure> {
-        let text = decode::text(&whole.bytes);
+        let text = decode::text(&body.bytes);
         let page: Page<'_> = serde_json::from_str(&text).map_err(|error| {
             RequestFailure::Undecodable { what: "a page of the list", error: error.to_string() }
         })?;

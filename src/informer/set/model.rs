@@ -18,7 +18,7 @@ use crate::{
     informer::{
         Delta, Interest, Linger, Object, ObjectKey,
         fixture::{Fixture, widgets},
-        schedule::{Act, Scene, explore, wait},
+        schedule::{Scenario, ThreadBody, explore, wait},
         shared_informer::StoreChange,
         shared_set::TaskEnd,
     },
@@ -59,7 +59,7 @@ impl Model {
         self.set.shared.lock().live.get(&self.key).cloned()
     }
 
-    fn act(self: &Arc<Self>, act: impl FnOnce(&Self) + Send + 'static) -> Act {
+    fn act(self: &Arc<Self>, act: impl FnOnce(&Self) + Send + 'static) -> ThreadBody {
         let model = self.clone();
         Box::new(move || act(&model))
     }
@@ -69,7 +69,7 @@ impl Model {
         self: &Arc<Self>,
         informer: &Arc<SharedInformer>,
         work: impl FnOnce(&SharedInformer) + Send + 'static,
-    ) -> Act {
+    ) -> ThreadBody {
         let ending = TaskEnd { set: self.set.shared.clone(), informer: informer.clone() };
         Box::new(move || {
             work(&ending.informer);
@@ -155,7 +155,7 @@ fn subscriber_that_joins_at_any_time_receives_the_objects_and_every_later_change
                 informer.put(&object("b", 3));
             })
         };
-        let acts = vec![writer, joins(), joins()];
+        let threads = vec![writer, joins(), joins()];
         let after = {
             let model = model.clone();
             move || {
@@ -173,7 +173,7 @@ fn subscriber_that_joins_at_any_time_receives_the_objects_and_every_later_change
                 model.check_counts();
             }
         };
-        Scene { acts, after: Box::new(after) }
+        Scenario { threads, after: Box::new(after) }
     });
 
     eprintln!("late joiners: {schedules} schedules");
@@ -230,7 +230,7 @@ fn an_interest_that_is_set_before_the_store_is_read_misses_no_change() {
             }
             assert_eq!(view.0.keys().collect::<Vec<_>>(), ["b"], "as the store has it");
         };
-        Scene { acts: vec![mover, writer], after: Box::new(after) }
+        Scenario { threads: vec![mover, writer], after: Box::new(after) }
     });
 
     eprintln!("moved interest: {schedules} schedules");
@@ -282,7 +282,7 @@ fn a_late_interest_in_whole_objects_is_answered_by_a_list_whenever_it_comes() {
             assert!(subscription.drained().now_or_never().is_some());
             assert!(informer.relist_wanted().now_or_never().is_none(), "no second list");
         };
-        Scene { acts: vec![writer, joins], after: Box::new(after) }
+        Scenario { threads: vec![writer, joins], after: Box::new(after) }
     });
 
     eprintln!("late interest: {schedules} schedules");
@@ -317,12 +317,12 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
             wait(see.cancelled());
             set.type_gone(&informer.key.identity);
         });
-        let acts = vec![reader, waits, task];
+        let threads = vec![reader, waits, task];
         let after = move || {
             assert!(model.informer().is_none());
             model.check_counts();
         };
-        Scene { acts, after: Box::new(after) }
+        Scenario { threads, after: Box::new(after) }
     });
 
     eprintln!("waiting subscriber: {schedules} schedules");
@@ -350,7 +350,7 @@ fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
         };
         // The task ends if the informer is stopped, and stays alive otherwise.
         let going: Arc<Mutex<Option<TaskEnd>>> = Arc::default();
-        let task: Act = {
+        let task: ThreadBody = {
             let ending = TaskEnd { set: model.set.shared.clone(), informer: informer.clone() };
             let going = going.clone();
             Box::new(move || {
@@ -367,7 +367,7 @@ fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
                 }
             })
         };
-        let acts = vec![leaves, joins, task];
+        let threads = vec![leaves, joins, task];
         let after = {
             let model = model.clone();
             move || {
@@ -393,7 +393,7 @@ fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
                 model.check_counts();
             }
         };
-        Scene { acts, after: Box::new(after) }
+        Scenario { threads, after: Box::new(after) }
     });
 
     eprintln!("last leaves, new joins: {schedules} schedules");
@@ -418,7 +418,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
         let task = model.task(&informer, |informer| {
             informer.put(&object("a", 1));
         });
-        let acts = vec![joins, gone, down, task];
+        let threads = vec![joins, gone, down, task];
         let after = {
             let model = model.clone();
             move || {
@@ -441,7 +441,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
                 model.check_counts();
             }
         };
-        Scene { acts, after: Box::new(after) }
+        Scenario { threads, after: Box::new(after) }
     });
 
     eprintln!("type gone and shut down: {schedules} schedules");

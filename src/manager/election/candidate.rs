@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    record::{Record, SeenLease},
+    record::{Record, StoredLease},
     times::{ElectionTimes, JITTER},
 };
 
@@ -17,7 +17,7 @@ use super::{
 pub(super) struct Candidate {
     identity: Arc<str>,
     times: ElectionTimes,
-    seen: Option<Seen>,
+    seen: Option<ObservedLease>,
     held: Option<HeldTerm>,
     lost: Option<Loss>,
     /// Number of the last term that this replica acquired, or may have.
@@ -30,9 +30,9 @@ pub(super) struct Candidate {
 
 /// Last state of the lease.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ObservedLease {
     /// `None` if there is no lease.
-    lease: Option<SeenLease>,
+    lease: Option<StoredLease>,
     /// Time from which this replica may take it.
     free_at: Duration,
     /// Number of the next term.
@@ -65,14 +65,14 @@ pub(super) enum Step {
 pub(super) struct LeaseWrite {
     pub(super) record: Record,
     /// State that is replaced; `None` creates the lease.
-    pub(super) over: Option<SeenLease>,
+    pub(super) over: Option<StoredLease>,
 }
 
 /// Result of a write.
 #[derive(Clone, Debug)]
 pub(super) enum WriteResult {
     /// The server stored it.
-    Stored(SeenLease),
+    Stored(StoredLease),
     /// The lease is another than the one that was seen.
     Conflict,
     /// The write failed, or its outcome is unknown.
@@ -158,7 +158,7 @@ impl Candidate {
         Step::Wait(until.min(latest))
     }
 
-    fn write(&self, seen: &Seen) -> LeaseWrite {
+    fn write(&self, seen: &ObservedLease) -> LeaseWrite {
         let seconds = self.times.recorded_seconds();
         let record = match (&self.held, &seen.lease) {
             (Some(_), Some(lease)) => lease.record.renewed(seconds),
@@ -176,7 +176,7 @@ impl Candidate {
     }
 
     /// Records the result of a read; `None` if there is no lease.
-    pub(super) fn read(&mut self, lease: Option<SeenLease>, now: Duration, jitter: f64) {
+    pub(super) fn read(&mut self, lease: Option<StoredLease>, now: Duration, jitter: f64) {
         // Between two reads the lease may have been taken and deleted.
         let known = self.seen.as_ref().map(|seen| seen.lease.is_some());
         let gap = known.is_some_and(|was_there| was_there || self.must_read);
@@ -195,7 +195,7 @@ impl Candidate {
     }
 
     /// Takes in an event of the watch. A state that is older than the one seen is ignored.
-    pub(super) fn changed(&mut self, lease: SeenLease, deleted: bool, now: Duration) {
+    pub(super) fn changed(&mut self, lease: StoredLease, deleted: bool, now: Duration) {
         let known = self.seen.as_ref().and_then(|seen| seen.lease.as_ref());
         if known.is_some_and(|known| lease.is_before(known)) {
             return;
@@ -252,7 +252,7 @@ impl Candidate {
 
     /// Takes in a state of the lease. After a gap, another version with the same record may have
     /// had other records before it.
-    fn see(&mut self, lease: SeenLease, gap: bool, now: Duration) {
+    fn see(&mut self, lease: StoredLease, gap: bool, now: Duration) {
         let record = &lease.record;
         if let Some(held) = self.held
             && !(*record.holder == *self.identity && record.transitions == held.term)
@@ -262,7 +262,7 @@ impl Candidate {
         }
         let next_term = record.transitions.saturating_add(1);
         let known = self.seen.as_ref().filter(|seen| {
-            let is_same = |known: &SeenLease| {
+            let is_same = |known: &StoredLease| {
                 known.record == *record && (!gap || known.version == lease.version)
             };
             seen.lease.as_ref().is_some_and(is_same)
@@ -273,7 +273,7 @@ impl Candidate {
             Some(_) | None if record.holder.is_empty() || self.is_own(record) => now,
             Some(_) | None => now.saturating_add(self.duration(record)),
         };
-        self.seen = Some(Seen { lease: Some(lease), free_at, next_term });
+        self.seen = Some(ObservedLease { lease: Some(lease), free_at, next_term });
     }
 
     /// Records that there is no lease. It is respected until the last one would have expired, and
@@ -284,7 +284,7 @@ impl Candidate {
             // Created again at once, before another replica sees a free lease.
             self.write_after = now;
         }
-        self.seen = Some(Seen {
+        self.seen = Some(ObservedLease {
             lease: None,
             free_at: before.as_ref().map_or(free_at, |seen| seen.free_at.max(free_at)),
             next_term: before.map_or(0, |seen| seen.next_term),

@@ -7,7 +7,7 @@ use http::{Method, Request, StatusCode};
 use kube::{Client, core::WatchEvent};
 use serde_json::Value;
 
-use super::{candidate::LeaseWrite, record::SeenLease};
+use super::{candidate::LeaseWrite, record::StoredLease};
 use crate::manager::{BoxError, ask};
 
 /// Lease on the server.
@@ -27,8 +27,8 @@ pub(super) enum NotWritten {
 
 /// Event of the watch.
 pub(super) enum LeaseEvent {
-    Changed(SeenLease),
-    Deleted(SeenLease),
+    Changed(StoredLease),
+    Deleted(StoredLease),
     Bookmark,
 }
 
@@ -42,17 +42,17 @@ impl LeaseClient {
     }
 
     /// Reads the lease; `None` if there is none.
-    pub(super) async fn read(&self) -> Result<Option<SeenLease>, BoxError> {
+    pub(super) async fn read(&self) -> Result<Option<StoredLease>, BoxError> {
         let path = format!("{}/{}", self.collection(), self.name);
         match ask::<Value>(&self.client, request(Method::GET, &path, Vec::new())?).await {
-            Ok(object) => Ok(Some(SeenLease::read(object))),
+            Ok(object) => Ok(Some(StoredLease::read(object))),
             Err(kube::Error::Api(status)) if status.code == StatusCode::NOT_FOUND => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Creates or replaces the lease.
-    pub(super) async fn write(&self, write: &LeaseWrite) -> Result<SeenLease, NotWritten> {
+    pub(super) async fn write(&self, write: &LeaseWrite) -> Result<StoredLease, NotWritten> {
         let written = async {
             let (method, path, body) = match &write.over {
                 Some(over) => {
@@ -69,7 +69,7 @@ impl LeaseClient {
             Ok::<_, BoxError>(ask::<Value>(&self.client, request).await)
         };
         match written.await.map_err(NotWritten::Failed)? {
-            Ok(object) => Ok(SeenLease::read(object)),
+            Ok(object) => Ok(StoredLease::read(object)),
             // A lease that is gone is another one, too.
             Err(kube::Error::Api(status))
                 if status.code == StatusCode::CONFLICT
@@ -100,9 +100,9 @@ impl LeaseClient {
         stream::once(opened).try_flatten().and_then(|event| async {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    Ok(LeaseEvent::Changed(SeenLease::read(object)))
+                    Ok(LeaseEvent::Changed(StoredLease::read(object)))
                 }
-                WatchEvent::Deleted(object) => Ok(LeaseEvent::Deleted(SeenLease::read(object))),
+                WatchEvent::Deleted(object) => Ok(LeaseEvent::Deleted(StoredLease::read(object))),
                 WatchEvent::Bookmark(_) => Ok(LeaseEvent::Bookmark),
                 WatchEvent::Error(status) => Err(kube::Error::Api(status).into()),
             }

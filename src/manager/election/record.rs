@@ -7,7 +7,7 @@ use crate::kind::VersionOrder;
 
 /// Lease as the server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SeenLease {
+pub(super) struct StoredLease {
     pub(super) version: String,
     pub(super) record: Record,
     /// Whole object; what others wrote into it is kept.
@@ -79,7 +79,7 @@ impl Record {
     }
 }
 
-impl SeenLease {
+impl StoredLease {
     /// Reads a Lease of the server.
     pub(super) fn read(object: Value) -> Self {
         let spec = &object["spec"];
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn record_of_client_go_is_read_and_what_it_lacks_is_kept() {
-        let seen = SeenLease::read(lease());
+        let seen = StoredLease::read(lease());
 
         assert_eq!((seen.version.as_str(), seen.record.holder.as_str()), ("7", "one_9f0b"));
         assert_eq!((seen.record.seconds, seen.record.transitions), (15, 5));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn renewal_keeps_the_acquisition_and_release_empties_the_holder() {
-        let seen = SeenLease::read(lease());
+        let seen = StoredLease::read(lease());
 
         let renewed = seen.record.renewed(15);
         assert_eq!(
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn lease_without_a_specification_is_free() {
-        let seen = SeenLease::read(json!({"metadata": {"resourceVersion": "3"}}));
+        let seen = StoredLease::read(json!({"metadata": {"resourceVersion": "3"}}));
 
         assert_eq!(seen.record, Record::default());
         assert_eq!(seen.with(&Record::acquired_by("a", 15, 1))["spec"]["holderIdentity"], "a");
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn earlier_state_is_known_by_its_version() {
         let at = |version: &str| {
-            SeenLease::read(json!({"metadata": {"resourceVersion": version}, "spec": {}}))
+            StoredLease::read(json!({"metadata": {"resourceVersion": version}, "spec": {}}))
         };
 
         assert!(at("9").is_before(&at("10")));

@@ -144,7 +144,7 @@ impl Scene {
         tasks.spawn(async move {
             let selector = Selector::default();
             let ownership = Ownership::Selected { selector, generated: false };
-            let rules = Rules {
+            let rules = ChildContext {
                 parent: &parent,
                 groups: &groups,
                 missing: &[],

@@ -10,7 +10,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        children::{WayBack, WriteStep},
+        children::{DynamicApplyReturn, WriteStep},
         field_transfer, last_applied,
         resource::{Live, Resource, Stored, is_gone},
         sync_error::SyncError,
@@ -43,7 +43,7 @@ impl Apply {
         let patch = match back {
             None => field_transfer::to_server_side(&live, manager.as_str()),
             Some(back) => {
-                let WayBack { applied, remembered, otherwise } = *back;
+                let DynamicApplyReturn { applied, remembered, otherwise } = *back;
                 let Some(fields) = field_transfer::applied(&live, manager.as_str()) else {
                     return Ok(Some(otherwise));
                 };

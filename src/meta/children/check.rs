@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{Desired, Rules};
+use super::{ChildContext, Desired};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
@@ -26,7 +26,7 @@ const MAX_METADATA_BYTES: usize = 512 * 1024;
 /// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
 const MAX_TYPE_BYTES: usize = 1024;
 
-impl Rules<'_> {
+impl ChildContext<'_> {
     /// Checks the children of a response, one after the other.
     ///
     /// Children of an optional type that is not served are left out.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Child, Desired, Planned, Rules, Write, WriteStep, owners_with};
+use super::{Child, ChildContext, Desired, Planned, Write, WriteStep, owners_with};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -14,7 +14,7 @@ use crate::{
     redaction,
 };
 
-impl Rules<'_> {
+impl ChildContext<'_> {
     /// Returns the digest of a desired child, which its digest as the manager has applied it
     /// includes.
     pub(crate) fn desired_digest(
@@ -150,14 +150,14 @@ impl Rules<'_> {
         let remembered = last_applied::encode(&self.complete_object(desired)?);
         let (group, key) = (desired.group, desired.key.clone());
         let applied = encoded(&applied);
-        let back = WayBack { applied, remembered, otherwise };
+        let back = DynamicApplyReturn { applied, remembered, otherwise };
         Ok(WriteStep::TransferFields { group, key, uid: uid.into(), back: Some(Box::new(back)) })
     }
 }
 
-/// Way back from server-side apply to dynamic apply.
+/// Return from server-side apply to dynamic apply.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct WayBack {
+pub(crate) struct DynamicApplyReturn {
     /// Configuration for a dry run, which shows whether the child is as desired.
     pub(crate) applied: Bytes,
     /// Annotation of a child that is as desired.
@@ -229,7 +229,7 @@ mod tests {
             Ownership::Selected { selector: Selector::label("app", "x"), generated: false };
         let observed: Vec<Child> =
             observed.into_iter().map(|object| child(0, "a", object)).collect();
-        let rules = Rules {
+        let rules = ChildContext {
             parent: &parent,
             groups: &groups,
             missing: &[],

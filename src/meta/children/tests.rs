@@ -29,7 +29,7 @@ fn checked(
 ) -> Result<Vec<Desired>, String> {
     let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
     let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
-    Rules {
+    ChildContext {
         parent,
         groups: &groups,
         missing: &missing,
@@ -163,7 +163,7 @@ fn a_generated_selector_labels_children() {
     let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
     let selector = Selector::label("controller-uid", "parent-uid");
     let ownership = Ownership::Selected { selector, generated: true };
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],
@@ -185,7 +185,7 @@ fn a_generated_selector_labels_children() {
 #[test]
 fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
     let (parent, groups, ownership) = (parent(None), groups(UpdateMethod::InPlace), ownership());
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],
@@ -207,7 +207,7 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
 
 fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<WriteStep> {
     let (parent, groups, ownership) = (parent(Some("ns")), groups(strategy), ownership());
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],
@@ -389,7 +389,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
     let mut broken = child(0, "a", config_map("a"));
     broken.key.namespace = Some("ns".into());
     broken.json = "{".into();
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],
@@ -409,7 +409,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
 fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
     let (parent, groups, ownership) =
         (parent(Some("ns")), groups(UpdateMethod::OnDelete), ownership());
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],
@@ -465,7 +465,7 @@ fn message_about_a_child_does_not_quote_it() {
 fn attachment_is_created_with_the_annotation_of_its_decorator() {
     let parent = parent(Some("ns"));
     let groups = groups(UpdateMethod::InPlace);
-    let rules = Rules {
+    let rules = ChildContext {
         parent: &parent,
         groups: &groups,
         missing: &[],

@@ -89,7 +89,7 @@ pub(crate) enum AssignedRevision {
     /// The older revision with this index.
     Older(usize),
     /// No revision: the child is left unchanged.
-    Held,
+    Unassigned,
 }
 
 /// State of a rollout.
@@ -177,7 +177,7 @@ pub(crate) fn plan(
         if assigned == Some(AssignedRevision::Latest) {
             continue;
         }
-        let state = observe(child, assigned.unwrap_or(AssignedRevision::Held));
+        let state = observe(child, assigned.unwrap_or(AssignedRevision::Unassigned));
         let assigned = match (&state, assigned) {
             (ChildState::Present { is_latest: Ok(true), .. }, assigned) => {
                 // An older revision records it still.
@@ -185,7 +185,7 @@ pub(crate) fn plan(
                 AssignedRevision::Latest
             }
             (ChildState::Missing | ChildState::Deleting, None) => AssignedRevision::Latest,
-            (_, assigned) => assigned.unwrap_or(AssignedRevision::Held),
+            (_, assigned) => assigned.unwrap_or(AssignedRevision::Unassigned),
         };
         if assigned != AssignedRevision::Latest {
             rollout.not_latest.insert(child.clone(), assigned);
@@ -239,7 +239,7 @@ fn recorded(
         }
         let is_described = match assigned {
             AssignedRevision::Older(at) => older[at].wanted.contains(&child),
-            AssignedRevision::Latest | AssignedRevision::Held => true,
+            AssignedRevision::Latest | AssignedRevision::Unassigned => true,
         };
         if !wanted.contains(&child)
             || !is_described

@@ -8,7 +8,7 @@ use crate::{
     informer::Object,
     meta::{
         apply::{Executed, NOTHING},
-        children::Rules,
+        children::ChildContext,
     },
 };
 
@@ -18,7 +18,7 @@ impl ParentReconciler {
     pub(super) async fn compose(
         &self,
         object: &Object,
-        rules: &Rules<'_>,
+        rules: &ChildContext<'_>,
         response: CheckedResponse,
         rollout: Option<PlannedRollout>,
         context: &Context,
@@ -47,7 +47,7 @@ impl ParentReconciler {
             None => self.apply.execute(rules, desired, context).await,
             Some(rollout) => {
                 let observed = &rollout.managed(rules.observed);
-                self.apply.execute(&Rules { observed, ..*rules }, desired, context).await
+                self.apply.execute(&ChildContext { observed, ..*rules }, desired, context).await
             }
         };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());

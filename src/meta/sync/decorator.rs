@@ -10,7 +10,7 @@ use crate::{
     informer::Object,
     meta::{
         apply::NOTHING,
-        children::{Parent, Rules},
+        children::{ChildContext, Parent},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
         resource::{Resource, Stored, is_gone},
     },
@@ -39,7 +39,7 @@ impl ParentReconciler {
     pub(super) async fn decorate(
         &self,
         object: &Object,
-        rules: &Rules<'_>,
+        rules: &ChildContext<'_>,
         response: CheckedResponse,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {

@@ -8,7 +8,7 @@ use crate::{
     meta::{
         Definition, HookKind,
         budget::Reservation,
-        children::{Desired, Parent, Rules},
+        children::{ChildContext, Desired, Parent},
         hook,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
@@ -113,12 +113,12 @@ impl ParentReconciler {
         &self,
         hook: &CountedHook,
         called: RevisionCall<'_>,
-        rules: &Rules<'_>,
+        rules: &ChildContext<'_>,
         objects: ObservedObjects<'_>,
         last: Option<SyncRecord>,
         context: &Context,
     ) -> Result<HookResponse, SyncError> {
-        let Rules { parent, groups, missing, .. } = *rules;
+        let ChildContext { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
         let bytes = protocol::sync_request_bytes(&definition.controller, called.json, objects);
         let room = self.room(bytes, context).await?;
@@ -159,7 +159,7 @@ fn check(
     body: &Bytes,
     hook: &CountedHook,
     definition: &Definition,
-    rules: &Rules<'_>,
+    rules: &ChildContext<'_>,
     mut record: SyncRecord,
 ) -> Result<CheckedResponse, String> {
     let Definition { kind, max_children, .. } = *definition;

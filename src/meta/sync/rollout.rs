@@ -20,7 +20,7 @@ use crate::{
     meta::{
         ApplyStrategy, RollingRule,
         apply_strategy::ApplyRule,
-        children::{Child, Desired, Parent, Rules},
+        children::{Child, ChildContext, Desired, Parent},
         counted_hook::CountedHook,
         equal_children::EqualChildren,
         protocol::ObservedObjects,
@@ -49,7 +49,7 @@ impl ParentReconciler {
     pub(super) async fn roll(
         &self,
         hook: &CountedHook,
-        rules: &Rules<'_>,
+        rules: &ChildContext<'_>,
         objects: ObservedObjects<'_>,
         revisions: Revisions,
         response: &mut CheckedResponse,
@@ -146,7 +146,7 @@ impl PlannedRollout {
 
 /// Rolling types of one controller, and the observed children of one parent.
 struct Rolling<'a> {
-    rules: &'a Rules<'a>,
+    rules: &'a ChildContext<'a>,
     /// Rule of each group, if it is updated by rolling.
     groups: Vec<(GroupKind, Option<&'a RollingRule>)>,
     /// API groups of rolling types that are not listed.
@@ -158,7 +158,7 @@ struct Rolling<'a> {
 }
 
 impl<'a> Rolling<'a> {
-    fn new(reconciler: &'a ParentReconciler, rules: &'a Rules<'a>) -> Self {
+    fn new(reconciler: &'a ParentReconciler, rules: &'a ChildContext<'a>) -> Self {
         let children = &reconciler.definition.children;
         let rule_of = |index: usize| {
             let identity = &rules.groups[index].served.identity;
@@ -274,7 +274,7 @@ impl<'a> Rolling<'a> {
         let is_own = match assigned {
             // A child that cannot be compared has an error of its own when it is written.
             AssignedRevision::Older(at) => is_as(&older[at], true).unwrap_or(true),
-            AssignedRevision::Latest | AssignedRevision::Held => true,
+            AssignedRevision::Latest | AssignedRevision::Unassigned => true,
         };
         let rule = self.groups[child.group].1;
         let ready = match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.json))) {
@@ -304,7 +304,7 @@ impl<'a> Rolling<'a> {
                 (AssignedRevision::Older(at), child) => {
                     desired.push(old(at).unwrap_or(child).clone())
                 }
-                (AssignedRevision::Held, child) => {
+                (AssignedRevision::Unassigned, child) => {
                     held.insert((child.group, child.key.clone()));
                 }
             }

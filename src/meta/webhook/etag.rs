@@ -26,14 +26,14 @@ const ENTRY_BYTES: usize = 256;
 /// longer tag would make every further request fail.
 const MAX_TAG_BYTES: usize = 1024;
 
-/// Kept response, with its tag.
+/// Cached response, with its tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct CachedResponse {
     pub(super) tag: HeaderValue,
     pub(super) body: Bytes,
 }
 
-/// Kept responses of one hook; cheap to clone.
+/// Cached responses of one hook; cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct EtagCache {
     responses: Arc<Mutex<Responses>>,
@@ -51,7 +51,7 @@ impl EtagCache {
     }
 
     /// Returns the kept response for a parent, unless it has expired.
-    pub(super) fn get(&self, parent: &Request, uid: &str, now: Instant) -> Option<Kept> {
+    pub(super) fn get(&self, parent: &Request, uid: &str, now: Instant) -> Option<CachedResponse> {
         self.lock().get(parent, uid, now)
     }
 
@@ -64,7 +64,7 @@ impl EtagCache {
         body: &Bytes,
         now: Instant,
     ) {
-        let kept = tag(headers).map(|tag| Kept { tag, body: body.clone() });
+        let kept = tag(headers).map(|tag| CachedResponse { tag, body: body.clone() });
         self.lock().put(parent, uid, kept, now);
     }
 
@@ -112,15 +112,15 @@ struct Responses {
     budget: ControllerBudget,
     bytes: usize,
     // Responses for a parent, by its uid and the name of an older revision, if any.
-    by_parent: HashMap<Request, BTreeMap<Box<str>, CachedResponse>>,
+    by_parent: HashMap<Request, BTreeMap<Box<str>, ResponseEntry>>,
     // The smallest number is the oldest entry, and the first to expire.
     by_age: BTreeMap<u64, (Request, Box<str>)>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct CachedResponse {
-    kept: Kept,
+struct ResponseEntry {
+    kept: CachedResponse,
     since: Instant,
     number: u64,
     bytes: usize,
@@ -132,7 +132,7 @@ impl Responses {
         Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }
     }
 
-    fn get(&mut self, parent: &Request, uid: &str, now: Instant) -> Option<Kept> {
+    fn get(&mut self, parent: &Request, uid: &str, now: Instant) -> Option<CachedResponse> {
         self.remove_others(parent, uid);
         let entry = self.by_parent.get(parent)?.get(uid)?;
         if !self.expired(entry, now) {
@@ -142,11 +142,11 @@ impl Responses {
         None
     }
 
-    fn put(&mut self, parent: &Request, uid: &str, kept: Option<Kept>, now: Instant) {
+    fn put(&mut self, parent: &Request, uid: &str, kept: Option<CachedResponse>, now: Instant) {
         self.remove_others(parent, uid);
         self.remove_one(parent, uid);
         self.sweep(now);
-        let Some(Kept { tag, body }) = kept else { return };
+        let Some(CachedResponse { tag, body }) = kept else { return };
         let names = parent.name.len() + parent.namespace.as_ref().map_or(0, |name| name.len());
         let bytes = ENTRY_BYTES + names + uid.len() + tag.len() + body.len();
         if bytes > self.budget.most_kept() {
@@ -162,12 +162,12 @@ impl Responses {
         };
         // Copied, since a slice would keep the whole buffer and the reservation of the read.
         let body = reservation.hold_all(body.to_vec());
-        let kept = Kept { tag, body };
+        let kept = CachedResponse { tag, body };
         let number = self.next;
         self.next += 1;
         self.bytes += bytes;
         self.by_age.insert(number, (parent.clone(), uid.into()));
-        let entry = CachedResponse { kept, since: now, number, bytes };
+        let entry = ResponseEntry { kept, since: now, number, bytes };
         self.by_parent.entry(parent.clone()).or_default().insert(uid.into(), entry);
     }
 
@@ -207,7 +207,7 @@ impl Responses {
         }
     }
 
-    fn entry(&self, parent: &Request, uid: &str) -> Option<&CachedResponse> {
+    fn entry(&self, parent: &Request, uid: &str) -> Option<&ResponseEntry> {
         self.by_parent.get(parent)?.get(uid)
     }
 
@@ -216,7 +216,7 @@ impl Responses {
         *self = Self::new(self.lifetime, self.budget.clone());
     }
 
-    fn expired(&self, entry: &CachedResponse, now: Instant) -> bool {
+    fn expired(&self, entry: &ResponseEntry, now: Instant) -> bool {
         self.lifetime.is_some_and(|lifetime| now.duration_since(entry.since) >= lifetime)
     }
 }

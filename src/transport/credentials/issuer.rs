@@ -63,7 +63,7 @@ struct IssuerState {
 }
 
 /// Decision for one request.
-enum Look {
+enum IssuerDecision {
     Use(Arc<Credential>),
     Wait(CancellationToken),
     Failed(Error),
@@ -96,9 +96,9 @@ impl Issuer {
     pub(super) async fn current(self: &Arc<Self>) -> Result<Arc<Credential>, Error> {
         while !self.tasks.are_cancelled() {
             match self.look() {
-                Look::Use(credential) => return Ok(credential),
-                Look::Failed(error) => return Err(error),
-                Look::Wait(run) => run.cancelled().await,
+                IssuerDecision::Use(credential) => return Ok(credential),
+                IssuerDecision::Failed(error) => return Err(error),
+                IssuerDecision::Wait(run) => run.cancelled().await,
             }
         }
         Err(Error::Closed)
@@ -119,7 +119,7 @@ impl Issuer {
         }
     }
 
-    fn look(self: &Arc<Self>) -> Look {
+    fn look(self: &Arc<Self>) -> IssuerDecision {
         let now = Instant::now();
         let mut state = self.state();
         let valid = state.valid(now);
@@ -132,10 +132,10 @@ impl Issuer {
             run = Some(self.start(&mut state));
         }
         match (valid, run) {
-            (Some(credential), _) if !state.refused && !unseen => Look::Use(credential),
-            (_, Some(run)) => Look::Wait(run),
-            (Some(credential), None) => Look::Use(credential),
-            (None, None) => Look::Failed(
+            (Some(credential), _) if !state.refused && !unseen => IssuerDecision::Use(credential),
+            (_, Some(run)) => IssuerDecision::Wait(run),
+            (Some(credential), None) => IssuerDecision::Use(credential),
+            (None, None) => IssuerDecision::Failed(
                 state.failure.as_ref().map_or(Error::Closed, |(_, error)| error.clone()),
             ),
         }

@@ -48,7 +48,7 @@ struct Replica {
 }
 
 impl Server {
-    fn write(&mut self, write: &LeaseWrite) -> Option<SeenLease> {
+    fn write(&mut self, write: &LeaseWrite) -> Option<StoredLease> {
         let version =
             |lease: &Value| lease["metadata"]["resourceVersion"].as_str().map(str::to_owned);
         let current = self.lease.as_ref().and_then(version);
@@ -59,7 +59,7 @@ impl Server {
             Some(over) => over.with(&write.record),
             None => write.record.creation("ns", "a"),
         };
-        Some(SeenLease::read(self.store(object)))
+        Some(StoredLease::read(self.store(object)))
     }
 
     fn store(&mut self, mut object: Value) -> Value {
@@ -113,7 +113,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
     let released = Record { seconds: 1, ..Record::default() };
     let first = server.store(released.creation("ns", "a"));
     for replica in &mut replicas {
-        let lease = SeenLease::read(first.clone());
+        let lease = StoredLease::read(first.clone());
         replica.candidate.read(Some(lease), now + replica.offset, 0.0);
     }
     // Time until which a write that an earlier leader was allowed to send may arrive.
@@ -143,7 +143,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                     continue;
                 }
                 for (_, object, deleted) in &server.log[replica.delivered..] {
-                    let lease = SeenLease::read(object.clone());
+                    let lease = StoredLease::read(object.clone());
                     replica.candidate.changed(lease, *deleted, now + replica.offset);
                 }
                 replica.delivered = server.log.len();
@@ -167,7 +167,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                 let here = now + replica.offset;
                 match replica.candidate.decide(here, true) {
                     Step::Read => {
-                        let lease = server.lease.clone().map(SeenLease::read);
+                        let lease = server.lease.clone().map(StoredLease::read);
                         replica.candidate.read(lease, here, 0.0);
                     }
                     Step::Write(write) => {
@@ -246,7 +246,7 @@ proptest! {
 
 fn step(replica: &mut Candidate, server: &mut Server, now: Duration) {
     match replica.decide(now, false) {
-        Step::Read => replica.read(server.lease.clone().map(SeenLease::read), now, 1.0),
+        Step::Read => replica.read(server.lease.clone().map(StoredLease::read), now, 1.0),
         Step::Write(write) => {
             let result = server.write(&write).map_or(WriteResult::Conflict, WriteResult::Stored);
             replica.written(&write, result, now, now, 1.0);

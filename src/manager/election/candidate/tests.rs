@@ -14,8 +14,8 @@ fn candidate() -> Candidate {
     Candidate::new("me".into(), ElectionTimes::default())
 }
 
-fn lease(version: u64, holder: &str, transitions: i64, renewed: &str) -> SeenLease {
-    SeenLease::read(json!({
+fn lease(version: u64, holder: &str, transitions: i64, renewed: &str) -> StoredLease {
+    StoredLease::read(json!({
         "metadata": {"name": "a", "resourceVersion": version.to_string()},
         "spec": {
             "holderIdentity": holder,
@@ -27,13 +27,13 @@ fn lease(version: u64, holder: &str, transitions: i64, renewed: &str) -> SeenLea
 }
 
 /// Lease as the server stores this write.
-fn stored(write: &LeaseWrite, version: u64) -> SeenLease {
+fn stored(write: &LeaseWrite, version: u64) -> StoredLease {
     let mut object = match &write.over {
         Some(over) => over.with(&write.record),
         None => write.record.creation("ns", "a"),
     };
     object["metadata"]["resourceVersion"] = json!(version.to_string());
-    SeenLease::read(object)
+    StoredLease::read(object)
 }
 
 #[track_caller]

@@ -138,7 +138,7 @@ fn existing_child_without_a_revision_is_left_as_it_is_until_its_turn() {
     let plan = case.plan();
 
     check(&plan, &["a"], &[], "updating ConfigMap a");
-    assert_eq!(plan.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
+    assert_eq!(plan.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Unassigned)]));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn child_that_its_revision_no_longer_wants_is_left_as_it_is() {
 
     check(&corrected, &[], &["a"], "updating ConfigMap b");
     check(&moved, &["a"], &[], "updating ConfigMap a");
-    assert_eq!(moved.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Held)]));
+    assert_eq!(moved.not_latest, BTreeMap::from([(id("b"), AssignedRevision::Unassigned)]));
 }
 
 #[test]

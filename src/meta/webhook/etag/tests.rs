@@ -14,8 +14,8 @@ fn key(name: &str) -> Request {
     Request::namespaced("ns", name)
 }
 
-fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
-    Kept { tag: HeaderValue::from_str(tag).unwrap(), body: body.into() }
+fn kept(tag: &str, body: impl Into<Bytes>) -> CachedResponse {
+    CachedResponse { tag: HeaderValue::from_str(tag).unwrap(), body: body.into() }
 }
 
 /// Share of a controller that may keep this many bytes.

@@ -94,7 +94,7 @@ impl SimulatedCluster {
                 is_latest: Ok(child.spec == self.spec),
                 is_own: match assigned {
                     AssignedRevision::Older(at) => child.spec == specs[at],
-                    AssignedRevision::Latest | AssignedRevision::Held => true,
+                    AssignedRevision::Latest | AssignedRevision::Unassigned => true,
                 },
                 ready: if child.is_ready { Ok(()) } else { Err("is not ready".to_owned()) },
             },
@@ -152,7 +152,7 @@ impl SimulatedCluster {
             let spec = match plan.not_latest.get(&id) {
                 None | Some(AssignedRevision::Latest) => self.spec,
                 Some(AssignedRevision::Older(at)) => specs[*at],
-                Some(AssignedRevision::Held) => continue,
+                Some(AssignedRevision::Unassigned) => continue,
             };
             let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
             let was_unready = self.chosen_unready.as_ref() == Some(&id);

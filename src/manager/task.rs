@@ -41,7 +41,7 @@ use super::{
 /// a burst, and the transitions of one batch, so that they fit into the channel of receivers.
 const BATCH: usize = 128;
 
-pub(super) struct Owner {
+pub(super) struct ManagerTask {
     options: ManagerOptions,
     metrics: ManagerMetrics,
     commands: mpsc::Receiver<ManagerCommand>,
@@ -78,7 +78,7 @@ enum Outgoing {
     Removed(oneshot::Sender<()>),
 }
 
-impl Owner {
+impl ManagerTask {
     pub(super) fn new(
         options: ManagerOptions,
         metrics: ManagerMetrics,
@@ -507,7 +507,7 @@ impl Owner {
 
 /// Stops and closes every epoch that is left when the shutdown timeout expires or the manager is
 /// dropped, so that it can send no more requests.
-impl Drop for Owner {
+impl Drop for ManagerTask {
     fn drop(&mut self) {
         self.end_epochs();
     }

@@ -8,7 +8,7 @@ use super::{
         ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry,
         lifecycle::LifecycleInput,
     },
-    Id, Owner,
+    Id, ManagerTask,
 };
 
 /// Phase of a manager.
@@ -54,7 +54,7 @@ impl ManagerPhase {
     }
 }
 
-impl Owner {
+impl ManagerTask {
     /// Opens or closes as many groups as possible now.
     pub(super) fn advance(&mut self) {
         loop {

@@ -14,23 +14,23 @@ use tokio::time::Instant;
 type WatchEvents<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
 
 /// Watcher with the current objects.
-pub(super) struct Sight<K> {
+pub(super) struct WatchedObjects<K> {
     events: WatchEvents<K>,
     objects: BTreeMap<String, K>,
 }
 
-impl<K> Sight<K>
+impl<K> WatchedObjects<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     /// Starts a watcher and waits for its initial list, so that later changes arrive at once.
     pub(super) async fn begin(api: Api<K>) -> anyhow::Result<Self> {
-        let mut sight = Self {
+        let mut watched = Self {
             events: Box::pin(watcher(api, watcher::Config::default())),
             objects: BTreeMap::new(),
         };
-        while !matches!(sight.next().await?, Event::InitDone) {}
-        Ok(sight)
+        while !matches!(watched.next().await?, Event::InitDone) {}
+        Ok(watched)
     }
 
     /// Waits until an object fulfils `wanted`; returns the time.

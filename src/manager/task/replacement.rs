@@ -11,7 +11,7 @@ use super::{
         handle::ManagerReply,
         lifecycle::LifecycleInput,
     },
-    Id, Outgoing, Owner,
+    Id, ManagerTask, Outgoing,
     event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};
@@ -19,7 +19,7 @@ use crate::{guard, redaction};
 /// Delay before a failed preparation is retried.
 const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
-impl Owner {
+impl ManagerTask {
     pub(super) fn replace(
         &mut self,
         name: &ControllerName,

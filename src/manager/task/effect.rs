@@ -12,11 +12,11 @@ use super::{
         lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
-    Id, Outgoing, Owner,
+    Id, ManagerTask, Outgoing,
     event::EntryTimer,
 };
 
-impl Owner {
+impl ManagerTask {
     /// Feeds one input to an entry's state machine and carries out its actions.
     pub(super) fn step(&mut self, id: Id, input: LifecycleInput) {
         let Some(entry) = self.entries.get_mut(&id) else { return };

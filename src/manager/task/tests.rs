@@ -1,4 +1,4 @@
-//! Order in which the owner takes up what is ready.
+//! Order in which the task takes up what is ready.
 
 use super::*;
 use crate::manager::{ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, always};
@@ -19,7 +19,7 @@ impl ConditionalRunnable for Idle {
 }
 
 struct Harness {
-    owner: Owner,
+    task: ManagerTask,
     commands: mpsc::Sender<ManagerCommand>,
 }
 
@@ -29,8 +29,8 @@ impl Harness {
         let options = ManagerOptions::default();
         let metrics = options.metrics.clone();
         let (snapshot, transitions) = (watch::Sender::default(), broadcast::Sender::new(1));
-        let owner = Owner::new(options, metrics, commands, snapshot, transitions, None);
-        Self { owner, commands: sender }
+        let task = ManagerTask::new(options, metrics, commands, snapshot, transitions, None);
+        Self { task, commands: sender }
     }
 
     fn command(&self) {
@@ -41,14 +41,14 @@ impl Harness {
 
     async fn next(&mut self) -> Event {
         let mut deadline = std::future::pending().boxed();
-        self.owner.next_event(&CancellationToken::new(), false, &mut deadline).await
+        self.task.next_event(&CancellationToken::new(), false, &mut deadline).await
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
     let mut harness = Harness::new();
-    harness.owner.watch_return(1, 1, watch::channel(Some(RunEnd::Completed)).1);
+    harness.task.watch_return(1, 1, watch::channel(Some(RunEnd::Completed)).1);
 
     let mut events = Vec::new();
     for _ in 0..4 {
@@ -63,15 +63,15 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
 #[tokio::test(start_paused = true)]
 async fn answers_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
     let mut harness = Harness::new();
-    let mut transitions = harness.owner.transitions.subscribe();
+    let mut transitions = harness.task.transitions.subscribe();
     let spec = RunnableSpec::new(Arc::new(Idle), RunnableOptions::default());
     let (reply, mut added) = oneshot::channel();
 
-    harness.owner.handle(Event::Command(ManagerCommand::Add("a".into(), spec, reply)));
+    harness.task.handle(Event::Command(ManagerCommand::Add("a".into(), spec, reply)));
     assert!(added.try_recv().is_err() && transitions.try_recv().is_err(), "not published yet");
-    harness.owner.publish();
+    harness.task.publish();
 
-    assert!(harness.owner.snapshot.borrow().get(&"a".into()).is_some());
+    assert!(harness.task.snapshot.borrow().get(&"a".into()).is_some());
     assert_eq!(added.try_recv(), Ok(Ok(())));
     assert!(transitions.try_recv().is_ok());
 }
@@ -85,7 +85,7 @@ async fn a_steady_stream_of_reports_does_not_starve_commands() {
     for _ in 0..4 {
         let (reports, report) = watch::channel(Report::default());
         reports.send_modify(|report| report.stale = true);
-        harness.owner.watch_report(1, 1, report);
+        harness.task.watch_report(1, 1, report);
         events.push(harness.next().await);
     }
 

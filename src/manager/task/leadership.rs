@@ -12,7 +12,7 @@ use super::{
         entry::RunnableSpec,
         lifecycle::LifecycleInput,
     },
-    Id, Owner,
+    Id, ManagerTask,
 };
 
 /// State of the election of a manager.
@@ -81,7 +81,7 @@ impl ElectionState {
     }
 }
 
-impl Owner {
+impl ManagerTask {
     /// Begins the campaign, since every group is open.
     pub(super) fn campaign(&mut self) {
         self.election = match std::mem::replace(&mut self.election, ElectionState::Failed) {

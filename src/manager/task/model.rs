@@ -1,8 +1,8 @@
-//! Model test: every order of events that can reach the owner's task, up to a depth.
+//! Model test: every order of events that can reach the manager's task, up to a depth.
 //!
-//! The owner's handlers are synchronous and only its task changes its state, so a schedule can
+//! The handlers of the task are synchronous, and only it changes its state, so a schedule can
 //! decide nothing but the order of events: exploring these orders explores the schedules. Each
-//! order is played from the start on its own owner, whose runs, watches and preparations are never
+//! order is played from the start on its own task, whose runs, watches and preparations are never
 //! polled; the model sends the events in their place. States with equal fingerprints behave alike
 //! from there on, so the search does not visit one twice.
 
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Upper bound on the events, beyond the pending timers, after which an undisturbed owner is at
+/// Upper bound on the events, beyond the pending timers, after which an undisturbed task is at
 /// rest.
 const PATIENCE: usize = 12;
 /// Longest sequence of events.
@@ -136,9 +136,9 @@ fn readiness(word: Word) -> Readiness {
     Readiness::published(watch::channel(word.verdict()).1)
 }
 
-/// Owner under test, and the transitions that its users have seen.
+/// Task under test, and the transitions that its users have seen.
 struct Model {
-    owner: Owner,
+    task: ManagerTask,
     transitions: broadcast::Receiver<Transition>,
     _commands: mpsc::Sender<ManagerCommand>,
     probes: Vec<Arc<Probe>>,
@@ -165,10 +165,10 @@ impl Model {
         };
         let options = ManagerOptions { restart_backoff, ..ManagerOptions::default() };
         let metrics = options.metrics.clone();
-        let mut owner = Owner::new(options, metrics, commands, snapshot, seen, None);
-        owner.advance();
+        let mut task = ManagerTask::new(options, metrics, commands, snapshot, seen, None);
+        task.advance();
         Self {
-            owner,
+            task,
             transitions,
             _commands: sender,
             probes: Vec::new(),
@@ -181,7 +181,7 @@ impl Model {
     }
 
     fn entry(&self) -> Option<(Id, &RunnableEntry)> {
-        self.owner.entries.iter().next().map(|(id, entry)| (*id, entry))
+        self.task.entries.iter().next().map(|(id, entry)| (*id, entry))
     }
 
     fn attempt(&self) -> Option<u64> {
@@ -193,7 +193,7 @@ impl Model {
 
     /// Steps that are possible now.
     fn steps(&self) -> Vec<Step> {
-        let closing = matches!(self.owner.phase, ManagerPhase::Closing { .. });
+        let closing = matches!(self.task.phase, ManagerPhase::Closing { .. });
         let mut steps = Vec::new();
         let Some((_, entry)) = self.entry() else {
             if !closing {
@@ -227,7 +227,7 @@ impl Model {
         if !self.attempts.is_empty() {
             steps.push(Step::LatePrepared);
         }
-        if !self.owner.timers.is_empty() {
+        if !self.task.timers.is_empty() {
             steps.push(Step::Timer);
         }
         steps
@@ -237,69 +237,69 @@ impl Model {
         match step {
             Step::Add(word) => {
                 let spec = self.spec(*word);
-                self.owner.add(NAME.into(), spec).unwrap();
+                self.task.add(NAME.into(), spec).unwrap();
             }
             Step::Replace(word) => {
                 let spec = self.spec(*word);
                 // Fails if the runnable is being removed.
-                drop(self.owner.replace(&NAME.into(), spec));
+                drop(self.task.replace(&NAME.into(), spec));
             }
             Step::Remove => {
                 let (reply, _) = oneshot::channel();
-                self.owner.handle(Event::Command(ManagerCommand::Remove(NAME.into(), reply)));
+                self.task.handle(Event::Command(ManagerCommand::Remove(NAME.into(), reply)));
             }
             Step::Verdict(word) => {
                 let (id, entry) = self.entry().unwrap();
                 let serial = entry.serial;
-                self.owner.handle(Event::Verdict(id, serial, readiness(*word)));
+                self.task.handle(Event::Verdict(id, serial, readiness(*word)));
             }
             Step::PendingVerdict(word) => {
                 let (id, entry) = self.entry().unwrap();
                 let serial = entry.pending.as_ref().unwrap().serial;
-                self.owner.handle(Event::Verdict(id, serial, readiness(*word)));
+                self.task.handle(Event::Verdict(id, serial, readiness(*word)));
             }
             Step::Running => self.report(0),
             Step::LateReport => self.report(1),
             Step::Returned(end) => {
                 let (id, entry) = self.entry().unwrap();
                 let epoch = entry.epoch_number;
-                self.owner.handle(Event::Returned(id, epoch, end.clone()));
+                self.task.handle(Event::Returned(id, epoch, end.clone()));
                 self.returned = Some(epoch);
                 let state = self.entry().unwrap().1.lifecycle.state();
                 assert_eq!(state, ControllerState::Stopping, "a run that returned is not running");
             }
-            // Possibly before the owner has handled the return of the run.
+            // Possibly before the task has handled the return of the run.
             Step::Ended => {
                 let (id, _) = self.entry().unwrap();
-                self.owner.handle(Event::Ended(id, RunEnd::Panicked("boom".to_owned())));
+                self.task.handle(Event::Ended(id, RunEnd::Panicked("boom".to_owned())));
             }
             Step::Prepared(well) => {
                 let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
                 let result = if *well { Ok(()) } else { Err("boom".into()) };
-                self.owner.handle(Event::Prepared((id, attempt, result)));
+                self.task.handle(Event::Prepared((id, attempt, result)));
             }
             Step::LatePrepared => {
                 let id = self.entry().unwrap().0;
                 let now = self.attempt();
                 let late = self.attempts.iter().filter(|attempt| Some(**attempt) != now).max();
                 if let Some(&late) = late {
-                    self.owner.handle(Event::Prepared((id, late, Ok(()))));
+                    self.task.handle(Event::Prepared((id, late, Ok(()))));
                 }
             }
             Step::Timer => {
-                let key = self.owner.timers.peek().unwrap();
-                let at = self.owner.timers.deadline(&key);
+                let key = self.task.timers.peek().unwrap();
+                let at = self.task.timers.deadline(&key);
                 // The timer wheel has a resolution of one millisecond.
                 let ahead = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                 tokio::time::advance(ahead).await;
-                let timer = self.owner.timers.next().now_or_never().flatten().expect("it is due");
+                let timer = self.task.timers.next().now_or_never().flatten().expect("it is due");
                 let (id, timer, _counted) = timer.into_inner();
-                self.owner.handle(Event::Timer(id, timer));
+                self.task.handle(Event::Timer(id, timer));
             }
-            Step::Stop => self.owner.handle(Event::Stop),
+            Step::Stop => self.task.handle(Event::Stop),
         }
-        self.owner.advance();
-        self.owner.publish();
+        self.task.advance();
+        self.task.publish();
         self.judge();
     }
 
@@ -314,7 +314,7 @@ impl Model {
         let (id, entry) = self.entry().unwrap();
         let report = Report { running: true, ..Report::default() };
         let epoch = entry.epoch_number - back;
-        self.owner.handle(Event::Reported(id, epoch, watch::channel(report).1));
+        self.task.handle(Event::Reported(id, epoch, watch::channel(report).1));
     }
 
     /// Checks that users see one epoch after the other, each done exactly once.
@@ -356,7 +356,7 @@ impl Model {
         let Some((_, entry)) = self.entry() else { return };
         assert_eq!(entry.epoch.is_some(), self.live.is_some());
         assert_eq!(entry.lifecycle.live(), self.live.is_some());
-        let status = self.owner.snapshot.borrow()[&entry.name].clone();
+        let status = self.task.snapshot.borrow()[&entry.name].clone();
         assert_eq!(status.state, entry.lifecycle.state(), "P10: the status has the state");
         let stopping = status.state == ControllerState::Stopping;
         assert!(self.live.is_none() || self.returned != self.live || stopping, "shown as stopping");
@@ -369,9 +369,9 @@ impl Model {
         }
     }
 
-    /// Plays only the steps that were requested, until the owner is at rest.
+    /// Plays only the steps that were requested, until the task is at rest.
     async fn rest(&mut self) {
-        for _ in 0..PATIENCE + self.owner.timers.len() {
+        for _ in 0..PATIENCE + self.task.timers.len() {
             let Some((_, entry)) = self.entry() else { break };
             let step = match entry.lifecycle.state() {
                 ControllerState::Stopping => Step::Ended,
@@ -382,7 +382,7 @@ impl Model {
                 | ControllerState::Stopped => {
                     if self.attempt().is_some() {
                         Step::Prepared(true)
-                    } else if self.owner.timers.is_empty() {
+                    } else if self.task.timers.is_empty() {
                         break;
                     } else {
                         Step::Timer
@@ -399,12 +399,12 @@ impl Model {
             assert_ne!(log.last(), Some(&"prepare"), "P3: a preparation leaked: {log:?}");
         }
         let Some((_, entry)) = self.entry() else {
-            assert!(self.owner.names.is_empty() && self.live.is_none());
+            assert!(self.task.names.is_empty() && self.live.is_none());
             return;
         };
         assert!(!removed, "P4: what was removed is forgotten");
-        assert!(!matches!(self.owner.phase, ManagerPhase::Closing { .. }), "P4: it closes");
-        assert!(self.owner.timers.is_empty(), "P4: timers stop firing");
+        assert!(!matches!(self.task.phase, ManagerPhase::Closing { .. }), "P4: it closes");
+        assert!(self.task.timers.is_empty(), "P4: timers stop firing");
         let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
         match Word::of(verdict) {
             Word::A | Word::B => assert_eq!(state, ControllerState::Running, "P4"),
@@ -423,7 +423,7 @@ impl Model {
     fn fingerprint(&mut self) -> String {
         // Only their order matters: a timer step moves the clock to the next one.
         let timers = self.timers();
-        let phase = match self.owner.phase {
+        let phase = match self.task.phase {
             ManagerPhase::Opening { step, asked, .. } => (0, step, asked),
             ManagerPhase::Open => (1, 0, true),
             ManagerPhase::Closing { step, asked } => (2, step, asked),
@@ -456,14 +456,14 @@ impl Model {
     /// Timers that still have an effect, in their order.
     fn timers(&mut self) -> Vec<&'static str> {
         let mut all = Vec::new();
-        while let Some(key) = self.owner.timers.peek() {
-            let timer = self.owner.timers.remove(&key);
+        while let Some(key) = self.task.timers.peek() {
+            let timer = self.task.timers.remove(&key);
             all.push((timer.deadline(), timer.into_inner()));
         }
         let mut words = Vec::new();
         for (at, (id, timer, counted)) in all {
-            let key = self.owner.timers.insert_at((id, timer, counted), at);
-            let entry = self.owner.entries.get_mut(&id).expect("no timer outlives its entry");
+            let key = self.task.timers.insert_at((id, timer, counted), at);
+            let entry = self.task.entries.get_mut(&id).expect("no timer outlives its entry");
             match timer {
                 EntryTimer::Wake => {
                     entry.wake = Some(key);
@@ -531,7 +531,7 @@ async fn every_order_of_events_keeps_the_promises_and_comes_to_rest() {
     }
 
     eprintln!(
-        "owner: {} states, {transitions} transitions, every order of up to {DEPTH} events",
+        "task: {} states, {transitions} transitions, every order of up to {DEPTH} events",
         known.len()
     );
 }
@@ -560,19 +560,19 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
         let name = ControllerName::from(format!("c{}", number % 10_000));
         let spec = model.spec(Word::A);
         model.probes.clear();
-        let owner = &mut model.owner;
-        owner.add(name.clone(), spec).unwrap();
-        let (&id, entry) = owner.entries.iter().next().unwrap();
+        let task = &mut model.task;
+        task.add(name.clone(), spec).unwrap();
+        let (&id, entry) = task.entries.iter().next().unwrap();
         let epoch = entry.epoch_number;
         assert!(epoch > 0);
         assert!(last.insert(name.clone(), epoch).is_none_or(|before| epoch > before), "{name}");
-        owner.step(id, LifecycleInput::Remove);
-        owner.on_ended(id, RunEnd::Completed);
-        owner.publish();
+        task.step(id, LifecycleInput::Remove);
+        task.on_ended(id, RunEnd::Completed);
+        task.publish();
     }
 
-    let owner = &model.owner;
-    assert_eq!((owner.entries.len(), owner.names.len(), owner.timers.len()), (0, 0, 0));
-    assert_eq!(owner.snapshot.borrow().len(), 0);
-    assert!(owner.last_epoch_numbers.len() <= 1024);
+    let task = &model.task;
+    assert_eq!((task.entries.len(), task.names.len(), task.timers.len()), (0, 0, 0));
+    assert_eq!(task.snapshot.borrow().len(), 0);
+    assert!(task.last_epoch_numbers.len() <= 1024);
 }
