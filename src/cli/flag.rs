@@ -105,7 +105,8 @@ pub(super) fn go_float(text: &str) -> Result<f64, String> {
             .chars()
             .try_fold(0.0, |number, digit| Some(number * 16.0 + f64::from(digit.to_digit(16)?)));
         let number = number.filter(|_| !digits.is_empty())?;
-        let shift = i32::try_from(fraction.len()).ok()?.checked_mul(4)?;
+        let places = fraction.chars().filter(|digit| *digit != '_').count();
+        let shift = i32::try_from(places).ok()?.checked_mul(4)?;
         let exponent = exponent.parse::<i32>().ok()?.checked_sub(shift)?;
         let sign = if lower.starts_with('-') { -1.0 } else { 1.0 };
         Some(sign * number * f64::from(exponent).exp2()).filter(|it| it.is_finite())
@@ -177,6 +178,7 @@ mod tests {
             ("-0X1.8P1", -3.0),
             ("0x_1fp+1", 62.0),
             ("0x.8p0", 0.5),
+            ("0x1.8_0p1", 3.0),
         ] {
             assert_eq!(go_float(text), Ok(number), "{text:?}");
         }

@@ -178,3 +178,80 @@ mod tests {
         );
     }
 }
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod server_tests {
+    use std::time::Duration;
+
+    use pilotlight::testing::simulated::{AccessRule, SimulatedServer};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Server with the CRDs of declared controllers.
+    async fn server() -> SimulatedServer {
+        let server = SimulatedServer::new();
+        for crd in pilotlight::meta::crds() {
+            server.install(&crd).unwrap();
+        }
+        // The types are established after some simulated time.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        server
+    }
+
+    fn add(server: &SimulatedServer, parent: &str, name: &str) {
+        let owner = json!({
+            "apiVersion": "x.test/v1", "kind": "Boat", "name": parent, "uid": parent,
+            "controller": true,
+        });
+        let revision = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "ControllerRevision",
+            "metadata": {"name": name, "namespace": "default", "ownerReferences": [owner]},
+            "parentPatch": {},
+        });
+        server.apply(revision).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn revisions_of_a_rollout_are_found_on_all_pages() {
+        let server = server().await;
+        add(&server, "boat", "a-first");
+        for number in 0..=2 * PAGE {
+            add(&server, &format!("raft-{number}"), &format!("raft-{number}"));
+        }
+        add(&server, "boat", "z-last");
+
+        let rows = list(server.client()).await.unwrap();
+
+        let names = |row: &RolloutRow| {
+            row.revisions.iter().map(|it| it.name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        let rows: Vec<_> = rows.iter().map(|row| (&*row.name, names(row))).collect();
+        assert_eq!(rows, [("boat", "a-first z-last".to_owned())]);
+        let requests = server.requests();
+        let lists = requests.iter().filter(|it| it.resource().contains("controllerrevisions"));
+        assert!(lists.count() >= 3, "by pages");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_the_crd_of_revisions_there_are_no_rollouts() {
+        let rows = list(SimulatedServer::new().client()).await.unwrap();
+
+        assert_eq!(rows, []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn missing_right_to_list_revisions_is_no_empty_list() {
+        let server = server().await;
+        add(&server, "boat", "one");
+        add(&server, "boat", "two");
+        server.set_rbac([
+            AccessRule::deny().resources(["controllerrevisions.metacontroller.k8s.io"])
+        ]);
+
+        let refused = list(server.client()).await.unwrap_err();
+
+        assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
+    }
+}

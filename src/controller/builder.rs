@@ -241,7 +241,8 @@ impl Builder {
     }
 
     /// Watches these namespaces, instead of the cluster's default: by a watch for each, so that no
-    /// right in others is needed. Listers and stores read all of them, once all are listed.
+    /// right in others is needed. Listers and stores read all of them, once all are listed. Without
+    /// any namespace the default applies, which may be all namespaces.
     ///
     /// Not for `claims_type`, nor for an input by name, which have one namespace at most.
     pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
