@@ -41,7 +41,7 @@ enum Large {
 }
 
 /// Rolls three children of eight parents at once, and then fifty of the large ones. Asserts that each
-/// child was written once, in the order of the response.
+/// child was written once, in the order of the response, and nothing after the last one.
 async fn roll_each_combination(strategy: ApplyStrategy, large: Large) {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
@@ -75,11 +75,11 @@ async fn roll_each_combination(strategy: ApplyStrategy, large: Large) {
         let mut all: Vec<_> = parents.iter_mut().chain(&mut others).collect();
         join_all(all.iter().map(|parent| parent.create("one"))).await;
         join_all(all.iter().map(|parent| parent.settles("one"))).await;
-        roll(&scope, &all, "two").await;
+        roll(&scope, &hook, &all, "two").await;
         all.truncate(count_of_large);
         join_all(all.iter_mut().map(|parent| parent.scale(50))).await;
         join_all(all.iter().map(|parent| parent.settles("two"))).await;
-        roll(&scope, &all, "three").await;
+        roll(&scope, &hook, &all, "three").await;
     };
     let mut process = binary.during(None, Box::pin(rolled)).await;
     process.kill().await.unwrap();
@@ -91,11 +91,12 @@ async fn roll_each_combination(strategy: ApplyStrategy, large: Large) {
     }
 }
 
-/// Edits all parents at once, and asserts the order of the changes.
-async fn roll(scope: &TestScope, parents: &[&mut Rolled], text: &str) {
+/// Edits all parents at once. Asserts the order of the changes, and that nothing is written afterwards.
+async fn roll(scope: &TestScope, hook: &HookServer, parents: &[&mut Rolled], text: &str) {
     let changes = Changes::watch(scope.client(), &scope.namespace).await;
     join_all(parents.iter().map(|parent| parent.edit(text))).await;
     join_all(parents.iter().map(|parent| parent.settles(text))).await;
+    join_all(parents.iter().map(|parent| parent.assert_quiet(hook))).await;
     let changes = changes.all().await;
     for parent in parents {
         parent.assert_rolled_in_turn(&changes, &format!("rolled to {text}"));

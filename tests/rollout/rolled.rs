@@ -9,7 +9,7 @@ use pilotlight::{
     meta::api::{CompositeController, ControllerRevision},
     testing::{CrdBuilder, TestScope},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{HookServer, until};
 
@@ -167,20 +167,54 @@ impl Rolled {
         .await;
     }
 
-    /// Texts of the children, names of each revision's children, and reason of the condition.
-    async fn found(&self) -> kube::Result<(Vec<String>, Vec<Vec<String>>, String)> {
-        let children = self.children().await?;
-        let texts = children.into_iter().filter_map(|child| child.data?.remove("text")).collect();
+    /// Asserts that a settled rollout writes nothing more: two touches of the parent are synced, so that
+    /// the sync of the first one has ended, and leave children, revisions and status as they were.
+    pub(super) async fn assert_quiet(&self, hook: &HookServer) {
+        let before = self.stored().await.unwrap();
+        for _ in 0..2 {
+            let touch = format!("{:x}", fastrand::u64(..));
+            let change = json!({ "metadata": { "annotations": { "touched": touch } } });
+            let (by, change) = (PatchParams::default(), Patch::Merge(change));
+            self.parents.patch(&self.name, &by, &change).await.unwrap();
+            let what = format!("{} is synced again", self.name);
+            hook.asked(&what, |call| {
+                call.parent() == self.name
+                    && call.body["parent"]["metadata"]["annotations"]["touched"] == touch
+            })
+            .await;
+        }
+        assert_eq!(self.stored().await.unwrap(), before, "{} {:?}", self.name, self.rolling);
+    }
+
+    /// Versions of the children and of the parent's revisions, and its status.
+    async fn stored(&self) -> kube::Result<(Vec<Option<String>>, Value)> {
+        let parent = self.parents.get(&self.name).await?;
+        let children = self.children().await?.into_iter().map(|child| child.metadata);
+        let revisions =
+            self.revisions(&parent).await?.into_iter().map(|revision| revision.metadata);
+        let versions = children.chain(revisions).map(|metadata| metadata.resource_version);
+        Ok((versions.collect(), parent.data["status"].clone()))
+    }
+
+    /// Revisions of the parent, not those of an earlier parent of its name, which the garbage
+    /// collector deletes in time.
+    async fn revisions(&self, parent: &DynamicObject) -> kube::Result<Vec<ControllerRevision>> {
         let home = if self.crd.is_namespaced() { &self.namespace } else { "default" };
         let revisions = Api::<ControllerRevision>::namespaced(self.client.clone(), home);
-        let revisions = revisions.list(&ListParams::default()).await?.into_iter();
-        let parent = self.parents.get(&self.name).await?;
-        // Not those of an earlier parent of this name, which the garbage collector deletes in time.
         let is_own = |revision: &ControllerRevision| {
             let owners = revision.metadata.owner_references.iter().flatten();
             owners.into_iter().any(|owner| Some(&owner.uid) == parent.metadata.uid.as_ref())
         };
-        let names = revisions.filter(is_own).map(|revision| {
+        let revisions = revisions.list(&ListParams::default()).await?;
+        Ok(revisions.into_iter().filter(is_own).collect())
+    }
+
+    /// Texts of the children, names of each revision's children, and reason of the condition.
+    async fn found(&self) -> kube::Result<(Vec<String>, Vec<Vec<String>>, String)> {
+        let children = self.children().await?;
+        let texts = children.into_iter().filter_map(|child| child.data?.remove("text")).collect();
+        let parent = self.parents.get(&self.name).await?;
+        let names = self.revisions(&parent).await?.into_iter().map(|revision| {
             revision.children.into_iter().flat_map(|children| children.names).collect()
         });
         let conditions = parent.data["status"]["conditions"].as_array().cloned();
