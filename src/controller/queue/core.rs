@@ -533,6 +533,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     /// Promotes keys that have been ready for [`LOW_PRIORITY_WAIT`] to normal priority, at the
     /// position of their own add.
     fn promote_aged(&mut self, now: Instant) {
+        let mut promoted = Vec::new();
         while let Some(&(since, slot)) = self.aging.front()
             && now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT
         {
@@ -543,9 +544,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 && entry.priority < NORMAL_PRIORITY
                 && entry.processing.is_none()
             {
-                let priority = NORMAL_PRIORITY;
-                self.push_ticket(priority, Ticket { number: ticket, slot });
+                promoted.push(Ticket { number: ticket, slot });
             }
+        }
+        if !promoted.is_empty() {
+            self.ready.extend(NORMAL_PRIORITY, promoted);
+            self.sweep();
         }
     }
 
@@ -564,6 +568,11 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     fn push_ticket(&mut self, priority: i32, ticket: Ticket) {
         self.ready.push(priority, ticket);
+        self.sweep();
+    }
+
+    /// Removes the outdated tickets if they dominate.
+    fn sweep(&mut self) {
         // A key has two valid tickets at most: at its own priority, and at the normal one.
         if self.ready.len() > 4 * self.ready_keys + SWEEP_AT_LEAST {
             let entries = &self.entries;

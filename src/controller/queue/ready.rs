@@ -5,6 +5,10 @@ use std::collections::VecDeque;
 /// Number of priorities whose lists are kept while they are empty, with their memory.
 const KEPT_LISTS: usize = 8;
 
+/// Number of tickets from which they are merged into a list rather than inserted one by one: each
+/// insertion moves a part of the list.
+const MERGED_FROM: usize = 64;
+
 /// Slots of ready keys, each with its ticket: highest priority first, then the smallest ticket.
 ///
 /// May hold outdated tickets. The queue skips them, and removes them in bulk when they dominate.
@@ -30,12 +34,7 @@ impl ReadyKeys {
 
     /// Inserts a ticket. Takes constant time for the last one of a priority, which a new one is.
     pub(super) fn push(&mut self, priority: i32, ticket: Ticket) {
-        let place = self.lists.binary_search_by_key(&priority, |(known, _)| *known);
-        let place = place.unwrap_or_else(|place| {
-            self.lists.insert(place, (priority, VecDeque::new()));
-            place
-        });
-        let list = &mut self.lists[place].1;
+        let list = self.list(priority);
         match list.back() {
             Some(last) if last.number > ticket.number => {
                 let place = list.partition_point(|other| other.number < ticket.number);
@@ -44,6 +43,28 @@ impl ReadyKeys {
             Some(_) | None => list.push_back(ticket),
         }
         self.tickets += 1;
+    }
+
+    /// Inserts tickets of any number. Takes linear time for many.
+    pub(super) fn extend(&mut self, priority: i32, tickets: Vec<Ticket>) {
+        if tickets.len() < MERGED_FROM {
+            tickets.into_iter().for_each(|ticket| self.push(priority, ticket));
+            return;
+        }
+        self.tickets += tickets.len();
+        let list = self.list(priority);
+        list.extend(tickets);
+        // Two sorted runs: the sort merges them.
+        list.make_contiguous().sort_by_key(|ticket| ticket.number);
+    }
+
+    fn list(&mut self, priority: i32) -> &mut VecDeque<Ticket> {
+        let place = self.lists.binary_search_by_key(&priority, |(known, _)| *known);
+        let place = place.unwrap_or_else(|place| {
+            self.lists.insert(place, (priority, VecDeque::new()));
+            place
+        });
+        &mut self.lists[place].1
     }
 
     /// Returns the first ticket.
@@ -98,6 +119,24 @@ mod tests {
         let slots: Vec<_> = popped.iter().map(|ticket| ticket.slot).collect();
         assert_eq!(slots, [2, 5, 3, 0, 4, 1]);
         assert_eq!(ready.len(), 0);
+    }
+
+    #[test]
+    fn many_tickets_of_any_number_are_popped_by_ticket() {
+        let mut ready = ReadyKeys::default();
+        let ticket = |number: u32| Ticket { number: number.into(), slot: number };
+        let (promoted, normal): (Vec<_>, Vec<_>) = (0..400_000).partition(|number| number % 2 == 0);
+        for number in &normal {
+            ready.push(0, ticket(*number));
+        }
+
+        // One insertion after the other would take minutes.
+        ready.extend(0, promoted.into_iter().map(ticket).collect());
+        ready.extend(0, vec![ticket(400_000), ticket(399_999)]);
+
+        assert_eq!(ready.len(), 400_002);
+        let popped: Vec<_> = std::iter::from_fn(|| ready.pop()).collect();
+        assert!(popped.is_sorted_by_key(|ticket| ticket.number));
     }
 
     #[test]

@@ -278,8 +278,16 @@ impl Reconciling {
         };
         // Every outcome is known. What a cache lacks is compared again before the next reconcile.
         let targets = mem::take(&mut writes.targets);
-        let left = RequestWrites { targets, live: true, ..RequestWrites::default() };
-        self.writes = (!left.targets.is_empty()).then_some(left);
+        // Before its type is listed, the request's own object cannot be compared.
+        let own_object = writes.own_object;
+        let live = !targets.is_empty();
+        self.writes = (live || own_object).then(|| RequestWrites {
+            targets,
+            live,
+            own_object,
+            unknown: own_object,
+            ..RequestWrites::default()
+        });
         Ok(overlays)
     }
 

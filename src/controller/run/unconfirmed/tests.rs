@@ -5,7 +5,7 @@ use tokio::time::advance;
 use tower::service_fn;
 
 use super::*;
-use crate::manager::Fence;
+use crate::manager::{Epoch, Fence};
 
 /// Sends a create request whose response has this status code, in the name of a request.
 async fn create(unconfirmed: &Arc<UnconfirmedWrites>, code: u16) {
@@ -48,6 +48,20 @@ async fn answered_write_is_removed_after_ten_minutes_and_one_of_unknown_outcome_
     advance(RETENTION).await;
     unconfirmed.expire();
     assert_eq!(unconfirmed.requests(), [Request::namespaced("ns", "a")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_request_is_listed() {
+    let unconfirmed = Arc::default();
+    create(&unconfirmed, 500).await;
+    let request = Request::namespaced("ns", "a");
+    let (statuses, _settled) = InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), Vec::new());
+
+    let mut reconciling = unconfirmed.begin(&request);
+    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &[]).await.unwrap();
+    drop(reconciling);
+
+    assert_eq!(unconfirmed.requests(), [request]);
 }
 
 #[tokio::test(start_paused = true)]

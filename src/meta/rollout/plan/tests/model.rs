@@ -42,8 +42,9 @@ struct SimulatedCluster {
     children: BTreeMap<ChildId, Child>,
     // Children that a rollout has deleted.
     deleted: BTreeSet<ChildId>,
-    // Child that was unavailable when its move was decided: it may become ready before its write.
-    chosen_unready: Option<ChildId>,
+    // Children that were unavailable when their move was decided: they may become ready before
+    // their write.
+    chosen_unready: BTreeSet<ChildId>,
     revisions: BTreeMap<u8, Vec<RevisionChildren>>,
     writes: usize,
 }
@@ -70,7 +71,6 @@ impl SimulatedCluster {
     /// rollout's making.
     fn change(&mut self, change: impl FnOnce(&mut Self)) {
         change(self);
-        self.chosen_unready = None;
         let wanted = self.wanted();
         self.deleted.retain(|id| wanted.contains(id));
         for (_, child) in self.children.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
@@ -111,7 +111,7 @@ impl SimulatedCluster {
         if let RolloutProgress::Updating(child) = &plan.progress
             && self.children.get(child).is_some_and(|child| !child.is_ready)
         {
-            self.chosen_unready = Some(child.clone());
+            self.chosen_unready.insert(child.clone());
         }
         let mut may_write = |writes: &mut usize| {
             *writes += usize::from(budget > 0);
@@ -155,26 +155,27 @@ impl SimulatedCluster {
                 Some(AssignedRevision::Unassigned) => continue,
             };
             let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
-            let was_unready = self.chosen_unready.as_ref() == Some(&id);
+            let was_unready = self.chosen_unready.contains(&id);
             match self.children.get_mut(&id) {
-                Some(child) if child.spec == spec => {}
+                Some(child) if child.spec == spec => continue,
                 _ if !may_write(&mut self.writes) => return true,
                 None => {
                     let is_disrupted = self.deleted.remove(&id);
-                    self.children.insert(id, created(is_disrupted));
+                    self.children.insert(id.clone(), created(is_disrupted));
                 }
                 // A child that was not ready before is not made unavailable by the rollout.
                 Some(child) if self.recreates => {
                     let is_disrupted = (child.is_ready && !was_unready) || child.is_disrupted;
                     self.children.remove(&id);
                     if is_disrupted {
-                        self.deleted.insert(id);
+                        self.deleted.insert(id.clone());
                     }
                 }
                 Some(child) => {
                     *child = created((child.is_ready && !was_unready) || child.is_disrupted);
                 }
             }
+            self.chosen_unready.remove(&id);
         }
         self.writes > before
     }
