@@ -18,7 +18,7 @@ use kube::{
 use pilotlight::{
     meta::api::CompositeController,
     testing::{
-        Action, AuditEvent, ControlPlane, CrdBuilder, Faults, Rule, TestScope, proxy::Proxy,
+        Action, AuditEvent, ControlPlane, CrdBuilder, Faults, Rule, TestScope, Verb, proxy::Proxy,
     },
 };
 use serde_json::json;
@@ -324,6 +324,48 @@ async fn leader_keeps_a_lease_that_is_deleted_or_rewritten_by_hand() {
     let took = since(begin, &first);
     assert!(took <= LEASE + MARGIN, "{took:?}");
     standby.kill().await.unwrap();
+    replicas.end().await;
+}
+
+#[tokio::test]
+async fn standby_that_reads_renew_times_of_another_clock_takes_over_after_the_lease_and_not_before()
+{
+    let replicas = Replicas::new("election-clock").await;
+    for year in ["2001", "2099"] {
+        let (old, new) = replicas.pair();
+        let mut leader = replicas.start_as(&old);
+        replicas.until_written(&old).await;
+        let faults = Faults::default();
+        let of_leases = |action| Rule::new(action).resource("coordination.k8s.io", "leases");
+        faults.add(of_leases(Action::Fail("refused".to_owned())).verb(Verb::Watch));
+        let move_year = move |lease: &mut serde_json::Value| {
+            if let Some(time) = lease.pointer_mut("/spec/renewTime") {
+                *time = format!("{year}{}", &time.as_str().unwrap()["2001".len()..]).into();
+            }
+        };
+        let moved = faults.add(of_leases(Action::edit(move_year)).verb(Verb::Get));
+        let config = replicas.plane.user(&new, MASTERS).unwrap();
+        let proxy = Proxy::to_api_server(config, &faults).await.unwrap();
+        let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(kubeconfig.path(), proxy.kubeconfig()).unwrap();
+        let mut standby = replicas.start(kubeconfig.path());
+        replicas.until_warm(&new).await;
+
+        sleep(2 * LEASE).await;
+        replicas.plane.audit_settled().await.unwrap();
+        assert!(replicas.writes(&new).is_empty(), "{year}: {:?}", replicas.writes(&new));
+        assert!(faults.hits(moved) >= 6, "{year}: {} reads", faults.hits(moved));
+
+        let begin = Timestamp::now();
+        leader.kill().await.unwrap();
+        let first = replicas.assert_no_late_write(&old, &new).await;
+        let took = since(begin, &first);
+        assert!(took >= LEASE - 2 * MARGIN, "{year}: {took:?}");
+        // Without a watch, the standby reads the lease every 300 ms to 660 ms.
+        assert!(took <= LEASE + 3 * MARGIN, "{year}: {took:?}");
+        standby.kill().await.unwrap();
+        replicas.leases().delete("test", &DeleteParams::default()).await.unwrap();
+    }
     replicas.end().await;
 }
 

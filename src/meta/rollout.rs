@@ -15,7 +15,7 @@ mod updated_condition;
 
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
-    pending::{PendingRollouts, Recorded, RolloutHealth},
+    pending::{PendingRollouts, Recorded, RolloutHealth, WaitingParent},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
         plan,

@@ -4,7 +4,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus,
-    hook_health::Health, rollout::RolloutHealth,
+    hook_health::Health,
+    rollout::{RolloutHealth, WaitingParent},
 };
 use crate::{
     kind::{TypeName, TypeRef},
@@ -195,24 +196,24 @@ impl View<'_> {
         }
     }
 
-    /// Rollouts that are under way, with the parent that has waited longest.
+    /// Rollouts that are under way, with the parents that have waited longest.
     fn rolled_out(&self) -> ConditionParts {
-        let RolloutHealth { pending, waiting, since, example } = &self.health.rollouts;
-        let Some(since) = since else {
+        let RolloutHealth { pending, waiting, since, longest } = &self.health.rollouts;
+        if since.is_none() {
             return (ConditionStatus::True, "NoRollout".to_owned(), String::new());
-        };
-        match example {
-            Some((parent, wait)) => {
-                let message = format!(
-                    "{pending} rollouts, {waiting} waiting since {since:.0}; {parent}: {wait}"
-                );
-                (ConditionStatus::False, "RolloutWaiting".to_owned(), message)
-            }
-            None => {
-                let message = format!("{pending} rollouts");
-                (ConditionStatus::False, "RolloutProgressing".to_owned(), message)
-            }
         }
+        let mut message = format!("{pending} rollouts");
+        if longest.is_empty() {
+            return (ConditionStatus::False, "RolloutProgressing".to_owned(), message);
+        }
+        message.push_str(&format!(", {waiting} waiting"));
+        for WaitingParent { parent, since, wait } in longest {
+            message.push_str(&format!("; {parent} since {since:.0}: {wait}"));
+        }
+        if let Some(more) = waiting.checked_sub(longest.len()).filter(|more| *more > 0) {
+            message.push_str(&format!("; {more} more"));
+        }
+        (ConditionStatus::False, "RolloutWaiting".to_owned(), message)
     }
 
     fn condition(&self, type_: &str, (status, reason, message): ConditionParts) -> StatusCondition {
@@ -383,6 +384,40 @@ mod tests {
             assert_eq!(status.conditions[0].status, "False");
             assert_eq!(status.conditions[2].status, "True", "it runs");
         }
+    }
+
+    #[test]
+    fn parents_that_wait_in_a_rollout_are_named_with_their_times() {
+        let waiting = |name: &str| WaitingParent {
+            parent: crate::controller::Request::namespaced("ns", name),
+            since: Timestamp::UNIX_EPOCH,
+            wait: "missing child Pod x".to_owned(),
+        };
+        let rollouts = RolloutHealth {
+            pending: 9,
+            waiting: 3,
+            since: Some(Timestamp::UNIX_EPOCH),
+            longest: vec![waiting("a"), waiting("b")],
+        };
+        let previous = CompositeControllerStatus::default();
+        let view = View {
+            generation: 7,
+            acceptance: &Acceptance::Accepted,
+            definition: None,
+            run: None,
+            health: &Health { rollouts, ..Health::default() },
+            previous: &previous,
+            now: Timestamp::UNIX_EPOCH,
+        };
+
+        let (status, reason, message) = view.rolled_out();
+
+        assert_eq!((status, &*reason), (ConditionStatus::False, "RolloutWaiting"));
+        assert_eq!(
+            message,
+            "9 rollouts, 3 waiting; ns/a since 1970-01-01T00:00:00Z: missing child Pod x; \
+             ns/b since 1970-01-01T00:00:00Z: missing child Pod x; 1 more"
+        );
     }
 
     #[test]

@@ -22,6 +22,9 @@ const OVERDUE: Duration = Duration::from_secs(10);
 /// Maximum number of remembered objects of others; beyond it they are read again.
 const MAX_FOREIGN: usize = 10_000;
 
+/// Maximum number of parents whose waits are shown.
+const SHOWN: usize = 5;
+
 /// Function that is called with each changed sum.
 type Observer = Box<dyn Fn(&RolloutHealth) + Send + Sync>;
 
@@ -59,8 +62,19 @@ pub(crate) struct RolloutHealth {
     pub(crate) waiting: usize,
     /// Time of the last progress of the parent that has waited longest.
     pub(crate) since: Option<Timestamp>,
-    /// The parent that has waited longest, and the reason.
-    pub(crate) example: Option<(Request, String)>,
+    /// The parents that have waited longest, five at most.
+    pub(crate) longest: Vec<WaitingParent>,
+}
+
+/// Parent that has waited for a child for long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingParent {
+    /// The parent.
+    pub(crate) parent: Request,
+    /// Time since which it waits.
+    pub(crate) since: Timestamp,
+    /// What it waits for.
+    pub(crate) wait: String,
 }
 
 /// Result of recording the progress of a rollout.
@@ -182,15 +196,25 @@ fn is_same(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
 impl RolloutStates {
     fn health(&self) -> RolloutHealth {
         // Short waits are part of each rollout.
-        let reported = self.pending.iter().filter(|(_, pending)| pending.is_reported);
-        let waiting =
-            || reported.clone().filter_map(|(key, it)| Some((key, it, it.wait.as_ref()?)));
-        let longest = waiting().min_by_key(|(_, pending, _)| pending.since);
+        let waits = self.pending.iter().filter(|(_, pending)| pending.is_reported);
+        let mut waits: Vec<_> =
+            waits.filter_map(|(key, it)| Some((it.since, it.at, key, it.wait.as_ref()?))).collect();
+        let waiting = waits.len();
+        if waiting > SHOWN {
+            waits.select_nth_unstable_by_key(SHOWN, |(since, ..)| *since);
+            waits.truncate(SHOWN);
+        }
+        waits.sort_by_key(|(since, _, key, _)| (*since, *key));
+        let longest = waits.into_iter().map(|(_, since, parent, wait)| WaitingParent {
+            parent: parent.clone(),
+            since,
+            wait: wait.to_string(),
+        });
         RolloutHealth {
             pending: self.pending.len(),
-            waiting: waiting().count(),
+            waiting,
             since: self.pending.values().map(|pending| pending.at).min(),
-            example: longest.map(|(key, _, wait)| (key.clone(), wait.to_string())),
+            longest: longest.collect(),
         }
     }
 }
@@ -245,15 +269,35 @@ mod tests {
         rollouts.record(&two, &waiting("x"));
 
         let health = seen.lock().clone();
-        assert_eq!((health.pending, health.waiting, health.example), (2, 0, None));
+        assert_eq!((health.pending, health.waiting, health.longest), (2, 0, Vec::new()));
         advance(REPORTED).await;
         rollouts.record(&two, &waiting("x"));
         let health = seen.lock().clone();
         assert_eq!((health.pending, health.waiting), (2, 1));
-        assert_eq!(health.example, Some((two.clone(), "missing child ConfigMap x".to_owned())));
+        let [found] = &health.longest[..] else { panic!("one parent waits: {health:?}") };
+        assert_eq!((&found.parent, &*found.wait), (&two, "missing child ConfigMap x"));
         assert!(rollouts.record(&one, &RolloutProgress::Complete).is_completed);
         assert!(!rollouts.record(&one, &RolloutProgress::Complete).is_completed, "reported once");
         rollouts.clear();
         assert_eq!(*seen.lock(), RolloutHealth::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parents_that_have_waited_longest_are_shown() {
+        let seen = Arc::new(Mutex::new(RolloutHealth::default()));
+        let latest = Arc::clone(&seen);
+        let rollouts = PendingRollouts::new(move |health| *latest.lock() = health.clone());
+        let parents = ["g", "f", "e", "d", "c", "b", "a"].map(|it| Request::namespaced("ns", it));
+        for parent in &parents {
+            rollouts.record(parent, &waiting("x"));
+            advance(Duration::from_secs(1)).await;
+        }
+
+        advance(REPORTED).await;
+        parents.iter().for_each(|parent| drop(rollouts.record(parent, &waiting("x"))));
+
+        let health = seen.lock().clone();
+        let shown: Vec<_> = health.longest.iter().map(|it| it.parent.clone()).collect();
+        assert_eq!((health.waiting, &shown[..]), (7, &parents[..SHOWN]));
     }
 }
