@@ -130,7 +130,7 @@ mod tests {
             ready.push(0, ticket(*number));
         }
 
-        // One insertion after the other would take minutes.
+        // Insertions one by one would take minutes.
         ready.extend(0, promoted.into_iter().map(ticket).collect());
         ready.extend(0, vec![ticket(400_000), ticket(399_999)]);
 

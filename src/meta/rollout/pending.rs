@@ -73,7 +73,7 @@ pub(crate) struct WaitingParent {
     pub(crate) parent: Request,
     /// Time since which it waits.
     pub(crate) since: Timestamp,
-    /// What it waits for.
+    /// Text of its wait.
     pub(crate) wait: String,
 }
 
