@@ -61,6 +61,8 @@
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
+//! The binary, `src/main.rs` with the subcommands of `src/cli.rs`, uses the public items alone.
+//!
 //! Five of them are the rooms of the engine, in the order of the flow. Each starts at the file of
 //! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`], which
 //! imports no room; [`runtime`] imports rooms 1 to 4, and [`server`] room 2. Every room may import

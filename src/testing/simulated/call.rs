@@ -1,4 +1,4 @@
-//! Request and answer, without a connection.
+//! Request and response, without a connection.
 
 use std::collections::BTreeMap;
 

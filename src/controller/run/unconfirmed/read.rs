@@ -1,4 +1,4 @@
-//! Reads from the server, for writes whose answer was lost and for caches that stay behind.
+//! Reads from the server, for writes whose response was lost and for caches that stay behind.
 //!
 //! Each read is a list with the selectors of one cache: a controller that may watch a type may list
 //! it, but perhaps not get it. A list without a resourceVersion is a consistent read.
