@@ -247,7 +247,7 @@ async fn a_proxy_that_refuses_is_named_with_its_status_and_without_its_password(
     for (status, expected) in [
         ("403 Forbidden", "it answered 403 to CONNECT kubernetes.invalid:6443"),
         ("407 Proxy Authentication Required", "(407)"),
-        ("nonsense", "its answer is not HTTP"),
+        ("nonsense", "its response is not HTTP"),
     ] {
         let proxy = ConnectProxy::start(server.tls.address(), status, None).await;
         let mut config = server.config();

@@ -417,7 +417,7 @@ async fn nothing_secret_leaves_the_process() {
 async fn bodies_of_hooks_are_logged_without_data_of_secrets_at_level_6() {
     let scene = Scene::start(&["--zap-log-level=6"]).await;
     scene.declare_one("updated", &format!("http://{}/secret", scene.hooks_at));
-    scene.until("the hook's answer", || scene.events().contains("updating Secret")).await;
+    scene.until("the hook's response", || scene.events().contains("updating Secret")).await;
 
     let log = scene.end().await;
 

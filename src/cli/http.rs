@@ -57,6 +57,6 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
     let shown = redaction::url(&uri);
     match tokio::time::timeout(TIMEOUT, asked).await {
         Ok(answer) => answer.with_context(|| format!("asking {shown}")),
-        Err(_) => bail!("asking {shown}: no answer within {TIMEOUT:?}"),
+        Err(_) => bail!("asking {shown}: no response within {TIMEOUT:?}"),
     }
 }

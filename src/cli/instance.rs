@@ -338,7 +338,7 @@ mod tests {
         let [live, ready, verbose, scraped, status, types, elsewhere] = answers;
         assert!(live.starts_with("HTTP/1.1 200"), "{live}");
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-        assert!(ready.contains("[-]discovery/cluster no answer"), "{ready}");
+        assert!(ready.contains("[-]discovery/cluster no response"), "{ready}");
         assert!(!ready.contains("controller/probes"), "only what failed: {ready}");
         assert!(verbose.contains("[+]controller/probes Running"), "{verbose}");
         for metric in [

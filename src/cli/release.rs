@@ -66,7 +66,7 @@ async fn release(
             if status.code == 404 && crd_is_missing(client, kind).await => {}
         Err(error) => {
             return Err(anyhow!(error).context(format!(
-                "reading the {kind} {name}: the answer does not prove that it is gone"
+                "reading the {kind} {name}: the response does not prove that it is gone"
             )));
         }
     }

@@ -164,7 +164,7 @@ impl Cluster {
             }
             match &*types.mode().borrow() {
                 _ if !known.load(Ordering::Relaxed) => {
-                    CheckResult::Failed("no answer about the server's types yet".into())
+                    CheckResult::Failed("no response about the server's types yet".into())
                 }
                 DiscoveryMode::NotStarted => CheckResult::Degraded("does not run".into()),
                 DiscoveryMode::Static(_) => CheckResult::Degraded("is polled".into()),

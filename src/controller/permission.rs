@@ -140,7 +140,7 @@ impl Permission {
                 let message = format!("not allowed to {verb} {resource} of group {group:?}{scope}");
                 Verdict::Unmet(why(Reason::Forbidden, &message))
             }
-            _ => unknown("its answer has no status".to_owned()),
+            _ => unknown("its response has no status".to_owned()),
         }
     }
 }

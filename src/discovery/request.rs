@@ -32,10 +32,10 @@ pub(super) enum Error {
     #[error("{path} was answered with {code}: {}", redaction::text(message))]
     Status { path: String, code: u16, message: String },
     /// The body ended early or exceeds the budget.
-    #[error("reading the answer to {path}: {}", redaction::error(&**source))]
+    #[error("reading the response to {path}: {}", redaction::error(&**source))]
     Body { path: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The body does not have the expected shape.
-    #[error("decoding the answer to {path}: {}", redaction::decoding(source))]
+    #[error("decoding the response to {path}: {}", redaction::decoding(source))]
     Decode { path: String, source: serde_json::Error },
     /// The watch reported an error instead of an event.
     #[error("watching {path}: {}", redaction::error(&**source))]

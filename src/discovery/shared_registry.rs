@@ -171,7 +171,7 @@ fn reason(state: &TypeState) -> Option<String> {
         TypeState::Terminating => Some("its CRD is being deleted; finalizers must finish".into()),
         TypeState::Unknown(None) => Some("nothing was read about it yet".into()),
         TypeState::Unknown(Some(last)) => {
-            Some(format!("discovery has no current answer; it was {} before", last.word()))
+            Some(format!("discovery has no current response; it was {} before", last.word()))
         }
         TypeState::Absent | TypeState::Served => None,
     }

@@ -153,7 +153,7 @@ impl BodyReader {
                 let Ok(chunk) = frame.into_data() else { return Ok(true) };
                 if self.bytes.len() + chunk.len() > self.budget {
                     return Err(RequestFailure::TooLong {
-                        what: "the answer",
+                        what: "the response",
                         budget: self.budget,
                     });
                 }
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(reader.more().await, Ok(true));
         assert_eq!(
             reader.more().await,
-            Err(RequestFailure::TooLong { what: "the answer", budget: 8 }),
+            Err(RequestFailure::TooLong { what: "the response", budget: 8 }),
         );
         assert_eq!(reader.into_bytes(), b"12345678");
     }

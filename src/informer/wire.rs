@@ -179,7 +179,7 @@ impl InformerRequests {
             .header(header::ACCEPT_ENCODING, "identity")
             .body(Body::empty())
             .map_err(|error| RequestFailure::Transport(chain(&error)))?;
-        let late = RequestFailure::Deadline { what: "answer", after: self.deadline };
+        let late = RequestFailure::Deadline { what: "response", after: self.deadline };
         let end = after(Instant::now(), self.deadline);
         let response = timeout_at(end, self.client.send(request))
             .await

@@ -175,7 +175,7 @@ pub(super) fn of_type(
         )),
         TypeState::Unknown(_) => Verdict::Unknown(unmet(
             Reason::TypeUnknown,
-            format!("nothing is proven about {type_ref}: discovery has no current answer"),
+            format!("nothing is proven about {type_ref}: discovery has no current response"),
         )),
     }
 }

@@ -77,7 +77,7 @@ impl ChildProcess {
             let problem = match time::timeout(Duration::from_secs(5), probe()).await {
                 Ok(Ok(())) => return Ok(start.elapsed()),
                 Ok(Err(problem)) => problem,
-                Err(_) => "no answer within 5 s".to_owned(),
+                Err(_) => "no response within 5 s".to_owned(),
             };
             if start.elapsed() > READY_DEADLINE {
                 let log = self.log_tail();

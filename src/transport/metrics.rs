@@ -43,7 +43,7 @@ impl TransportMetrics {
         );
         registry.register(
             "rest_client_request_duration_seconds",
-            "Time until the headers of the answer, by method and host",
+            "Time until the headers of the response, by method and host",
             self.duration.clone(),
         );
         registry.register(

@@ -152,14 +152,14 @@ async fn ask(
     // The server behind the proxy does not send first, so nothing follows this head.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= MAX_HEAD_BYTES {
-            return Err(io::Error::other("the header of its answer is too long"));
+            return Err(io::Error::other("the header of its response is too long"));
         }
         answer.push(stream.read_u8().await?);
     }
     let status = answer
         .strip_prefix(b"HTTP/1.")
         .and_then(|rest| std::str::from_utf8(rest.get(2..5)?).ok()?.parse().ok());
-    status.ok_or_else(|| io::Error::other("its answer is not HTTP"))
+    status.ok_or_else(|| io::Error::other("its response is not HTTP"))
 }
 
 /// Returns whether a URL has a host and a valid port, and no `@` behind them: a password with an

@@ -86,7 +86,7 @@ fn conditions_of(status: &[u8]) -> Result<Option<Vec<Value>>, String> {
 }
 
 fn unreadable(error: serde_json::Error) -> String {
-    format!("status.conditions of the hook's answer: {}", redaction::decoding(error))
+    format!("status.conditions of the hook's response: {}", redaction::decoding(error))
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
             json!({"conditions": [updated, {"type": "Ready"}]}),
         );
         let error = complete().within(Some(&Bytes::from_static(br#"{"conditions":{}}"#)));
-        assert!(error.unwrap_err().starts_with("status.conditions of the hook's answer"));
+        assert!(error.unwrap_err().starts_with("status.conditions of the hook's response"));
     }
 
     #[test]

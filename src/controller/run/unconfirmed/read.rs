@@ -45,7 +45,7 @@ pub(in crate::controller) enum ReadError {
     Server(#[from] kube::Error),
     #[error("the response has no items")]
     NoList,
-    #[error("there was no answer within {DEADLINE:?}")]
+    #[error("there was no response within {DEADLINE:?}")]
     Late(#[from] tokio::time::error::Elapsed),
 }
 
