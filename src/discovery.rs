@@ -5,7 +5,6 @@
 //! Discovery is requested for built-in and aggregated types. Absence needs proof: after a missing,
 //! partial or stale response the last state stands, marked as unknown.
 
-mod answer;
 mod api_service;
 mod ask;
 mod catalog;
@@ -18,6 +17,7 @@ mod raw;
 mod registry;
 mod report;
 mod request;
+mod response;
 mod schedule;
 #[cfg(test)]
 mod script;

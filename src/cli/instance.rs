@@ -307,9 +307,9 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     #[tokio::test]
@@ -320,7 +320,7 @@ mod tests {
         let stop = CancellationToken::new();
 
         let asked = async {
-            let answers = [
+            let responses = [
                 get(probes, "/livez").await,
                 get(probes, "/readyz").await,
                 get(probes, "/readyz?verbose").await,
@@ -330,12 +330,12 @@ mod tests {
                 get(probes, "/metrics").await,
             ];
             stop.cancel();
-            answers
+            responses
         };
-        let (ended, answers) = tokio::join!(instance.run(stop.clone()), asked);
+        let (ended, responses) = tokio::join!(instance.run(stop.clone()), asked);
 
         ended.unwrap();
-        let [live, ready, verbose, scraped, status, types, elsewhere] = answers;
+        let [live, ready, verbose, scraped, status, types, elsewhere] = responses;
         assert!(live.starts_with("HTTP/1.1 200"), "{live}");
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
         assert!(ready.contains("[-]discovery/cluster no response"), "{ready}");

@@ -56,7 +56,7 @@ that the source does not know is null:
   rollouts[]     rolling updates under way, only from the API server: apiVersion, kind, namespace
                  and name of the parent, revisions[]{name,created,children[]}, oldest first
 
-Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
+Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not respond, \
 2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready. A \
 synced controller of an instance that stands by is ready.";
 

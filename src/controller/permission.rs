@@ -123,12 +123,12 @@ impl Permission {
             Ok(request) => request,
             Err(error) => return unknown(error.to_string()),
         };
-        let answer: Value = match timeout(REVIEW_TIMEOUT, ask(client, request)).await {
-            Ok(Ok(answer)) => answer,
+        let response: Value = match timeout(REVIEW_TIMEOUT, ask(client, request)).await {
+            Ok(Ok(response)) => response,
             Ok(Err(error)) => return unknown(redaction::request_error(&error)),
             Err(_) => return unknown(format!("no response within {REVIEW_TIMEOUT:?}")),
         };
-        match (&answer["status"]["allowed"], answer["status"]["evaluationError"].as_str()) {
+        match (&response["status"]["allowed"], response["status"]["evaluationError"].as_str()) {
             (Value::Bool(true), _) => Verdict::Met(Vec::new()),
             (_, Some(error)) if !error.is_empty() => unknown(error.to_owned()),
             (Value::Bool(false), _) => {

@@ -8,11 +8,11 @@ use serde::Deserialize;
 use tracing::debug;
 
 use super::{
-    answer::{
+    request::{Error, get, get_json},
+    response::{
         AnsweredVersion, CoreVersions, DiscoveryResponse, GroupDiscoveryList, GroupList,
         ResourceList,
     },
-    request::{Error, get, get_json},
 };
 
 /// Media types in order of preference; the server uses the first that it supports.
@@ -77,7 +77,7 @@ async fn endpoint(
         Err(error) => return Err(error),
     };
     let is_aggregated = serde_json::from_slice::<Kind>(&body)
-        .is_ok_and(|answer| answer.kind == "APIGroupDiscoveryList");
+        .is_ok_and(|response| response.kind == "APIGroupDiscoveryList");
     if is_aggregated {
         match serde_json::from_slice::<GroupDiscoveryList>(&body) {
             Ok(list) => return Ok(list.into()),

@@ -26,9 +26,9 @@ pub(super) use self::{
     touched::Touched,
 };
 use super::{
-    answer::{AnsweredVersion, DiscoveryResponse, ServedResource},
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
     crd::Crd,
+    response::{AnsweredVersion, DiscoveryResponse, ServedResource},
     schedule::PendingDiscovery,
 };
 use crate::kind::TypeName;
@@ -235,26 +235,26 @@ impl Catalog {
     /// Applies a discovery response.
     pub(super) fn answered(
         &mut self,
-        answer: DiscoveryResponse,
+        response: DiscoveryResponse,
         reading: Reading,
         touched: &mut Touched,
     ) {
         let polled = match reading {
-            Reading::Static(polled) if answer.complete => Some(polled),
+            Reading::Static(polled) if response.complete => Some(polled),
             Reading::Static(_) | Reading::Watching => None,
         };
         if let Some(polled) = polled {
             self.polled(polled, touched);
         }
-        if answer.complete {
-            self.forget_deleted_crd_names(&answer);
+        if response.complete {
+            self.forget_deleted_crd_names(&response);
         }
         let mut named = HashSet::new();
-        for answered in answer.versions {
+        for answered in response.versions {
             named.insert((answered.group.clone(), answered.version.clone()));
             self.version_answered(answered, polled, touched);
         }
-        if !answer.complete {
+        if !response.complete {
             return;
         }
         if !std::mem::replace(&mut self.discovery_complete, true) {
@@ -356,13 +356,13 @@ impl Catalog {
     }
 
     /// Drops the names of deleted CRDs that discovery no longer lists.
-    fn forget_deleted_crd_names(&mut self, answer: &DiscoveryResponse) {
+    fn forget_deleted_crd_names(&mut self, response: &DiscoveryResponse) {
         self.deleted_crd_names.retain(|(group, name), missed| {
             let is_meant = |resource: &ServedResource| match name {
                 TypeName::Resource(plural) => *resource.plural == **plural,
                 TypeName::Kind(kind) => *resource.kind == **kind,
             };
-            let mut versions = answer.versions.iter().filter(|version| version.group == *group);
+            let mut versions = response.versions.iter().filter(|version| version.group == *group);
             let is_listed = versions.any(|version| {
                 version.resources.as_ref().is_none_or(|all| all.iter().any(is_meant))
             });

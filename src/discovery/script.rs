@@ -271,7 +271,7 @@ fn json_body(value: &Value) -> Answer {
 fn status(code: u16) -> Answer {
     let body = json!({ "kind": "Status", "status": "Failure", "code": code,
         "message": format!("scripted {code}"), "reason": "Scripted" });
-    let mut answer = json_body(&body);
-    *answer.status_mut() = http::StatusCode::from_u16(code).unwrap();
-    answer
+    let mut response = json_body(&body);
+    *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+    response
 }

@@ -11,13 +11,13 @@ use tracing::{debug, info, warn};
 
 use super::{
     DiscoveryMode, DiscoveryOptions,
-    answer::DiscoveryResponse,
     api_service::ApiServiceHeader,
     ask::ask,
     catalog::{Polled, Reading, Touched},
     crd::Crd,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
     request::Error,
+    response::DiscoveryResponse,
     schedule::{PendingDiscovery, RequestSchedule},
     shared_registry::SharedRegistry,
     watch::{CollectionChange, Watched, watch},
@@ -147,7 +147,7 @@ impl RunningDiscovery {
             () = stop.cancelled() => Event::Stop,
             Some(change) = self.crds.next() => Event::Crds(change),
             Some(change) = self.services.next() => Event::Services(change),
-            answer = request => Event::Answered(answer),
+            response = request => Event::Answered(response),
             () = ask_due => Event::AskDue,
             () = self.shared.hints.notified() => Event::Hinted,
         }
@@ -162,7 +162,7 @@ impl RunningDiscovery {
                 let (client, deadline) = (self.client.clone(), self.options.request_deadline);
                 self.request = Some(async move { ask(&client, deadline).await }.boxed());
             }
-            Event::Answered(answer) => self.on_answered(answer, touched),
+            Event::Answered(response) => self.on_answered(response, touched),
             Event::Hinted => self.schedule.hinted(Instant::now()),
             // The loop ends before it handles this event.
             Event::Stop => {}
@@ -240,7 +240,7 @@ impl RunningDiscovery {
         }
     }
 
-    fn on_answered(&mut self, answer: Result<DiscoveryResponse, Error>, touched: &mut Touched) {
+    fn on_answered(&mut self, response: Result<DiscoveryResponse, Error>, touched: &mut Touched) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
             DiscoveryMode::NotStarted | DiscoveryMode::Watching => Reading::Watching,
@@ -250,14 +250,14 @@ impl RunningDiscovery {
             }
         };
         let mut known = self.shared.write();
-        let outcome = match answer {
-            Ok(answer) => {
-                let outcome = if answer.complete {
+        let outcome = match response {
+            Ok(response) => {
+                let outcome = if response.complete {
                     RequestOutcome::complete
                 } else {
                     RequestOutcome::partial
                 };
-                known.catalog.answered(answer, reading, touched);
+                known.catalog.answered(response, reading, touched);
                 outcome
             }
             Err(error) => {

@@ -35,11 +35,11 @@ impl RunnableSpec {
             let (group, reports) = (runnable.group(), runnable.reports_running());
             (group, reports, runnable.keeps_grace(), runnable.warms_up())
         };
-        let (answers, broken) = match guard::run(ask) {
-            Ok(answers) => (answers, None),
+        let (responses, broken) = match guard::run(ask) {
+            Ok(responses) => (responses, None),
             Err(panic) => ((RunnableGroup::LeaderElection, false, false, false), Some(panic)),
         };
-        let (group, reports_running, keeps_grace, warms_up) = answers;
+        let (group, reports_running, keeps_grace, warms_up) = responses;
         let runnable = GuardedDrop::new(runnable);
         Self { runnable, options, group, reports_running, keeps_grace, warms_up, broken }
     }

@@ -78,7 +78,7 @@ pub(crate) struct Passage {
     // Of a write whose end its observer does not know.
     on_end: Option<OnEnd>,
     // Present while the response of a successful write arrives.
-    answer: WriteResponse,
+    response: WriteResponse,
 }
 
 impl Passage {
@@ -92,7 +92,7 @@ impl Passage {
     fn succeeded(mut self) {
         self.answered = true;
         if let Some(on_end) = self.on_end.take() {
-            on_end(WriteEnd::Answered(mem::take(&mut self.answer).into_bytes()));
+            on_end(WriteEnd::Answered(mem::take(&mut self.response).into_bytes()));
         }
     }
 
@@ -162,7 +162,7 @@ impl Fence {
             fence: self.clone(),
             answered: false,
             on_end: None,
-            answer: WriteResponse::default(),
+            response: WriteResponse::default(),
         })
     }
 

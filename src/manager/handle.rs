@@ -196,8 +196,8 @@ impl ManagerHandle {
         &self,
         command: impl FnOnce(ManagerReply) -> ManagerCommand,
     ) -> Result<(), AddError> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, response) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
-        answer.await.unwrap_or(Err(AddError::Stopping))
+        response.await.unwrap_or(Err(AddError::Stopping))
     }
 }

@@ -485,7 +485,7 @@ impl ManagerTask {
             // A receiver that was dropped needs no message.
             match message {
                 Outgoing::Transition(transition) => drop(self.transitions.send(transition)),
-                Outgoing::Answer(reply, answer) => drop(reply.send(answer)),
+                Outgoing::Answer(reply, response) => drop(reply.send(response)),
                 Outgoing::Removed(reply) => reply.send(()).unwrap_or_default(),
             }
         }

@@ -315,8 +315,8 @@ impl Apply {
                 let has_dry_runs = served.version_order == VersionOrder::Comparable;
                 let is_checked = !self.parents.recreates_at_once;
                 if is_checked && has_dry_runs {
-                    let answer = resource.dry_run_update(key, take(merged)).await;
-                    if !differs(observed, &answer, what, context.attempt())? {
+                    let response = resource.dry_run_update(key, take(merged)).await;
+                    if !differs(observed, &response, what, context.attempt())? {
                         return Ok(digests.observed.filter(|_| self.parents.rollouts.is_used()));
                     }
                 }

@@ -327,14 +327,14 @@ async fn request<T: DeserializeOwned>(
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    let answer = timeout(DEADLINE, ask(requester, request))
+    let response = timeout(DEADLINE, ask(requester, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))));
-    if let Some((method, path)) = written.filter(|_| answer.is_ok()) {
+    if let Some((method, path)) = written.filter(|_| response.is_ok()) {
         let path = path.split('?').next();
         tracing::debug!(%method, path, "object written");
     }
-    answer
+    response
 }
 
 /// Missed deadline; the outcome of the request is unknown.
@@ -458,8 +458,8 @@ mod tests {
         let resource = Resource::new(&client, &served);
         let key = ObjectKey { namespace: Some("ns".into()), name: "a".into() };
         // As Python writes 160 / 2.
-        let answer = r#"{"spec":{"ports":[{"port":80.0}],"ratio":0.5}}"#;
-        let object: Value = serde_json::from_str(answer).unwrap();
+        let response = r#"{"spec":{"ports":[{"port":80.0}],"ratio":0.5}}"#;
+        let object: Value = serde_json::from_str(response).unwrap();
         let encoded = || Bytes::from(last_applied::encode(&object));
 
         resource.create(&key, encoded()).await.unwrap();

@@ -134,11 +134,11 @@ impl ControlPlane {
     ) -> Result<String, Error> {
         let what = format!("asking for a token of {namespace}/{name}");
         let accounts = Api::<ServiceAccount>::namespaced(self.client()?, namespace);
-        let answer = accounts
+        let response = accounts
             .create_token_request(name, &PostParams::default(), &TokenRequest::default())
             .await
             .map_err(Error::api(what))?;
-        Ok(answer.status.map(|status| status.token).unwrap_or_default())
+        Ok(response.status.map(|status| status.token).unwrap_or_default())
     }
 
     /// Returns the configuration of the bearer of this token.

@@ -43,12 +43,12 @@ where
         let method = request.method().clone();
         let (metrics, host) = (self.metrics.clone(), self.host.clone());
         let began = Instant::now();
-        let answer = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await;
-            let status = answer.as_ref().ok().map(Response::status);
+            let response = response.await;
+            let status = response.as_ref().ok().map(Response::status);
             metrics.observe(method, host, status, began.elapsed());
-            answer
+            response
         })
     }
 }

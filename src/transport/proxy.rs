@@ -148,15 +148,15 @@ async fn ask(
     head.extend_from_slice(b"\r\n");
     stream.write_all(&head).await?;
     stream.flush().await?;
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     // The server behind the proxy does not send first, so nothing follows this head.
-    while !answer.ends_with(b"\r\n\r\n") {
-        if answer.len() >= MAX_HEAD_BYTES {
+    while !response.ends_with(b"\r\n\r\n") {
+        if response.len() >= MAX_HEAD_BYTES {
             return Err(io::Error::other("the header of its response is too long"));
         }
-        answer.push(stream.read_u8().await?);
+        response.push(stream.read_u8().await?);
     }
-    let status = answer
+    let status = response
         .strip_prefix(b"HTTP/1.")
         .and_then(|rest| std::str::from_utf8(rest.get(2..5)?).ok()?.parse().ok());
     status.ok_or_else(|| io::Error::other("its response is not HTTP"))

@@ -249,13 +249,13 @@ impl Shared {
                 refusing: refusing.clone(),
                 unauthorized: shared.unauthorized,
             };
-            let answer = service_fn(move |request| answer(request, peer.clone()));
+            let response = service_fn(move |request| response(request, peer.clone()));
             let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
             let stream = TokioIo::new(stream);
             if h2 {
                 let mut builder = conn::http2::Builder::new(TokioExecutor::new());
                 builder.max_concurrent_streams(shared.max_streams);
-                let mut serving = std::pin::pin!(builder.serve_connection(stream, answer));
+                let mut serving = std::pin::pin!(builder.serve_connection(stream, response));
                 loop {
                     tokio::select! {
                         _ = &mut serving => break,
@@ -271,7 +271,7 @@ impl Shared {
                     }
                 }
             } else {
-                drop(conn::http1::Builder::new().serve_connection(stream, answer).await);
+                drop(conn::http1::Builder::new().serve_connection(stream, response).await);
             }
             shared.open.send_modify(|open| *open -= 1);
         }
@@ -294,7 +294,7 @@ struct Peer {
 /// head, `/flood` without end, `/trickle` with eight bytes in two seconds, a watch and a followed
 /// log with one line and then nothing, and any other path with `ok`. Refuses the first stream that
 /// requests `/refused-once`.
-async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
+async fn response(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
     let header = |name| {
         let value = request.headers().get(name);
         value.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()

@@ -245,45 +245,45 @@ mod tests {
     }
 
     /// Forms in which reconcilers return an error of the API server.
-    fn wrapped(answer: impl Fn() -> kube::Error) -> Vec<(&'static str, BoxError)> {
+    fn wrapped(response: impl Fn() -> kube::Error) -> Vec<(&'static str, BoxError)> {
         let status = || {
-            let kube::Error::Api(status) = answer() else { panic!("{}", answer()) };
+            let kube::Error::Api(status) = response() else { panic!("{}", response()) };
             status
         };
-        let deep = anyhow::Error::from(Transparent(answer())).context("a").context("b");
+        let deep = anyhow::Error::from(Transparent(response())).context("a").context("b");
         vec![
-            ("itself", answer().into()),
-            ("boxed", Box::new(answer()).into()),
-            ("boxed twice", Box::new(Box::new(answer())).into()),
-            ("shared", Arc::new(answer()).into()),
-            ("source", Outer(answer()).into()),
-            ("transparent", Transparent(answer()).into()),
-            ("boxed source", Nested(Box::new(Box::new(answer()))).into()),
-            ("shared source", Shared(Arc::new(answer())).into()),
-            ("shared source of a shared one", Shared(Arc::new(Arc::new(answer()))).into()),
+            ("itself", response().into()),
+            ("boxed", Box::new(response()).into()),
+            ("boxed twice", Box::new(Box::new(response())).into()),
+            ("shared", Arc::new(response()).into()),
+            ("source", Outer(response()).into()),
+            ("transparent", Transparent(response()).into()),
+            ("boxed source", Nested(Box::new(Box::new(response()))).into()),
+            ("shared source", Shared(Arc::new(response())).into()),
+            ("shared source of a shared one", Shared(Arc::new(Arc::new(response()))).into()),
             ("shared status", Shared(Arc::new(*status())).into()),
             ("boxed status", status().into()),
-            ("anyhow", by_anyhow(answer())),
-            ("anyhow of a transparent one", by_anyhow(Transparent(answer()))),
-            ("anyhow with context", by_anyhow(anyhow::Error::from(answer()).context("a"))),
+            ("anyhow", by_anyhow(response())),
+            ("anyhow of a transparent one", by_anyhow(Transparent(response()))),
+            ("anyhow with context", by_anyhow(anyhow::Error::from(response()).context("a"))),
             (
                 "anyhow of a status with context",
                 by_anyhow(anyhow::Error::from(*status()).context("a")),
             ),
             ("anyhow, deep", by_anyhow(deep)),
-            ("input and output", io::Error::other(answer()).into()),
+            ("input and output", io::Error::other(response()).into()),
             ("status of input and output", io::Error::other(*status()).into()),
-            ("all of them", Nested(by_anyhow(io::Error::other(Transparent(answer())))).into()),
-            ("service", kube::Error::Service(Outer(answer()).into()).into()),
+            ("all of them", Nested(by_anyhow(io::Error::other(Transparent(response())))).into()),
+            ("service", kube::Error::Service(Outer(response()).into()).into()),
         ]
     }
 
     #[test]
     fn an_answer_is_known_however_it_is_wrapped() {
-        let check = |answer: &dyn Fn() -> kube::Error, is: &dyn Fn(&NextReconcile) -> bool| {
-            let wrapped = wrapped(answer).into_iter();
+        let check = |response: &dyn Fn() -> kube::Error, is: &dyn Fn(&NextReconcile) -> bool| {
+            let wrapped = wrapped(response).into_iter();
             let unknown = wrapped.filter_map(|(how, error)| (!is(&retry(error))).then_some(how));
-            assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "{}", answer());
+            assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "{}", response());
         };
 
         check(&|| api(409, "Conflict"), &|next| matches!(next, NextReconcile::Retry(None)));

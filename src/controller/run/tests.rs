@@ -313,15 +313,15 @@ fn exported(metrics: &ControllerMetrics) -> String {
 }
 
 /// Returns a client whose server responds when `answer` resolves.
-fn client<F>(answer: impl Fn() -> F + Send + Sync + 'static) -> Client
+fn client<F>(response: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let answer = Arc::new(answer);
+    let response = Arc::new(response);
     let service = service_fn(move |_request: HttpRequest<Body>| {
-        let answer = Arc::clone(&answer);
+        let response = Arc::clone(&response);
         async move {
-            answer().await;
+            response().await;
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         }
     });

@@ -209,11 +209,11 @@ impl UnconfirmedWrites {
     }
 
     fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
-        let (unknown, answer) = match end {
+        let (unknown, response) = match end {
             WriteEnd::Answered(body) => (false, WriteReply::decode(write.method(), &body)),
             WriteEnd::Unknown => (true, WriteReply::default()),
         };
-        let target = Target::of(write, answer.name);
+        let target = Target::of(write, response.name);
         let mut state = self.state();
         let now = Instant::now();
         state.latest = Some(now);
@@ -224,7 +224,7 @@ impl UnconfirmedWrites {
             writes.unknown |= unknown;
             writes.own_object |= unknown;
             if let Some(target) = &target {
-                writes.expect(target.clone(), Expectation::new(answer.state.clone()));
+                writes.expect(target.clone(), Expectation::new(response.state.clone()));
             }
         }
     }

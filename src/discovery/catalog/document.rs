@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::answer::ServedResource;
+use super::super::response::ServedResource;
 
 /// Consecutive complete responses that prove a group version gone where no APIService does. An API
 /// server that is starting omits groups for a second or two; the first few responses are requested

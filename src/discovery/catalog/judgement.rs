@@ -11,9 +11,9 @@ use kube::core::Version;
 use super::{
     super::{
         Origin, TypeState,
-        answer::ServedResource,
         api_service::{AGGREGATOR, Backend},
         crd::{Crd, KindNames},
+        response::ServedResource,
         schedule::PendingDiscovery,
         state::TypeJudgement,
     },

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        answer::ServedResource,
         api_service::Backend,
         crd::{Crd, CrdReadiness},
+        response::ServedResource,
     },
     Catalog, ListState, Touched,
     by_group::find,

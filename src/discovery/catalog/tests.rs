@@ -1,8 +1,8 @@
 //! Tests of the catalog's judgements, case by case.
 
-mod answers;
 mod crds;
 mod laws;
+mod responses;
 mod services;
 
 use std::{sync::LazyLock, time::Duration};
@@ -111,7 +111,7 @@ fn resource(plural: &str, kind: &str) -> ServedResource {
 }
 
 /// A complete response of group, version and resources, without stale entries.
-fn answer(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryResponse {
+fn response(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryResponse {
     DiscoveryResponse {
         complete: true,
         versions: versions
@@ -155,7 +155,7 @@ impl Catalog {
             service("metrics.example.com", "v1", aggregated("m-1", Some(true))),
         ];
         catalog.services_listed(services, &mut Touched::default());
-        catalog.discover(answer(&[apps(), metrics()]));
+        catalog.discover(response(&[apps(), metrics()]));
         catalog
     }
 
@@ -175,16 +175,16 @@ impl Catalog {
         self.crd_deleted(&crd.build(), &mut Touched::default());
     }
 
-    fn discover(&mut self, answer: DiscoveryResponse) {
-        self.answered(answer, Reading::Watching, &mut Touched::default());
+    fn discover(&mut self, response: DiscoveryResponse) {
+        self.answered(response, Reading::Watching, &mut Touched::default());
     }
 
     /// Applies a response in static mode, `seconds` after a fixed instant.
-    fn poll(&mut self, answer: DiscoveryResponse, seconds: u64) -> Touched {
+    fn poll(&mut self, response: DiscoveryResponse, seconds: u64) -> Touched {
         static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let mut touched = Touched::default();
         let polled = Polled { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
-        self.answered(answer, Reading::Static(polled), &mut touched);
+        self.answered(response, Reading::Static(polled), &mut touched);
         touched
     }
 

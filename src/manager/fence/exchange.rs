@@ -204,7 +204,7 @@ impl HeldExchange {
         let frame = ready!(Pin::new(&mut *body).poll_frame(context));
         let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
         if let (Some(passage), Some(data)) = (&mut self.passage, data) {
-            passage.answer.push(data);
+            passage.response.push(data);
         }
         match &frame {
             Some(Ok(_)) if !HttpBody::is_end_stream(body) => return Poll::Ready(frame),

@@ -39,8 +39,8 @@ fn server(does: Does) -> Client {
             }
         };
         let body = StreamBody::new(stream::iter(frames));
-        let answer = Response::builder().status(code).body(body).unwrap();
-        std::future::ready(Ok(answer)).boxed()
+        let response = Response::builder().status(code).body(body).unwrap();
+        std::future::ready(Ok(response)).boxed()
     });
     Client::new(service, "default")
 }
@@ -67,21 +67,21 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
         let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
         let request = request.unwrap();
 
-        let answer = async {
+        let response = async {
             match is_direct {
                 true => drop(sender.send(request).await?.into_body().collect().await),
                 false => drop(client.send(request).await?.into_body().collect().await),
             }
             Ok::<_, kube::Error>(())
         };
-        let mut answer = Box::pin(answer);
+        let mut response = Box::pin(response);
         for _ in 0..10 {
             tokio::task::yield_now().await;
-            if futures::poll!(&mut answer).is_ready() {
+            if futures::poll!(&mut response).is_ready() {
                 break;
             }
         }
-        drop(answer);
+        drop(response);
 
         let seen = (fence.unknown(), reported.load(Ordering::SeqCst));
         assert_eq!(seen, expected, "{method} {does:?}, direct: {is_direct}");
@@ -189,9 +189,9 @@ async fn write_is_under_way_until_its_answer_has_been_read() {
     let client = fence.client(&server(Does::Answers(201)));
 
     let request = Request::post("/api/v1/namespaces/ns/pods").body(Body::empty()).unwrap();
-    let answer = client.send(request).await.unwrap();
+    let response = client.send(request).await.unwrap();
     assert_eq!(fence.under_way(), 1);
-    drop(answer.into_body().collect().await.unwrap());
+    drop(response.into_body().collect().await.unwrap());
 
     assert_eq!((fence.under_way(), fence.unknown()), (0, 0));
 }

@@ -67,8 +67,8 @@ impl ManagerTask {
             Some(_) | None => Some(AddError::NotThere(name.clone())),
         };
         let (Some((id, entry)), None) = (entry, &refused) else {
-            let answer = refused.map_or(Ok(()), Err);
-            return self.outgoing.push(Outgoing::Answer(reply, answer));
+            let response = refused.map_or(Ok(()), Err);
+            return self.outgoing.push(Outgoing::Answer(reply, response));
         };
         if entry.lifecycle.live() {
             entry.restarters.push(reply);

@@ -37,10 +37,10 @@ pub(super) enum DryRunApply {
 /// The outcome is unknown, or the observed child is outdated.
 pub(super) fn dry_run_apply(
     observed: &[u8],
-    answer: &Result<Box<RawValue>, kube::Error>,
+    response: &Result<Box<RawValue>, kube::Error>,
     what: &str,
 ) -> Result<DryRunApply, SyncError> {
-    match answer {
+    match response {
         Ok(applied) if same(observed, applied.get().as_bytes()) => Ok(DryRunApply::Unchanged),
         Ok(_) => Ok(DryRunApply::Changed),
         Err(error) if is_invalid(error) && !is_other_uid(error) => Ok(DryRunApply::Changed),
@@ -81,9 +81,9 @@ mod tests {
         })
     }
 
-    fn answers(applied: Value) -> DryRunApply {
-        let answer = Ok(to_raw_value(&applied).unwrap());
-        dry_run_apply(object(1, "500m").to_string().as_bytes(), &answer, "x").unwrap()
+    fn responses(applied: Value) -> DryRunApply {
+        let response = Ok(to_raw_value(&applied).unwrap());
+        dry_run_apply(object(1, "500m").to_string().as_bytes(), &response, "x").unwrap()
     }
 
     fn refused(code: u16, reason: &str) -> Result<DryRunApply, SyncError> {
@@ -93,15 +93,15 @@ mod tests {
 
     #[test]
     fn child_of_a_kind_with_a_generation_differs_if_its_specification_would_change() {
-        assert_eq!(answers(object(1, "500m")), DryRunApply::Unchanged);
-        assert_eq!(answers(object(2, "1")), DryRunApply::Changed);
+        assert_eq!(responses(object(1, "500m")), DryRunApply::Unchanged);
+        assert_eq!(responses(object(2, "1")), DryRunApply::Changed);
         let mut written = object(1, "500m");
         written["metadata"]["managedFields"] = json!([{"manager": "m"}]);
         written["status"] = json!({"used": {}});
-        assert_eq!(answers(written), DryRunApply::Unchanged);
+        assert_eq!(responses(written), DryRunApply::Unchanged);
         let mut labelled = object(1, "500m");
         labelled["metadata"]["labels"] = json!({"a": "b"});
-        assert_eq!(answers(labelled), DryRunApply::Changed, "metadata has no generation");
+        assert_eq!(responses(labelled), DryRunApply::Changed, "metadata has no generation");
     }
 
     #[test]

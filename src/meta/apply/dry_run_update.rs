@@ -22,11 +22,11 @@ const VOLATILE_FIELDS: [&str; 3] = ["resourceVersion", "managedFields", "generat
 /// to a dry run.
 pub(super) fn differs(
     observed: &[u8],
-    answer: &Result<Box<RawValue>, kube::Error>,
+    response: &Result<Box<RawValue>, kube::Error>,
     what: &str,
     attempt: u32,
 ) -> Result<bool, SyncError> {
-    match dry_run_update(observed, answer) {
+    match dry_run_update(observed, response) {
         DryRunUpdate::Unchanged => Ok(false),
         DryRunUpdate::Cancelled => Err(SyncError::Cancelled),
         DryRunUpdate::Throttled(after) => {
@@ -58,9 +58,9 @@ enum DryRunUpdate {
 }
 
 /// Reads the response to the dry run of an update of `observed`.
-fn dry_run_update(observed: &[u8], answer: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
+fn dry_run_update(observed: &[u8], response: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
     let essence = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
-    match answer {
+    match response {
         Ok(updated) => match (essence(observed), essence(updated.get().as_bytes())) {
             (Some(observed), Some(updated)) if observed == updated => DryRunUpdate::Unchanged,
             _ => DryRunUpdate::Changed,
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn answers(updated: Value, expected: DryRunUpdate) {
+    fn responses(updated: Value, expected: DryRunUpdate) {
         let observed = json!({
             "kind": "ResourceQuota",
             "metadata": { "name": "a", "uid": "u", "resourceVersion": "7", "generation": 1 },
@@ -106,20 +106,20 @@ mod tests {
             changed
         };
 
-        answers(as_it_is.clone(), DryRunUpdate::Unchanged);
-        answers(with("/metadata", "resourceVersion", json!("8")), DryRunUpdate::Unchanged);
-        answers(with("/metadata", "generation", json!(2)), DryRunUpdate::Unchanged);
-        answers(
+        responses(as_it_is.clone(), DryRunUpdate::Unchanged);
+        responses(with("/metadata", "resourceVersion", json!("8")), DryRunUpdate::Unchanged);
+        responses(with("/metadata", "generation", json!(2)), DryRunUpdate::Unchanged);
+        responses(
             with("/metadata", "managedFields", json!([{ "manager": "m" }])),
             DryRunUpdate::Unchanged,
         );
-        answers(with("/spec", "scopes", Value::Null), DryRunUpdate::Unchanged);
-        answers(with("/spec/hard", "cpu", json!("1")), DryRunUpdate::Changed);
-        answers(with("/spec/hard", "memory", json!("1Gi")), DryRunUpdate::Changed);
-        answers(with("/metadata", "labels", json!({ "a": "b" })), DryRunUpdate::Changed);
-        answers(with("/metadata", "annotations", json!({ "a": "b" })), DryRunUpdate::Changed);
-        answers(with("/metadata", "uid", json!("another")), DryRunUpdate::Changed);
-        answers(Value::Null, DryRunUpdate::Changed);
+        responses(with("/spec", "scopes", Value::Null), DryRunUpdate::Unchanged);
+        responses(with("/spec/hard", "cpu", json!("1")), DryRunUpdate::Changed);
+        responses(with("/spec/hard", "memory", json!("1Gi")), DryRunUpdate::Changed);
+        responses(with("/metadata", "labels", json!({ "a": "b" })), DryRunUpdate::Changed);
+        responses(with("/metadata", "annotations", json!({ "a": "b" })), DryRunUpdate::Changed);
+        responses(with("/metadata", "uid", json!("another")), DryRunUpdate::Changed);
+        responses(Value::Null, DryRunUpdate::Changed);
     }
 
     #[track_caller]

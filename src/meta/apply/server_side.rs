@@ -52,8 +52,8 @@ impl Apply {
                 // An aggregated server may ignore `dryRun`, and carry the apply out.
                 if served.version_order == VersionOrder::Comparable {
                     let manager = &self.rule.manager;
-                    let answer = resource.dry_run_apply(&key, merged, manager).await;
-                    match dry_run_apply(&observed, &answer, &target.what)? {
+                    let response = resource.dry_run_apply(&key, merged, manager).await;
+                    match dry_run_apply(&observed, &response, &target.what)? {
                         DryRunApply::Unchanged => return Ok(target.digests.observed),
                         DryRunApply::Changed => {}
                         DryRunApply::Refused(why) => {
@@ -92,11 +92,11 @@ impl Apply {
         // Not forced: an object that was created since the read may be foreign.
         let manager = &self.rule.manager;
         let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
-        let answer = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
-        let stored = stored(&answer, &doing)?;
+        let response = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
+        let stored = stored(&response, &doing)?;
         let step = WriteStep::Create(write);
         let _is_equal = self.record(&rules.parent.key, target.what.clone(), &step, Some(stored));
-        Ok(target.digest_of(&answer))
+        Ok(target.digest_of(&response))
     }
 
     /// Applies to an observed child; takes over fields of other managers.
@@ -121,8 +121,8 @@ impl Apply {
                 writes.took_over(parent, text);
             }
         }
-        let answer = match applied {
-            Ok(answer) => answer,
+        let response = match applied {
+            Ok(response) => response,
             Err(error) if is_gone(&error) || is_other_uid(&error) => {
                 return Err(SyncError::Outdated(format!("{doing}: the object no longer exists")));
             }
@@ -133,17 +133,17 @@ impl Apply {
                 return Err(SyncError::of_write(&doing, &error));
             }
         };
-        let stored = stored(&answer, &doing)?;
+        let stored = stored(&response, &doing)?;
         if stored.version() == write.replaces.as_deref() {
-            return Ok(target.digest_of(&answer));
+            return Ok(target.digest_of(&response));
         }
         let step = WriteStep::Update(write);
         let _is_equal = self.record(parent, target.what.clone(), &step, Some(stored));
-        if self.take_over_dynamic(target, &resource, &key, &answer).await? {
+        if self.take_over_dynamic(target, &resource, &key, &response).await? {
             // The next sync removes the fields that are desired no longer.
             return Ok(None);
         }
-        Ok(target.digest_of(&answer))
+        Ok(target.digest_of(&response))
     }
 
     /// Takes fields over that dynamic apply owns, after a write that was due anyway: Metacontroller
@@ -153,13 +153,13 @@ impl Apply {
         target: &WrittenChild<'_>,
         resource: &Resource<'_>,
         key: &ObjectKey,
-        answer: &RawValue,
+        response: &RawValue,
     ) -> Result<bool, SyncError> {
         #[derive(Deserialize)]
         struct AppliedHead {
             metadata: Value,
         }
-        let Ok(AppliedHead { metadata }) = serde_json::from_str(answer.get()) else {
+        let Ok(AppliedHead { metadata }) = serde_json::from_str(response.get()) else {
             return Ok(false);
         };
         let live = json!({ "metadata": metadata });
@@ -180,13 +180,13 @@ impl<'a> WrittenChild<'a> {
     }
 
     /// Returns the digest of the child as the server has stored it.
-    fn digest_of(&self, answer: &RawValue) -> Option<ChildDigest> {
-        self.digests.desired?.with_object(answer.get().as_bytes())
+    fn digest_of(&self, response: &RawValue) -> Option<ChildDigest> {
+        self.digests.desired?.with_object(response.get().as_bytes())
     }
 }
 
-fn stored(answer: &RawValue, doing: &str) -> Result<Stored, SyncError> {
-    serde_json::from_str(answer.get())
+fn stored(response: &RawValue, doing: &str) -> Result<Stored, SyncError> {
+    serde_json::from_str(response.get())
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }
 

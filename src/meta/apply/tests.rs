@@ -31,17 +31,17 @@ struct Held {
     name: String,
     query: String,
     body: Value,
-    answer: oneshot::Sender<(u16, Value)>,
+    response: oneshot::Sender<(u16, Value)>,
 }
 
 impl Held {
     fn succeed(self) {
         let stored = json!({"kind": "ConfigMap", "metadata": {"uid": "u", "resourceVersion": "9"}});
-        self.answer.send((200, stored)).unwrap();
+        self.response.send((200, stored)).unwrap();
     }
 
     fn answer(self, object: Value) {
-        self.answer.send((200, object)).unwrap();
+        self.response.send((200, object)).unwrap();
     }
 
     fn refuse(self, code: u16, reason: &str) {
@@ -49,7 +49,7 @@ impl Held {
             "kind": "Status", "status": "Failure", "code": code, "reason": reason,
             "message": reason, "details": {"name": "x", "retryAfterSeconds": 7},
         });
-        self.answer.send((code, status)).unwrap();
+        self.response.send((code, status)).unwrap();
     }
 }
 
@@ -60,7 +60,7 @@ impl Server {
     fn new() -> (Self, Client) {
         let (sender, requests) = mpsc::unbounded_channel();
         let service = service_fn(move |request: Request<Body>| {
-            let (answer, answered) = oneshot::channel();
+            let (response, answered) = oneshot::channel();
             let sender = sender.clone();
             async move {
                 let (head, body) = request.into_parts();
@@ -72,7 +72,7 @@ impl Server {
                 };
                 let name = format!("{} {name}", head.method.as_str().to_lowercase());
                 let query = head.uri.query().unwrap_or_default().to_owned();
-                sender.send(Held { name, query, body, answer }).ok();
+                sender.send(Held { name, query, body, response }).ok();
                 let (code, body) = answered.await.unwrap_or((500, Value::Null));
                 let body = Body::from(body.to_string().into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
@@ -385,14 +385,14 @@ async fn large_child_is_written_alone() {
 }
 
 /// Replaces a child that differs, and answers its requests in turn; returns what was sent.
-async fn replace(scene: &mut Scene, answers: &[Option<u16>]) -> (Vec<String>, bool) {
+async fn replace(scene: &mut Scene, responses: &[Option<u16>]) -> (Vec<String>, bool) {
     let mut tasks = tokio::task::JoinSet::new();
     scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
     let mut all = Vec::new();
-    for answer in answers {
+    for response in responses {
         let mut sent = scene.server.sent().await;
         all.extend(sent.iter().map(|held| held.name.clone()));
-        match answer {
+        match response {
             Some(409) => sent.remove(0).refuse(409, "AlreadyExists"),
             Some(404) => sent.remove(0).refuse(404, "NotFound"),
             Some(code) => sent.remove(0).refuse(*code, "Refused"),

@@ -51,9 +51,9 @@ impl Apply {
                 let served = &target.rules.groups[group].served;
                 let mut is_as_desired = false;
                 if served.version_order == VersionOrder::Comparable {
-                    let answer = resource.dry_run_apply(&key, applied, manager).await;
+                    let response = resource.dry_run_apply(&key, applied, manager).await;
                     let text = live.to_string();
-                    let compared = dry_run_apply(text.as_bytes(), &answer, &target.what)?;
+                    let compared = dry_run_apply(text.as_bytes(), &response, &target.what)?;
                     is_as_desired = compared == DryRunApply::Unchanged;
                 }
                 let last = if is_as_desired { None } else { Some(&fields.last) };

@@ -423,8 +423,8 @@ mod tests {
                     _ => "/api/v1/namespaces/a/pods/p",
                 };
                 let request = http::Request::get(uri).body(Body::empty()).unwrap();
-                if let Ok(answer) = service.call(request).await {
-                    drop(answer.into_body().collect().await);
+                if let Ok(response) = service.call(request).await {
+                    drop(response.into_body().collect().await);
                 }
             }
             panic!("expected by this test");

@@ -83,14 +83,14 @@ impl SimulatedCluster {
     pub(super) fn respond(&mut self, now: Duration, call: &Call) -> Answer {
         self.advance(now);
         self.warnings.clear();
-        let mut answer =
+        let mut response =
             self.answer(call).unwrap_or_else(|refusal| Answer::Done(HttpReply::from(refusal)));
-        if let Answer::Done(reply) = &mut answer {
+        if let Answer::Done(reply) = &mut response {
             reply.warnings = std::mem::take(&mut self.warnings);
         }
         // Jobs without a delay run before the next request.
         self.advance(now);
-        answer
+        response
     }
 
     fn answer(&mut self, call: &Call) -> Result<Answer, Refusal> {

@@ -52,9 +52,9 @@ impl Asker {
             .header(header::USER_AGENT, "asker/1")
             .body(Full::new(Bytes::from(body)))
             .unwrap();
-        let answer = self.server.service("alice").oneshot(request).await.unwrap();
-        let code = answer.status().as_u16();
-        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let response = self.server.service("alice").oneshot(request).await.unwrap();
+        let code = response.status().as_u16();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let text = || Value::from(String::from_utf8_lossy(&bytes).into_owned());
         (code, serde_json::from_slice(&bytes).unwrap_or_else(|_| text()))
     }
@@ -83,9 +83,9 @@ impl Asker {
 
     async fn watch(&self, path: &str) -> BoxStream<'static, Value> {
         let request = Request::get(path).body(Full::new(Bytes::new())).unwrap();
-        let answer = self.server.service("alice").oneshot(request).await.unwrap();
-        assert_eq!(answer.status(), StatusCode::OK);
-        let lines = answer.into_body().into_data_stream();
+        let response = self.server.service("alice").oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let lines = response.into_body().into_data_stream();
         lines.map(|line| serde_json::from_slice(&line.unwrap()).unwrap()).boxed()
     }
 }
@@ -235,11 +235,11 @@ async fn a_restart_breaks_watches_and_compacts_the_history() {
     asker.created(widget("b", json!({}))).await;
     let request = Request::get(format!("{ALL_WIDGETS}?watch=1&resourceVersion={then}"));
     let request = request.body(Full::new(Bytes::new())).unwrap();
-    let answer = asker.server.service("alice").oneshot(request).await.unwrap();
+    let response = asker.server.service("alice").oneshot(request).await.unwrap();
 
     asker.server.restart();
 
-    assert!(answer.into_body().collect().await.is_err());
+    assert!(response.into_body().collect().await.is_err());
     let again = asker.watch(&format!("{ALL_WIDGETS}?watch=1&resourceVersion={then}")).await;
     assert_eq!(again.collect::<Vec<_>>().await[0]["object"]["code"], 410);
     asker.server.stop();
@@ -318,12 +318,12 @@ async fn unchanged_discovery_is_answered_without_a_content_type() {
     };
     let known = ask("").await.headers()[header::ETAG].to_str().unwrap().to_owned();
 
-    let answer = ask(&known).await;
+    let response = ask(&known).await;
 
-    assert_eq!(answer.status(), StatusCode::NOT_MODIFIED);
-    assert_eq!(answer.headers()[header::ETAG], known.as_str());
+    assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
+    assert_eq!(response.headers()[header::ETAG], known.as_str());
     // A content type would replace that of the cached response.
-    assert!(!answer.headers().contains_key(header::CONTENT_TYPE));
+    assert!(!response.headers().contains_key(header::CONTENT_TYPE));
 }
 
 #[tokio::test(start_paused = true)]

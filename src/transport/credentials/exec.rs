@@ -120,9 +120,9 @@ impl Plugin {
 
     fn read(output: &[u8]) -> Result<Issued, String> {
         // The parser's error is dropped, because it may quote its input, which is secret.
-        let answer: ExecCredential = serde_saphyr::from_slice(output)
+        let response: ExecCredential = serde_saphyr::from_slice(output)
             .map_err(|_| "its output is not an ExecCredential".to_owned())?;
-        let status = answer.status.ok_or("its ExecCredential has no status")?;
+        let status = response.status.ok_or("its ExecCredential has no status")?;
         let authorization = status
             .token
             .filter(|token| !token.is_empty())

@@ -208,13 +208,13 @@ mod tests {
     #[derive(Default)]
     struct Inner {
         runs: AtomicUsize,
-        answers: Mutex<Option<Result<Issued, Error>>>,
+        responses: Mutex<Option<Result<Issued, Error>>>,
         answered: Notify,
     }
 
     impl Script {
-        fn answer(&self, answer: Result<Issued, Error>) {
-            *self.0.answers.lock() = Some(answer);
+        fn answer(&self, response: Result<Issued, Error>) {
+            *self.0.responses.lock() = Some(response);
             self.0.answered.notify_one();
         }
 
@@ -228,8 +228,8 @@ mod tests {
             self.0.runs.fetch_add(1, Ordering::SeqCst);
             Box::pin(async {
                 loop {
-                    if let Some(answer) = self.0.answers.lock().take() {
-                        return answer;
+                    if let Some(response) = self.0.responses.lock().take() {
+                        return response;
                     }
                     self.0.answered.notified().await;
                 }

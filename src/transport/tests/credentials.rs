@@ -125,7 +125,7 @@ async fn a_client_certificate_in_files_is_read_again_and_old_connections_finish(
 async fn a_client_certificate_of_an_exec_plugin_is_replaced_before_it_expires() {
     let server = Server::start(H2, 100).await;
     let plugin = Plugin::new();
-    let answer = |name: &str, seconds: i64| {
+    let response = |name: &str, seconds: i64| {
         let identity = server.client(name);
         let expiry = k8s_openapi::jiff::Timestamp::now()
             + k8s_openapi::jiff::SignedDuration::from_secs(seconds);
@@ -135,12 +135,12 @@ async fn a_client_certificate_of_an_exec_plugin_is_replaced_before_it_expires() 
             "clientKeyData": identity.key,
         }));
     };
-    answer("first", 4);
+    response("first", 4);
     let transport =
         Transport::new(as_user(&server, plugin.user()), TransportOptions::default()).unwrap();
     let client = transport.client().unwrap();
     until_presented(&client, "first").await;
-    answer("second", 3600);
+    response("second", 3600);
     plugin.forget_runs();
 
     until_presented(&client, "second").await;

@@ -55,7 +55,7 @@ impl Simulation {
     }
 
     /// Runs the simulation up to a second; each try takes 5 ms.
-    fn run(&mut self, pace: &Pace, until: u64, answers: impl Fn(usize, Instant) -> bool) {
+    fn run(&mut self, pace: &Pace, until: u64, responses: impl Fn(usize, Instant) -> bool) {
         let end = self.at(until);
         let mut free = self.start;
         while let Some(&Reverse((due, request))) = self.queue.peek() {
@@ -70,7 +70,7 @@ impl Simulation {
             self.due[request] = None;
             self.tries.push((now, request));
             free = now + Duration::from_millis(5);
-            if answers(request, now) {
+            if responses(request, now) {
                 self.done[request] = true;
                 self.failures[request] = 0;
                 for (next, after) in self.gate.answered(&request, free) {

@@ -131,11 +131,11 @@ async fn errors_of_many_requests_are_reported_one_a_second() {
 }
 
 fn throttled() -> Result<Outcome, ReconcileError> {
-    let answer = serde_json::json!({
+    let response = serde_json::json!({
         "code": 429, "reason": "TooManyRequests", "message": "later",
         "details": { "retryAfterSeconds": 20 },
     });
-    let status: kube::core::Status = serde_json::from_value(answer).unwrap();
+    let status: kube::core::Status = serde_json::from_value(response).unwrap();
     Err(kube::Error::Api(status.boxed()).into())
 }
 

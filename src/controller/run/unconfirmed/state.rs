@@ -241,15 +241,15 @@ mod tests {
 
     #[track_caller]
     fn check_answer(method: Method, body: Value, name: Option<&str>, expected: &str) {
-        let answer = WriteReply::decode(&method, body.to_string().as_bytes());
+        let response = WriteReply::decode(&method, body.to_string().as_bytes());
 
-        let state = match answer.state {
+        let state = match response.state {
             Some(ObjectState::Stored { uid, version, .. }) => format!("{uid} at {version}"),
             Some(ObjectState::Deleted { uid }) => format!("{uid} deleted"),
             Some(other) => panic!("{other:?}"),
             None => "read".to_owned(),
         };
-        assert_eq!((answer.name.as_deref(), &*state), (name, expected), "{method} {body}");
+        assert_eq!((response.name.as_deref(), &*state), (name, expected), "{method} {body}");
     }
 
     #[test]

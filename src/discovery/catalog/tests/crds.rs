@@ -158,8 +158,8 @@ fn a_crd_is_not_removed_by_discovery() {
     let mut catalog = Catalog::complete();
     catalog.apply(crd("widgets", "Widget"));
 
-    catalog.discover(answer(&[apps(), metrics()]));
-    catalog.discover(answer(&[apps(), metrics(), ("example.com", "v1", Some(&[]))]));
+    catalog.discover(response(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics(), ("example.com", "v1", Some(&[]))]));
 
     assert_eq!(catalog.word(&widgets()), SERVED);
 }

@@ -88,7 +88,7 @@ impl Cluster {
         services
     }
 
-    fn answer(&self) -> DiscoveryResponse {
+    fn response(&self) -> DiscoveryResponse {
         let mut apps = vec![resource("deployments", "Deployment")];
         if self.stateful_sets {
             apps.push(resource("statefulsets", "StatefulSet"));
@@ -99,12 +99,12 @@ impl Cluster {
             let resources = if with_resource { &loads[..] } else { &[] };
             versions.push(("metrics.example.com", "v1", Some(resources)));
         }
-        answer(&versions)
+        response(&versions)
     }
 
     /// Response of discovery about all types, those of CRDs included.
     fn discovered(&self) -> DiscoveryResponse {
-        let mut all = self.answer();
+        let mut all = self.response();
         for (version, is_served) in
             [("v2", (|kind| kind.newer) as fn(&Kind) -> bool), ("v1", |kind| kind.older)]
         {
@@ -117,7 +117,8 @@ impl Cluster {
                 .chain(listed(&self.gadgets, "gadgets", "Gadget"))
                 .collect();
             if !resources.is_empty() {
-                all.versions.extend(answer(&[("example.com", version, Some(&resources))]).versions);
+                all.versions
+                    .extend(response(&[("example.com", version, Some(&resources))]).versions);
             }
         }
         all
@@ -128,7 +129,7 @@ impl Cluster {
         let (mut catalog, mut touched) = (Catalog::default(), Touched::default());
         catalog.crds_listed(self.crds(), &mut touched);
         catalog.services_listed(self.services(), &mut touched);
-        catalog.answered(self.answer(), Reading::Watching, &mut touched);
+        catalog.answered(self.response(), Reading::Watching, &mut touched);
         catalog
     }
 }
@@ -154,7 +155,7 @@ fn questions() -> Vec<TypeRef> {
     questions
 }
 
-fn answers(catalog: &Catalog) -> Vec<(String, TypeJudgement)> {
+fn responses(catalog: &Catalog) -> Vec<(String, TypeJudgement)> {
     questions().iter().map(|of| (of.to_string(), catalog.status(of))).collect()
 }
 
@@ -185,14 +186,14 @@ impl Event {
             Self::ServicesListed(services) => {
                 catalog.services_listed(services, touched);
             }
-            Self::Answered(answer) => catalog.answered(answer, Reading::Watching, touched),
+            Self::Answered(response) => catalog.answered(response, Reading::Watching, touched),
         }
     }
 }
 
 /// Events between two states of a cluster, as single changes or as lists.
 fn changes(before: &Cluster, after: &Cluster, as_lists: (bool, bool)) -> Vec<Event> {
-    let mut events = vec![Event::Answered(after.answer())];
+    let mut events = vec![Event::Answered(after.response())];
     if as_lists.0 {
         events.push(Event::CrdsListed(after.crds()));
     } else {
@@ -245,9 +246,9 @@ proptest! {
             event.apply(&mut catalog, &mut Touched::default());
         }
         // A changed APIService triggers a new discovery request.
-        catalog.discover(after.answer());
+        catalog.discover(after.response());
 
-        prop_assert_eq!(answers(&catalog), answers(&after.read()));
+        prop_assert_eq!(responses(&catalog), responses(&after.read()));
     }
 
     #[test]
@@ -261,13 +262,13 @@ proptest! {
             let event = match source {
                 0 => Event::CrdsListed(cluster.crds()),
                 1 => Event::ServicesListed(cluster.services()),
-                _ => Event::Answered(cluster.answer()),
+                _ => Event::Answered(cluster.response()),
             };
             event.apply(&mut catalog, &mut Touched::default());
         }
-        catalog.discover(cluster.answer());
+        catalog.discover(cluster.response());
 
-        prop_assert_eq!(answers(&catalog), answers(&cluster.read()));
+        prop_assert_eq!(responses(&catalog), responses(&cluster.read()));
     }
 
     #[test]
@@ -275,7 +276,7 @@ proptest! {
         let mut catalog = before.read();
 
         for event in events {
-            let old = answers(&catalog);
+            let old = responses(&catalog);
             let mut touched = Touched::default();
             event.clone().apply(&mut catalog, &mut touched);
             for (of, (_, old)) in questions().iter().zip(old) {
@@ -292,22 +293,22 @@ proptest! {
         partial in prop::collection::vec((any::<bool>(), any::<(bool, bool)>(), any::<(bool, bool)>()), 1..6),
     ) {
         let mut catalog = cluster.read();
-        let before = answers(&catalog);
+        let before = responses(&catalog);
 
         for (complete, named, asked) in partial {
-            let mut answer = cluster.answer();
-            answer.complete = complete;
-            for (version, asked) in answer.versions.iter_mut().zip([asked.0, asked.1]) {
+            let mut response = cluster.response();
+            response.complete = complete;
+            for (version, asked) in response.versions.iter_mut().zip([asked.0, asked.1]) {
                 if !asked {
                     version.resources = None;
                 }
             }
             let mut keep = [named.0, named.1].into_iter();
-            answer.versions.retain(|_| keep.next().unwrap_or(true));
-            catalog.discover(answer);
+            response.versions.retain(|_| keep.next().unwrap_or(true));
+            catalog.discover(response);
 
             for (of, old) in &before {
-                let new = answers(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
+                let new = responses(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
                 if old.served.is_some() {
                     prop_assert!(new.served == old.served, "{} was {:?}, is {:?}", of, old, new);
                     let frozen = TypeState::Unknown(Some(Box::new(old.state.clone())));
@@ -316,8 +317,8 @@ proptest! {
             }
         }
         // The next complete response settles every unknown state.
-        catalog.discover(cluster.answer());
-        prop_assert_eq!(answers(&catalog), before);
+        catalog.discover(cluster.response());
+        prop_assert_eq!(responses(&catalog), before);
     }
 
     /// The permission to watch CRDs is lost and granted again. Responses that omit something for
@@ -328,7 +329,7 @@ proptest! {
         partial in prop::collection::vec((any::<bool>(), any::<[u8; 5]>()), 1..6),
     ) {
         let mut catalog = cluster.read();
-        let before = answers(&catalog);
+        let before = responses(&catalog);
         let frozen = |old: &TypeJudgement, new: &TypeJudgement| {
             new.served == old.served
                 && (new.state == old.state
@@ -336,10 +337,10 @@ proptest! {
         };
 
         for (seconds, (complete, parts)) in (0..).zip(partial) {
-            let mut answer = cluster.discovered();
-            answer.complete = complete;
+            let mut response = cluster.discovered();
+            response.complete = complete;
             let mut parts = parts.into_iter().cycle();
-            answer.versions.retain_mut(|version| match parts.next().unwrap_or_default() % 4 {
+            response.versions.retain_mut(|version| match parts.next().unwrap_or_default() % 4 {
                 0 => false,
                 1 => {
                     version.resources = None;
@@ -351,8 +352,8 @@ proptest! {
                 }
                 _ => true,
             });
-            let known = answers(&catalog);
-            let touched = catalog.poll(answer, seconds);
+            let known = responses(&catalog);
+            let touched = catalog.poll(response, seconds);
             for ((of, (_, known)), (_, old)) in questions().iter().zip(known).zip(&before) {
                 let new = catalog.status(of);
                 prop_assert!(new == known || is_touched(&touched, of), "{}", of);
@@ -366,15 +367,15 @@ proptest! {
         for seconds in [10, 100] {
             catalog.poll(cluster.discovered(), seconds);
             for (of, old) in &before {
-                let new = answers(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
+                let new = responses(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
                 if old.served.is_some() {
                     prop_assert_eq!(&new, old, "{}", of);
                 }
             }
         }
         catalog.read_again(cluster.crds());
-        catalog.discover(cluster.answer());
-        prop_assert_eq!(answers(&catalog), before);
+        catalog.discover(cluster.response());
+        prop_assert_eq!(responses(&catalog), before);
     }
 
     /// Types found without permission to watch CRDs keep their identity when it is granted.
@@ -389,12 +390,12 @@ proptest! {
         for seconds in [0, 100] {
             catalog.poll(cluster.discovered(), seconds);
         }
-        let before = answers(&catalog);
+        let before = responses(&catalog);
 
         catalog.read_again(cluster.crds());
-        catalog.discover(if services { cluster.answer() } else { cluster.discovered() });
+        catalog.discover(if services { cluster.response() } else { cluster.discovered() });
 
-        for ((_, old), (of, new)) in before.into_iter().zip(answers(&catalog)) {
+        for ((_, old), (of, new)) in before.into_iter().zip(responses(&catalog)) {
             let identity = |it: &TypeJudgement| {
                 let served = it.served.clone();
                 served.map(|it| (it.identity.clone(), it.kind.clone(), it.list_kind.clone()))

@@ -12,9 +12,9 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
 
         if services_first {
             catalog.services_listed(services, &mut Touched::default());
-            catalog.discover(answer(&[metrics()]));
+            catalog.discover(response(&[metrics()]));
         } else {
-            catalog.discover(answer(&[metrics()]));
+            catalog.discover(response(&[metrics()]));
             assert_eq!(catalog.status(&loads()), TypeJudgement::unknown());
             let ask = catalog.services_listed(services, &mut Touched::default());
             assert!(!ask);
@@ -38,9 +38,9 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
         if services_first {
             catalog.services_listed(services(), &mut Touched::default());
             assert_eq!(catalog.status(&type_ref), TypeJudgement::unknown(), "not discovered");
-            catalog.discover(answer(&[apps(), own]));
+            catalog.discover(response(&[apps(), own]));
         } else {
-            catalog.discover(answer(&[apps(), own]));
+            catalog.discover(response(&[apps(), own]));
             catalog.services_listed(services(), &mut Touched::default());
         }
 
@@ -50,7 +50,7 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
         assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
         catalog.services_listed(services(), &mut Touched::default());
         assert_eq!(catalog.word(&type_ref), SERVED, "a repeated list removes nothing");
-        catalog.discover(answer(&[apps()]));
+        catalog.discover(response(&[apps()]));
         catalog.check_unconfirmed(&type_ref, TypeState::Served);
     }
 }
@@ -63,13 +63,13 @@ fn an_api_service_that_is_down_makes_its_types_unknown() {
     assert!(ask);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     // The server still answers from its cache: the condition is more current.
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.pending(), PendingDiscovery::EventExpected);
 
     catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(true))));
     assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
 }
 
@@ -86,10 +86,10 @@ fn a_removed_api_service_is_gone_when_discovery_agrees() {
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
 
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
 
-    catalog.discover(answer(&[apps()]));
+    catalog.discover(response(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
     assert!(!catalog.types().iter().any(|name| name.group == "metrics.example.com"));
@@ -103,7 +103,7 @@ fn a_recreated_api_service_has_another_identity_once_discovery_is_current() {
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-1"));
 
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-2"));
 }
 
@@ -132,7 +132,11 @@ fn api_service_of_crds_causes_no_request() {
 #[test]
 fn an_old_answer_does_not_bring_back_what_a_crd_served() {
     let late = || {
-        answer(&[apps(), metrics(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))])
+        response(&[
+            apps(),
+            metrics(),
+            ("example.com", "v1", Some(&[resource("widgets", "Widget")])),
+        ])
     };
     let by_kind = TypeRef::kind("example.com", "v1", "Widget");
     for services in ["watched", "refused", "not yet"] {
@@ -163,20 +167,20 @@ fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
     catalog.services_refused(&mut Touched::default());
     assert_eq!(catalog.word(&loads()), UNKNOWN);
 
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     assert_eq!(catalog.word(&widgets()), SERVED);
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.identity(&loads()).uid, None);
 
-    catalog.discover(DiscoveryResponse { complete: false, ..answer(&[apps()]) });
+    catalog.discover(DiscoveryResponse { complete: false, ..response(&[apps()]) });
     assert_eq!(catalog.word(&loads()), SERVED);
 
     for _ in 1..CONFIRMATIONS {
-        catalog.discover(answer(&[apps()]));
+        catalog.discover(response(&[apps()]));
         catalog.check_unconfirmed(&loads(), TypeState::Served);
         assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
     }
-    catalog.discover(answer(&[apps()]));
+    catalog.discover(response(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
 }
@@ -187,7 +191,7 @@ fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
     catalog.list(vec![]);
     catalog.services_refused(&mut Touched::default());
     let listed = [resource("widgets", "Widget")];
-    let late = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+    let late = || response(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
 
     for n in 0..10_000 {
         let name = format!("t{n}");
@@ -221,7 +225,7 @@ fn versions_are_comparable_where_the_api_server_itself_is_known_to_serve_the_typ
     catalog.list(vec![crd("widgets", "Widget").build()]);
     catalog.services_refused(&mut Touched::default());
     let core = [resource("pods", "Pod")];
-    catalog.discover(answer(&[("", "v1", Some(&core[..])), apps(), metrics()]));
+    catalog.discover(response(&[("", "v1", Some(&core[..])), apps(), metrics()]));
     assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));
     let pods = TypeRef::resource("", "v1", "pods");
     assert_eq!(order(&catalog, &pods), Some(VersionOrder::Comparable));

@@ -249,10 +249,10 @@ async fn child_of_dynamic_apply_is_transferred_in_one_write_then_applied() {
 #[tokio::test(start_paused = true)]
 async fn fields_that_dynamic_apply_still_owns_are_taken_over_after_a_write_that_was_due() {
     let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
-    let answer = managed(applied(0, "v", "8"), "metacontroller", "Update", false);
+    let response = managed(applied(0, "v", "8"), "metacontroller", "Update", false);
 
     let (requests, _) =
-        sync(&mut scene, desired(0, "c", "v"), vec![Ok(answer.clone()), Ok(answer)]).await;
+        sync(&mut scene, desired(0, "c", "v"), vec![Ok(response.clone()), Ok(response)]).await;
 
     assert_eq!(sent(&requests), ["patch c", "patch c"]);
     assert_eq!(requests[1].2["metadata"]["resourceVersion"], "8");

@@ -8,7 +8,7 @@ type Answer = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
 /// Hook that records its requests and answers by a function.
 pub(super) struct Answering {
     kind: HookKind,
-    answer: Answer,
+    response: Answer,
     calls: Calls,
 }
 
@@ -17,26 +17,26 @@ pub(super) type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
 impl Hook for Answering {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
         let request: Value = serde_json::from_slice(&request).unwrap();
-        let answer = (self.answer)(self.kind, &request);
+        let response = (self.response)(self.kind, &request);
         self.calls.lock().unwrap().push((self.kind, request));
-        async move { Ok(Bytes::from(answer.to_string())) }.boxed()
+        async move { Ok(Bytes::from(response.to_string())) }.boxed()
     }
 }
 
 pub(super) async fn harness(
-    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    harness_with(Lenience::default(), answer).await
+    harness_with(Lenience::default(), response).await
 }
 
 /// Harness whose hooks give this response, with this behaviour of Metacontroller.
 pub(super) async fn harness_with(
     lenience: Lenience,
-    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
     let server = SimulatedServer::new();
     let client = server.client();
-    answering(server, client, lenience, answer).await
+    answering(server, client, lenience, response).await
 }
 
 /// Harness that reaches a server through this client.
@@ -44,14 +44,14 @@ pub(super) async fn answering(
     server: SimulatedServer,
     client: kube::Client,
     lenience: Lenience,
-    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    let answer: Answer = Arc::new(answer);
+    let response: Answer = Arc::new(response);
     let calls = Calls::default();
     let made = Arc::clone(&calls);
     let factory: HookFactory = Arc::new(move |_, kind| {
-        let (answer, calls) = (answer.clone(), Arc::clone(&made));
-        Arc::new(Answering { kind, answer, calls })
+        let (response, calls) = (response.clone(), Arc::clone(&made));
+        Arc::new(Answering { kind, response, calls })
     });
     let (hooks, resync_period) = (Some(factory), Some(RESYNC));
     let options = MetaOptions { resync_period, hooks, lenience, ..MetaOptions::default() };
@@ -60,12 +60,12 @@ pub(super) async fn answering(
 
 /// Harness whose hooks give this response, with faults between its client and the server.
 pub(super) async fn faulty_with(
-    answer: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Faults) {
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
-    (answering(server, client, Lenience::default(), answer).await.0, faults)
+    (answering(server, client, Lenience::default(), response).await.0, faults)
 }
 
 pub(super) async fn pass() {

@@ -206,11 +206,11 @@ async fn parent_without_the_finalizer_is_synced_while_it_is_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn finalized_in_the_answer_of_a_sync_removes_no_finalizer() {
-    let answers = AtomicUsize::new(0);
+    let responses = AtomicUsize::new(0);
     let (harness, calls) = harness(move |kind, _| {
         assert_eq!(kind, HookKind::Sync);
         // Bounded, since paused time does not advance during a loop.
-        let finalized = answers.fetch_add(1, Ordering::SeqCst) < 100;
+        let finalized = responses.fetch_add(1, Ordering::SeqCst) < 100;
         json!({"children": [], "status": {"phase": "up"}, "finalized": finalized})
     })
     .await;

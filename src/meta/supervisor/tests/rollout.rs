@@ -183,7 +183,7 @@ impl Wire {
                     return std::future::pending().await;
                 }
                 let applied = wire.before_apply(request.method(), request.uri().path());
-                let answer = service.call(request).await;
+                let response = service.call(request).await;
                 if let Some(applied) = applied {
                     wire.after_apply(applied);
                 }
@@ -193,7 +193,7 @@ impl Wire {
                 if wire.dead.is_cancelled() {
                     return std::future::pending().await;
                 }
-                answer
+                response
             }
         });
         kube::Client::new(service, "default")
@@ -327,7 +327,7 @@ impl Bench {
         server: &SimulatedServer,
         variant: Variant,
         crash: Option<(When, usize)>,
-        answer: impl Fn(HookKind, &Value) -> Value + Clone + Send + Sync + 'static,
+        response: impl Fn(HookKind, &Value) -> Value + Clone + Send + Sync + 'static,
     ) -> Self {
         for kind in ["Widget", "Part"] {
             server.install(&CrdBuilder::new("example.com", kind).build()).unwrap();
@@ -336,11 +336,11 @@ impl Bench {
         let calls = Arc::<Mutex<Vec<String>>>::default();
         let called = Arc::clone(&calls);
         let hooks: HookFactory = Arc::new(move |_, kind| {
-            let (answer, called) = (answer.clone(), Arc::clone(&called));
+            let (response, called) = (response.clone(), Arc::clone(&called));
             Arc::new(Scripted(Box::new(move |request| {
                 let text = request["parent"]["spec"]["template"]["text"].as_str();
                 called.lock().unwrap().push(text.unwrap_or_default().to_owned());
-                answer(kind, request)
+                response(kind, request)
             })))
         });
         let (hooks, resync_period) = (Some(hooks), Some(RESYNC));
@@ -476,14 +476,14 @@ struct Scripted(Box<dyn Fn(&Value) -> Value + Send + Sync>);
 
 impl Hook for Scripted {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
-        let answer = (self.0)(&serde_json::from_slice(&request).unwrap());
+        let response = (self.0)(&serde_json::from_slice(&request).unwrap());
         // A function that answers `null` is busy.
-        let answer = if answer.is_null() {
+        let response = if response.is_null() {
             Err(HookError::Busy(Duration::from_secs(7)))
         } else {
-            Ok(Bytes::from(answer.to_string()))
+            Ok(Bytes::from(response.to_string()))
         };
-        async move { answer }.boxed()
+        async move { response }.boxed()
     }
 }
 

@@ -15,12 +15,12 @@ impl Hook for Recording {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
         let request: Value = serde_json::from_slice(&request).unwrap();
         let name = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
-        let answer = json!({"children": [{
+        let response = json!({"children": [{
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": "default"},
         }]});
         self.0.lock().unwrap().insert(name);
-        async move { Ok(answer.to_string().into()) }.boxed()
+        async move { Ok(response.to_string().into()) }.boxed()
     }
 }
 

@@ -48,9 +48,9 @@ async fn unknown_fields_of_metadata_are_dropped_warned_of_or_refused() {
     let request = Request::put(format!("{MAPS}/a?fieldValidation=Warn"))
         .body(Full::new(Bytes::from(odd.to_string())))
         .unwrap();
-    let answer = asker.server.service("alice").oneshot(request).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::OK);
-    assert_eq!(answer.headers()[header::WARNING], r#"299 - "unknown field \"metadata.nam\"""#);
+    let response = asker.server.service("alice").oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()[header::WARNING], r#"299 - "unknown field \"metadata.nam\"""#);
     let change = json!({ "data": { "a": "c" }, "metadata": { "nam": "b" } });
     let (code, _) = asker.patch(&format!("{MAPS}/a?fieldValidation=Strict"), MERGE, change).await;
     assert_eq!(code, 422);

@@ -13,8 +13,8 @@ async fn play(variant: Variant, life: Life, crash: Option<(When, usize)>) -> usi
     let bench = Bench::start(variant).await;
     let server = bench.harness.server.clone();
     bench.end().await;
-    let answer = move |kind: HookKind, request: &Value| variant.answer(kind, request);
-    let mut bench = Bench::process(&server, variant, crash, answer).await;
+    let response = move |kind: HookKind, request: &Value| variant.answer(kind, request);
+    let mut bench = Bench::process(&server, variant, crash, response).await;
     bench.roll_to("two");
     if let Life::Finalization = life {
         let (kind, namespace) = (variant.parent_kind(), variant.parent_namespace());
@@ -35,7 +35,7 @@ async fn play(variant: Variant, life: Life, crash: Option<(When, usize)>) -> usi
     if is_dead {
         bench.assert_kept();
         bench.harness.tasks.shutdown().await;
-        bench = Bench::process(&server, variant, None, answer).await;
+        bench = Bench::process(&server, variant, None, response).await;
         finished(&bench).await;
     }
     bench.end().await;

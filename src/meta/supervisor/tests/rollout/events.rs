@@ -135,14 +135,14 @@ async fn hook_is_called_once_for_each_live_revision_and_one_that_is_busy_stops_t
     let server = SimulatedServer::new();
     let busy = Arc::new(AtomicBool::new(false));
     let is_busy = Arc::clone(&busy);
-    let answer = move |kind: HookKind, request: &Value| {
+    let response = move |kind: HookKind, request: &Value| {
         let is_old = request["parent"]["spec"]["template"]["text"] == "one";
         match is_old && is_busy.load(Ordering::SeqCst) {
             true => Value::Null,
             false => CHECKED.answer(kind, request),
         }
     };
-    let bench = Bench::process(&server, CHECKED, None, answer).await;
+    let bench = Bench::process(&server, CHECKED, None, response).await;
     bench.declare();
     bench.done("one").await;
     bench.calls.lock().unwrap().clear();
@@ -162,14 +162,14 @@ async fn hook_is_called_once_for_each_live_revision_and_one_that_is_busy_stops_t
 #[tokio::test(start_paused = true)]
 async fn status_is_that_of_the_latest_revision_and_the_shortest_resync_counts() {
     let server = SimulatedServer::new();
-    let answer = |kind: HookKind, request: &Value| {
-        let mut answer = CHECKED.answer(kind, request);
+    let response = |kind: HookKind, request: &Value| {
+        let mut response = CHECKED.answer(kind, request);
         let text = &request["parent"]["spec"]["template"]["text"];
-        answer["status"] = json!({"of": text});
-        answer["resyncAfterSeconds"] = json!(if text == "one" { 60 } else { 600 });
-        answer
+        response["status"] = json!({"of": text});
+        response["resyncAfterSeconds"] = json!(if text == "one" { 60 } else { 600 });
+        response
     };
-    let bench = Bench::process(&server, CHECKED, None, answer).await;
+    let bench = Bench::process(&server, CHECKED, None, response).await;
     bench.declare();
     bench.done("one").await;
     bench.roll_to("two");
@@ -191,8 +191,8 @@ async fn rollout_that_stopped_half_done_continues() {
         let bench = Bench::in_mid_rollout(variant).await;
         let server = bench.harness.server.clone();
         bench.end().await;
-        let answer = move |kind: HookKind, request: &Value| variant.answer(kind, request);
-        let bench = Bench::process(&server, variant, None, answer).await;
+        let response = move |kind: HookKind, request: &Value| variant.answer(kind, request);
+        let bench = Bench::process(&server, variant, None, response).await;
 
         bench.done("two").await;
 
@@ -231,8 +231,8 @@ async fn children_without_a_revision_are_updated_one_at_a_time() {
     let revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
     let name = revision["metadata"]["name"].as_str().unwrap();
     server.remove(REVISIONS.0, REVISIONS.1, "default", name).unwrap();
-    let answer = |kind: HookKind, request: &Value| CHECKED.answer(kind, request);
-    let bench = Bench::process(&server, CHECKED, None, answer).await;
+    let response = |kind: HookKind, request: &Value| CHECKED.answer(kind, request);
+    let bench = Bench::process(&server, CHECKED, None, response).await;
 
     bench.roll_to("two");
     bench.rests("RolloutWaiting").await;

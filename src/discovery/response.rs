@@ -229,12 +229,12 @@ mod tests {
         }))
         .unwrap();
 
-        let answer = DiscoveryResponse::from(list);
+        let response = DiscoveryResponse::from(list);
 
-        assert!(answer.complete);
-        assert_eq!(answer.versions[0].resources, None);
+        assert!(response.complete);
+        assert_eq!(response.versions[0].resources, None);
         assert_eq!(
-            answer.versions[1].resources,
+            response.versions[1].resources,
             Some(vec![ServedResource {
                 plural: "nodes".into(),
                 kind: "NodeMetrics".into(),

@@ -10,7 +10,7 @@ fn built_in_types_are_unknown_before_the_first_answer() {
     catalog.services_listed(services, &mut Touched::default());
     assert_eq!(catalog.status(&deployments()), TypeJudgement::unknown());
 
-    catalog.discover(answer(&[apps()]));
+    catalog.discover(response(&[apps()]));
 
     assert_eq!(catalog.word(&deployments()), SERVED);
     assert_eq!(catalog.identity(&deployments()).uid, None);
@@ -20,10 +20,10 @@ fn built_in_types_are_unknown_before_the_first_answer() {
 
 #[test]
 fn partial_empty_and_stale_answers_remove_nothing() {
-    let partial = DiscoveryResponse { complete: false, ..answer(&[apps()]) };
+    let partial = DiscoveryResponse { complete: false, ..response(&[apps()]) };
     let empty = DiscoveryResponse::default();
-    let stale = answer(&[apps(), ("metrics.example.com", "v1", None)]);
-    let forgetful = answer(&[apps()]);
+    let stale = response(&[apps(), ("metrics.example.com", "v1", None)]);
+    let forgetful = response(&[apps()]);
     for (given, state) in [
         (partial, SERVED),
         (empty, SERVED),
@@ -45,15 +45,15 @@ fn partial_empty_and_stale_answers_remove_nothing() {
 fn a_stale_group_keeps_its_last_state_until_it_is_current() {
     let mut catalog = Catalog::complete();
 
-    catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", None)]));
+    catalog.discover(response(&[apps(), ("metrics.example.com", "v1", None)]));
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
 
-    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.discover(response(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
 
-    catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
+    catalog.discover(response(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
     assert_eq!(catalog.word(&loads()), ABSENT);
 }
 
@@ -61,7 +61,7 @@ fn a_stale_group_keeps_its_last_state_until_it_is_current() {
 fn in_static_mode_discovery_is_the_only_source() {
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
-    let with = answer(&[apps(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))]);
+    let with = response(&[apps(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))]);
     // The type may be a CRD's; its identity would need the uid.
     catalog.discover(with.clone());
     assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
@@ -71,12 +71,12 @@ fn in_static_mode_discovery_is_the_only_source() {
     assert_eq!(catalog.identity(&widgets()).uid, None);
     assert!(catalog.is_discovered(&catalog.identity(&widgets())));
 
-    catalog.poll(answer(&[apps()]), 1);
+    catalog.poll(response(&[apps()]), 1);
     for seconds in 2..31 {
-        catalog.poll(answer(&[apps()]), seconds);
+        catalog.poll(response(&[apps()]), seconds);
         catalog.check_unconfirmed(&widgets(), TypeState::Served);
     }
-    catalog.poll(answer(&[apps()]), 31);
+    catalog.poll(response(&[apps()]), 31);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 
@@ -84,9 +84,9 @@ fn in_static_mode_discovery_is_the_only_source() {
 fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
     let other = [resource("gadgets", "Gadget")];
     let listed = [resource("gadgets", "Gadget"), resource("widgets", "Widget")];
-    let with = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
-    let without_group = || answer(&[apps(), metrics()]);
-    let without_type = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&other[..]))]);
+    let with = || response(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
+    let without_group = || response(&[apps(), metrics()]);
+    let without_type = || response(&[apps(), metrics(), ("example.com", "v1", Some(&other[..]))]);
     for without in [&without_group as &dyn Fn() -> DiscoveryResponse, &without_type] {
         let mut catalog = Catalog::complete();
         let odd = crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
@@ -121,19 +121,19 @@ fn in_static_mode_a_type_that_no_answer_has_named_is_unknown_for_a_period() {
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
 
-    catalog.poll(answer(&[apps()]), 0);
+    catalog.poll(response(&[apps()]), 0);
     assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
-    catalog.poll(answer(&[apps()]), 29);
+    catalog.poll(response(&[apps()]), 29);
     assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
 
-    assert!(catalog.poll(answer(&[apps()]), 30).all);
+    assert!(catalog.poll(response(&[apps()]), 30).all);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 
 #[test]
 fn in_static_mode_api_services_that_are_read_late_take_nothing_away() {
     let listed = [resource("widgets", "Widget")];
-    let with = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+    let with = || response(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
     catalog.poll(with(), 0);
@@ -153,7 +153,7 @@ fn in_static_mode_another_scope_is_another_crd() {
     catalog.list(vec![crd("widgets", "Widget").build()]);
     let cluster = [ServedResource { scope: Scope::Cluster, ..resource("widgets", "Widget") }];
 
-    catalog.poll(answer(&[apps(), metrics(), ("example.com", "v1", Some(&cluster[..]))]), 0);
+    catalog.poll(response(&[apps(), metrics(), ("example.com", "v1", Some(&cluster[..]))]), 0);
 
     assert_eq!(catalog.identity(&widgets()).uid, None);
 }
@@ -162,22 +162,22 @@ fn in_static_mode_another_scope_is_another_crd() {
 fn in_static_mode_an_old_answer_about_an_aggregated_type_changes_no_identity() {
     let mut catalog = Catalog::complete();
     let before = catalog.identity(&loads());
-    catalog.poll(answer(&[apps(), metrics()]), 0);
+    catalog.poll(response(&[apps(), metrics()]), 0);
 
     catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
-    catalog.poll(answer(&[apps(), metrics()]), 1);
+    catalog.poll(response(&[apps(), metrics()]), 1);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.identity(&loads()), before);
 
-    catalog.poll(answer(&[apps()]), 2);
-    catalog.poll(answer(&[apps()]), 40);
+    catalog.poll(response(&[apps()]), 2);
+    catalog.poll(response(&[apps()]), 40);
     assert_eq!(catalog.word(&loads()), ABSENT);
 }
 
 #[test]
 fn a_crd_that_static_mode_found_first_has_no_uid_until_it_is_another_one() {
     let listed = [resource("widgets", "Widget")];
-    let with = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+    let with = || response(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
     let mut catalog = Catalog::default();
     let services =
         vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
@@ -205,15 +205,15 @@ fn in_static_mode_an_api_service_that_stands_keeps_its_types() {
     catalog.services_listed(services, &mut Touched::default());
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), ("example.com", "v1", Some(listed.as_slice()))];
-    catalog.poll(answer(&with), 0);
+    catalog.poll(response(&with), 0);
 
     for minutes in 1..20 {
-        catalog.poll(answer(&[apps()]), minutes * 60);
+        catalog.poll(response(&[apps()]), minutes * 60);
     }
     catalog.check_unconfirmed(&widgets(), TypeState::Served);
 
     catalog.service_deleted(&"example.com".into(), &"v1".into(), &mut Touched::default());
-    catalog.poll(answer(&[apps()]), 20 * 60);
+    catalog.poll(response(&[apps()]), 20 * 60);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 
@@ -227,12 +227,12 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), metrics(), ("example.com", "v1", Some(listed.as_slice()))];
 
-    catalog.poll(DiscoveryResponse { complete: false, ..answer(&[]) }, 0);
+    catalog.poll(DiscoveryResponse { complete: false, ..response(&[]) }, 0);
     assert_eq!(catalog.status(&widgets()).served, before);
-    catalog.poll(answer(&versions), 1);
+    catalog.poll(response(&versions), 1);
     catalog.check_unconfirmed(&widgets(), TypeState::Served);
     assert_eq!(catalog.status(&widgets()).served, before);
-    catalog.poll(answer(&with), 2);
+    catalog.poll(response(&with), 2);
     assert_eq!(catalog.status(&widgets()).served, before);
 
     catalog.read_again(vec![odd().build()]);
@@ -245,7 +245,7 @@ fn a_type_that_cannot_be_watched_says_so() {
     let mut catalog = Catalog::complete();
     let review = ServedResource { watchable: false, ..resource("reviews", "Review") };
 
-    catalog.discover(answer(&[("apps", "v1", Some(&[review])), metrics()]));
+    catalog.discover(response(&[("apps", "v1", Some(&[review])), metrics()]));
 
     let reviews = TypeRef::kind("apps", "v1", "Review");
     assert_eq!(catalog.status(&reviews), TypeJudgement::not_watchable());
