@@ -6,7 +6,7 @@
 //! $ cargo run --example embed -- crd | kubectl apply --filename -
 //! $ kubectl create --filename - <<< '{"apiVersion": "example.com/v1", "kind": "Widget",
 //!     "metadata": {"name": "a"}, "spec": {"greeting": "Hello"}}'
-//! $ kubectl get configmap a-answer
+//! $ kubectl get configmap a-greeting
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 //!
@@ -39,37 +39,37 @@ use tracing::info;
 #[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
 struct WidgetSpec {
-    /// Greeting that the widget's ConfigMap answers.
+    /// Greeting that the widget's ConfigMap holds.
     greeting: String,
 }
 
 /// State of the reconciler.
-struct Answers {
+struct Greeter {
     client: Client,
 }
 
 /// Creates a ConfigMap for a widget.
-async fn reconcile(widget: Arc<Widget>, answers: Arc<Answers>) -> Result<Action, kube::Error> {
-    let name = format!("{}-answer", widget.name_any());
-    let answer = ConfigMap {
+async fn reconcile(widget: Arc<Widget>, greeter: Arc<Greeter>) -> Result<Action, kube::Error> {
+    let name = format!("{}-greeting", widget.name_any());
+    let greeting = ConfigMap {
         metadata: ObjectMeta {
             name: Some(name.clone()),
             owner_references: widget.controller_owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
-        data: Some(BTreeMap::from([("answer".to_owned(), widget.spec.greeting.clone())])),
+        data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
         ..ConfigMap::default()
     };
     let namespace = widget.namespace().unwrap_or_default();
-    let config_maps = Api::<ConfigMap>::namespaced(answers.client.clone(), &namespace);
+    let config_maps = Api::<ConfigMap>::namespaced(greeter.client.clone(), &namespace);
     let apply = PatchParams::apply("adopt-example").force();
-    config_maps.patch(&name, &apply, &Patch::Apply(&answer)).await?;
-    info!(namespace, name, "answered");
+    config_maps.patch(&name, &apply, &Patch::Apply(&greeting)).await?;
+    info!(namespace, name, "greeted");
     Ok(Action::await_change())
 }
 
 /// Retries a widget 5 s after its reconcile failed.
-fn error_policy(_: Arc<Widget>, _: &kube::Error, _: Arc<Answers>) -> Action {
+fn error_policy(_: Arc<Widget>, _: &kube::Error, _: Arc<Greeter>) -> Action {
     Action::requeue(Duration::from_secs(5))
 }
 
@@ -92,17 +92,17 @@ async fn main() -> anyhow::Result<()> {
 
     // All types that the controller watches are required.
     let required = [TypeRef::of::<Widget>(), TypeRef::of::<ConfigMap>()];
-    let answers = adopt(&cluster, required, |client, _epoch| {
+    let greeters = adopt(&cluster, required, |client, _epoch| {
         let widgets = Api::<Widget>::all(client.clone());
         let config_maps = Api::<ConfigMap>::all(client.clone());
         let controller = Controller::new(widgets, watcher::Config::default())
             .owns(config_maps, watcher::Config::default());
-        (controller, reconcile, error_policy, Arc::new(Answers { client }))
+        (controller, reconcile, error_policy, Arc::new(Greeter { client }))
     });
 
     let mut manager = Manager::new(ManagerOptions::default());
     runnable.add_to(&mut manager, "cluster")?;
-    manager.add("answers", Arc::new(answers), RunnableOptions::default())?;
+    manager.add("greeters", Arc::new(greeters), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains; a second one ends the process at once.
     Ok(manager.run(signals::shutdown()?).await?)

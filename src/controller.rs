@@ -95,6 +95,8 @@ pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_objec
 pub use request::Request;
 #[cfg(feature = "runtime")]
 pub(crate) use run::failure_report::FailureReport;
+#[cfg(feature = "runtime")]
+pub(crate) use run::outcome::is_forbidden;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, Postponed};
 pub use source::broadcast::{Broadcast, BroadcastSource};

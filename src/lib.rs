@@ -86,7 +86,7 @@
 //!    merge the unseen changes of one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
-//!    (`src/controller/predicate.rs`) and maps it to requests (`src/controller/handler.rs`).
+//!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests (`src/controller/handler.rs`).
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request

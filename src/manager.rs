@@ -17,6 +17,7 @@
 
 mod backoff;
 mod checks;
+mod command;
 mod condition;
 mod conditional;
 mod election;
@@ -37,6 +38,7 @@ mod run;
 mod runnable;
 mod runnable_check;
 mod runnable_options;
+mod runnable_spec;
 mod snapshot;
 mod status;
 mod task;
@@ -55,6 +57,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
 pub use checks::{Check, CheckResult, Checks};
+pub use command::AddError;
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,
     type_served,
@@ -77,7 +80,7 @@ pub(crate) use fence::{
 };
 #[cfg(feature = "meta")]
 pub(crate) use fence::{Requester, wait_details};
-pub use handle::{AddError, ManagerHandle};
+pub use handle::ManagerHandle;
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
 pub use metrics_text::metrics_text;
@@ -97,7 +100,7 @@ pub use verdict::{Basis, Subresource, Unmet, Verdict};
 pub struct Manager {
     options: ManagerOptions,
     handle: ManagerHandle,
-    commands: mpsc::Receiver<handle::ManagerCommand>,
+    commands: mpsc::Receiver<command::ManagerCommand>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
     election: Option<Election>,
@@ -250,7 +253,9 @@ impl Manager {
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
         for (name, runnable, options) in waiting {
             // Names were checked in `add`, so this cannot fail.
-            owner.add(name, entry::RunnableSpec::new(runnable, options)).unwrap_or_default();
+            owner
+                .add(name, runnable_spec::RunnableSpec::new(runnable, options))
+                .unwrap_or_default();
         }
         owner.run(stop).await
     }

@@ -40,6 +40,7 @@ mod parent_writes;
 mod parents;
 mod protocol;
 mod recorder;
+mod rejected;
 mod related;
 mod resource;
 mod resync;
@@ -70,8 +71,8 @@ pub use budget::{ControllerBudget, ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, Problem, Rejected,
-    RollingRule, UpdateMethod,
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, RollingRule,
+    UpdateMethod,
 };
 pub use endpoint::{
     AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
@@ -88,6 +89,7 @@ pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use recorder::EventLimit;
+pub use rejected::{Problem, Rejected};
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,

@@ -32,7 +32,8 @@ fn answer(request: &Value, children: Vec<Value>) -> Answer {
 type Respond = Box<dyn Fn(&Value) -> Answer + Send + Sync>;
 
 /// Invalid hook responses, each with its name and a part of the expected message.
-fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
+#[expect(clippy::too_many_lines, reason = "table of cases")]
+fn bad_responses() -> Vec<(&'static str, Respond, &'static str)> {
     fn bad(
         name: &'static str,
         respond: impl Fn(&Value) -> Answer + Send + Sync + 'static,
@@ -186,14 +187,14 @@ fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
 }
 
 #[tokio::test]
-async fn invalid_answer_is_reported_and_changes_nothing() {
+async fn invalid_response_is_reported_and_changes_nothing() {
     let supervised = Supervised::start("bad-answers").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
     harness.create(&crd, "fine", 1).await;
-    let answers = bad_answers();
+    let answers = bad_responses();
     let name = |index: usize| format!("bad-{index}");
     for index in 0..answers.len() {
         harness.create(&crd, &name(index), 1).await;
@@ -382,6 +383,7 @@ async fn unusual_parents_are_synced_like_any_other() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "table of cases")]
 async fn invalid_controller_names_its_field_and_affects_no_other() {
     let supervised = Supervised::start("bad-specs").await;
     let harness = &supervised.harness;

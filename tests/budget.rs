@@ -256,7 +256,7 @@ fn has_map(server: &SimulatedServer, name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn five_answers_of_sixteen_mebibytes_keep_the_process_small_and_others_served() {
+async fn five_responses_of_sixteen_mebibytes_keep_the_process_small_and_others_served() {
     let mut scene = Scene::start().await;
     answers_once_with(&scene.verbose, late(), nameless);
 
@@ -284,7 +284,7 @@ async fn five_answers_of_sixteen_mebibytes_keep_the_process_small_and_others_ser
 }
 
 #[tokio::test]
-async fn five_answers_of_much_metadata_keep_the_process_small_and_others_served() {
+async fn five_responses_of_much_metadata_keep_the_process_small_and_others_served() {
     let mut scene = Scene::start().await;
     answers_once_with(&scene.verbose, labelled(), nameless);
 

@@ -37,11 +37,11 @@ use tokio_util::sync::CancellationToken;
 /// Deadline of waits; reached only by tests that fail.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-type Answer = Box<dyn Fn(&Value) -> Result<Value, HookError> + Send + Sync>;
+type RespondToCall = Box<dyn Fn(&Value) -> Result<Value, HookError> + Send + Sync>;
 
 /// Hook with a scripted answer; records its requests.
 struct Scripted {
-    answer: Mutex<Answer>,
+    answer: Mutex<RespondToCall>,
     asked: Mutex<VecDeque<Value>>,
 }
 

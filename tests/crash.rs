@@ -11,7 +11,7 @@ use pilotlight::{
 use serde_json::json;
 
 use crate::support::{
-    HookServer, Killed, When, Workload, counted, install_own_crds, until, workload,
+    HookServer, KillSide, Killed, Workload, counted, install_own_crds, until, workload,
 };
 
 /// Seed of the points that every test run tries.
@@ -36,7 +36,7 @@ async fn crashes_lose_nothing(most: usize) {
     let (calm, requests) = bench.recorded("calm", None).await;
     let (again, _) = bench.recorded("calm-again", None).await;
     let mask = workload::mask(&calm, &again);
-    let both = |number| [(When::Before, number), (When::After, number)];
+    let both = |number| [(KillSide::Before, number), (KillSide::After, number)];
     let mut points: Vec<_> = (1..=requests).flat_map(both).collect();
     let all = points.len();
     fastrand::Rng::with_seed(SEED).shuffle(&mut points);
@@ -77,7 +77,11 @@ impl<'plane> Bench<'plane> {
     }
 
     /// Runs the workload with at most one kill. Returns its recording and the number of its writes.
-    async fn recorded(&mut self, name: &str, crash: Option<(When, usize)>) -> (Recording, usize) {
+    async fn recorded(
+        &mut self,
+        name: &str,
+        crash: Option<(KillSide, usize)>,
+    ) -> (Recording, usize) {
         let scope = self.plane.scope(name).await.unwrap();
         let crd = workload::crd(&scope.group);
         scope.install_crd(&crd).await.unwrap();

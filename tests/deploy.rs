@@ -190,6 +190,7 @@ fn no_rule_has_a_wildcard() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn manager_runs_with_the_rights_of_its_own_service_account() {
     // A separate control plane, because ClusterRoles and CRDs are cluster-scoped.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();

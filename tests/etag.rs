@@ -22,7 +22,7 @@ async fn asked(supervised: &Supervised<'_>, what: &str, since: Instant, tag: Opt
 }
 
 #[tokio::test]
-async fn an_answer_that_its_hook_confirms_is_executed_again() {
+async fn a_response_that_its_hook_confirms_is_executed_again() {
     let supervised = Supervised::start("etag").await;
     let crd = supervised.harness.widgets();
     let mut spec = supervised.spec(&crd);
@@ -74,7 +74,7 @@ async fn an_answer_that_its_hook_confirms_is_executed_again() {
 }
 
 #[tokio::test]
-async fn confirmation_without_a_cached_answer_is_reported_and_an_unusable_answer_is_never_confirmed()
+async fn confirmation_without_a_cached_answer_is_reported_and_an_unusable_response_is_never_confirmed()
  {
     let supervised = Supervised::start("unconfirmed").await;
     let crd = supervised.harness.widgets();
@@ -96,7 +96,7 @@ async fn confirmation_without_a_cached_answer_is_reported_and_an_unusable_answer
 }
 
 #[tokio::test(start_paused = true)]
-async fn cached_answer_of_a_parent_is_removed_with_it() {
+async fn cached_response_of_a_parent_is_removed_with_it() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.parent("q", 1, "one");

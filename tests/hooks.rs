@@ -220,7 +220,7 @@ async fn one_parent_has_one_hook_call_at_a_time() {
 }
 
 #[tokio::test]
-async fn an_answer_after_its_deadline_is_discarded() {
+async fn a_response_after_its_deadline_is_discarded() {
     let supervised = Supervised::start("late").await;
     let crd = supervised.harness.widgets();
     let mut spec = supervised.spec(&crd);

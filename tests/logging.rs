@@ -78,6 +78,7 @@ fn watch_line(bench: &Bench, line: Vec<u8>) {
     bench.parent("q", 0, "one");
 }
 
+#[expect(clippy::too_many_lines, reason = "table of cases")]
 fn cases() -> Vec<Case> {
     let of_the_type = Case {
         what: "",

@@ -6,7 +6,6 @@
 mod adopted;
 mod aggregated;
 #[cfg(feature = "meta")]
-mod answers;
 mod architecture;
 mod authority;
 #[cfg(feature = "cli")]
@@ -98,6 +97,7 @@ mod watches;
 mod wire;
 #[cfg(feature = "meta")]
 mod write_loops;
+mod write_responses;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

@@ -114,7 +114,15 @@ fn the_image_is_the_production_binary() {
     assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
     assert!(dockerfile.contains("\nUSER 65532:65532\n"), "{dockerfile}");
     let deployment = fs::read_to_string(root.join("deploy/deployment.yaml")).unwrap();
-    for line in ["  replicas: 2", "        runAsUser: 65532"] {
+    let lines = [
+        "  replicas: 2",
+        "        runAsUser: 65532",
+        "    type: RollingUpdate",
+        "kind: PodDisruptionBudget",
+        "          topologyKey: kubernetes.io/hostname",
+        "            - --leader-election",
+    ];
+    for line in lines {
         assert!(deployment.lines().any(|it| it == line), "{line}: {deployment}");
     }
 }

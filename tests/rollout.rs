@@ -11,7 +11,7 @@ use pilotlight::{
 use serde_json::{Value, json};
 
 use self::rolled::{LABEL, Rolled, Rolling};
-use crate::support::{Answer, Changes, HookServer, Killed, When, counted, install_own_crds};
+use crate::support::{Answer, Changes, HookServer, KillSide, Killed, counted, install_own_crds};
 
 /// Seed of the points that a run tries.
 const SEED: u64 = 4;
@@ -94,8 +94,8 @@ async fn kills_strand_nothing(strategy: ApplyStrategy, most: (usize, usize)) {
 }
 
 /// Draws some of the points before and after each of these writes.
-fn points(writes: usize, most: usize) -> Vec<(When, usize)> {
-    let both = |number| [(When::Before, number), (When::After, number)];
+fn points(writes: usize, most: usize) -> Vec<(KillSide, usize)> {
+    let both = |number| [(KillSide::Before, number), (KillSide::After, number)];
     let mut points: Vec<_> = (1..=writes).flat_map(both).collect();
     fastrand::Rng::with_seed(SEED).shuffle(&mut points);
     points.truncate(most);
@@ -140,7 +140,7 @@ impl Bench {
     }
 
     /// Plays a life with at most one kill. Returns the number of writes.
-    async fn during(&self, crash: Option<(When, usize)>, life: Life) -> usize {
+    async fn during(&self, crash: Option<(KillSide, usize)>, life: Life) -> usize {
         let changes = Changes::watch(self.scope.client(), &self.scope.namespace).await;
         let mut exist = Vec::new();
         for parent in &self.parents {

@@ -101,7 +101,7 @@ pub(crate) use self::{
     deletions::Deletions,
     example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
-    killed::{Killed, When, start_binary},
+    killed::{KillSide, Killed, start_binary},
     process::{LEASE_OF_REPLICAS, Process},
     supervised::{
         Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,
@@ -229,6 +229,7 @@ impl<'plane> Harness<'plane> {
         Self::at(Server::Real(plane), name, options).await
     }
 
+    #[expect(clippy::too_many_lines, reason = "one harness of many parts")]
     pub(crate) async fn at(server: Server<'plane>, name: &str, options: HarnessOptions) -> Self {
         let scope = server.scope(name).await;
         let user = format!("pilot-{}", scope.namespace);

@@ -52,7 +52,7 @@ async fn quiet(bench: &Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sync_with_an_unchanged_answer_does_nothing_and_is_repeated_as_the_answer_requests() {
+async fn sync_with_an_unchanged_response_does_nothing_and_is_repeated_as_the_response_requests() {
     let bench = Bench::start().await;
     bench.hook.answers(async |request| Ok(periodic(&request)));
     bench.parent("p", 2, "one");

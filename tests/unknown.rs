@@ -63,7 +63,7 @@ pub(crate) fn assert_undisturbed(harness: &Harness<'_>, name: &str) {
 }
 
 #[tokio::test]
-async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
+async fn no_response_about_a_type_stops_its_controller_or_empties_its_cache() {
     let informers =
         InformerOptions { request_deadline: Duration::from_secs(2), ..InformerOptions::default() };
     let harness =
@@ -175,7 +175,7 @@ async fn a_watch_that_breaks_or_expires_is_resumed() {
 }
 
 #[tokio::test]
-async fn no_answer_about_crds_stops_a_controller() {
+async fn no_response_about_crds_stops_a_controller() {
     let cases = bad_answers().into_iter().map(|(name, fault)| async move {
         let harness = Harness::start(&format!("unknown-crds-{name}")).await;
         let widgets = harness.widgets();

@@ -52,7 +52,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hook_receives_the_children_of_its_last_answer_while_their_watch_is_down() {
+async fn hook_receives_the_children_of_its_last_response_while_their_watch_is_down() {
     let bench = Bench::start().await;
     // Children in each request.
     let calls = Arc::new(Mutex::new(Vec::new()));

@@ -236,7 +236,7 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
 
 #[cfg(feature = "cli")]
 #[tokio::test]
-async fn hook_call_that_was_cut_within_its_answer_is_retried() {
+async fn hook_call_that_was_cut_within_its_response_is_retried() {
     use crate::support::Supervised;
     let supervised = Supervised::start("cut-hook").await;
     let faults = Faults::default();

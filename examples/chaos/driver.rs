@@ -112,6 +112,7 @@ impl Driver {
         Ok(())
     }
 
+    #[expect(clippy::too_many_lines, reason = "one step for each variant")]
     async fn perform(&mut self, step: &Step) -> anyhow::Result<()> {
         match step {
             Step::PutParent(at, parent, spec) => self.put(self.kind(*at), *parent, spec).await?,

@@ -127,6 +127,11 @@ impl ManagerArgs {
         }
     }
 
+    /// Returns the namespace of the revisions of cluster-scoped parents, given that of this process.
+    fn revision_namespace(&self, own: String) -> String {
+        self.controller_revision_namespace.clone().unwrap_or(own)
+    }
+
     /// Returns the proxies of hooks that the environment names, and logs the variables that cannot
     /// be used. `variable` reads a variable.
     fn hook_proxies(&self, variable: impl Fn(&str) -> Option<String>) -> Proxies {
@@ -224,11 +229,7 @@ impl Instance {
             responses: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period: upstream.resync_period,
-            revision_namespace: manager
-                .controller_revision_namespace
-                .clone()
-                .unwrap_or(own_namespace)
-                .into(),
+            revision_namespace: manager.revision_namespace(own_namespace).into(),
             events: upstream.events,
             apply_strategy: upstream.apply.0,
             field_manager: upstream.apply.1,
@@ -371,6 +372,17 @@ mod tests {
         assert_eq!(longest(&[]), Some(Duration::from_secs(300)));
         assert_eq!(longest(&["--hook-retry-after-limit=1h"]), Some(Duration::from_secs(3600)));
         assert_eq!(longest(&["--hook-retry-after-limit=0"]), None);
+    }
+
+    #[test]
+    fn namespace_of_revisions_is_a_flag_and_else_the_own_one() {
+        let namespace = |arguments: &[&str]| {
+            let flags = Flags::parse_from([&["test"], arguments].concat());
+            flags.manager.revision_namespace("own".to_owned())
+        };
+
+        assert_eq!(namespace(&[]), "own");
+        assert_eq!(namespace(&["--controller-revision-namespace=system"]), "system");
     }
 
     #[test]

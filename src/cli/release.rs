@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answer_that_does_not_name_the_controller_releases_nothing() {
+    async fn response_that_does_not_name_the_controller_releases_nothing() {
         let (faults, server) = (Faults::default(), server().await);
         let path = "/compositecontrollers/a";
         let message = "the server could not find the requested resource";

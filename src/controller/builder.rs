@@ -17,6 +17,7 @@ use super::{
         input::{Input, InputConditions},
         input_status::InputMode,
     },
+    source::mapping::SourceHandlers,
     spec::NewLimiter,
 };
 use crate::{
@@ -122,10 +123,17 @@ impl Builder {
         self.kind(type_ref.into(), Role::Claimed(handler), false)
     }
 
-    /// Adds a custom source.
-    pub fn source(mut self, source: impl ConditionalSource) -> Self {
+    /// Adds a custom source. [`Builder::predicate`] applies to the changes that it delivers.
+    pub fn source(self, source: impl ConditionalSource) -> Self {
+        self.watches_source(source, Handler::Object)
+    }
+
+    /// Adds a custom source, with a handler that maps the changes that it delivers
+    /// ([`SourceContext::deliver`](super::SourceContext::deliver)) to requests.
+    pub fn watches_source(mut self, source: impl ConditionalSource, handler: Handler) -> Self {
+        let source: Arc<dyn ConditionalSource> = Arc::new(source);
         self.inputs.push(InputOptions {
-            kind: InputKind::Source(GuardedDrop::new(Arc::new(source))),
+            kind: InputKind::Source(GuardedDrop::new(source), SourceHandlers::new(handler)),
             mode: InputMode::Plain,
             conditions: InputConditions::new(),
         });
@@ -273,7 +281,13 @@ impl Builder {
     }
 
     /// Adds a predicate to this input; a change must pass all predicates.
-    pub fn predicate(self, predicate: Predicate) -> Self {
+    pub fn predicate(mut self, predicate: Predicate) -> Self {
+        if let Some(InputOptions { kind: InputKind::Source(_, handlers), .. }) =
+            self.inputs.last_mut()
+        {
+            handlers.predicates.push(predicate);
+            return self;
+        }
         self.last("predicate", |kind| kind.predicates.push(predicate))
     }
 
@@ -463,7 +477,7 @@ impl Builder {
     fn last(mut self, method: &'static str, change: impl FnOnce(&mut KindOptions)) -> Self {
         match self.inputs.last_mut().map(|input| &mut input.kind) {
             Some(InputKind::Kind(kind)) => change(kind),
-            Some(InputKind::Source(_)) => self.record(BuildError::NotForSources, method),
+            Some(InputKind::Source(..)) => self.record(BuildError::NotForSources, method),
             None => self.record(BuildError::NoInputYet, method),
         }
         self

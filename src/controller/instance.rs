@@ -242,7 +242,7 @@ impl Runnable for Controller {
                     InputSource::Kind(kind) if input.mode != InputMode::Optional => {
                         Some(prepare(number, Arc::clone(kind), spec.sync_timeout))
                     }
-                    InputSource::Kind(_) | InputSource::Other(_) => None,
+                    InputSource::Kind(_) | InputSource::Other(..) => None,
                 });
             let prepared = try_join_all(kinds).await?;
             let mut unneeded: HashMap<_, _> = prepared.into_iter().collect();

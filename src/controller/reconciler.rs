@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{Cached, Context, LookupError, Request};
+use super::{Add, Cached, Context, LookupError, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
@@ -16,6 +16,23 @@ pub enum Outcome {
     /// Reconcile again after the back-off, which grows with each call in a row that returns this.
     /// No error is logged or counted.
     Requeue,
+    /// Reconcile again as this add says: with its priority, where the other outcomes keep the
+    /// priority of the request; after its delay, like [`Outcome::RequeueAfter`]; and, if it is rate
+    /// limited, after the back-off, like [`Outcome::Requeue`].
+    ///
+    /// Semantics: `reconcile.Result` of controller-runtime with `Priority`, except that an error
+    /// keeps the priority of its request.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use pilotlight::controller::{Add, LOW_PRIORITY, Outcome};
+    ///
+    /// // Nothing urgent: whatever changes meanwhile comes first.
+    /// let (priority, after) = (LOW_PRIORITY, Duration::from_secs(60));
+    /// let outcome = Outcome::RequeueWith(Add { priority, after, ..Add::default() });
+    /// # drop(outcome);
+    /// ```
+    RequeueWith(Add),
 }
 
 /// Error of a reconcile, and its retry.

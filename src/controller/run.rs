@@ -10,9 +10,9 @@ mod last_error;
 pub(in crate::controller) mod named_inputs;
 pub(in crate::controller) mod outcome;
 mod settlement;
+mod shared_slots;
 mod shutdown;
 pub(in crate::controller) mod slots;
-mod turn;
 pub(in crate::controller) mod unconfirmed;
 
 use std::{
@@ -40,8 +40,8 @@ use super::{
     run::input_status::{InputMode, InputStatuses},
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::Attempt,
+    run::shared_slots::SharedSlots,
     run::slots::WorkerSlots,
-    run::turn::WorkerTurn,
     spec::{Spec, resource_of},
 };
 use crate::{
@@ -284,7 +284,7 @@ impl EpochRun {
     async fn reconcile(&mut self) -> Result<(), RunError> {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
-        let mut turn = WorkerTurn::new(epoch.reconciles());
+        let mut shared_slots = SharedSlots::new(epoch.reconciles());
         loop {
             let capacity = self.slots.has_free(self.workers.len());
             let due = self.failures.due();
@@ -310,7 +310,7 @@ impl EpochRun {
                     }
                 }
                 () = self.slots.freed(), if !capacity => {}
-                Some((item, shared)) = turn.next(&self.queue, capacity) => self.spawn(item, shared),
+                Some((item, shared)) = shared_slots.next(&self.queue, capacity) => self.spawn(item, shared),
             }
         }
     }
@@ -343,6 +343,7 @@ impl EpochRun {
             reconcile_id = %context.reconcile_id(),
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
+        let epoch = self.epoch.clone();
         // The user's function is called inside the task, so that its panic is the task's.
         let reconcile = async move {
             let reader = || {
@@ -371,6 +372,7 @@ impl EpochRun {
                 let result = (spec.reconcile)(request, context).await;
                 if result.as_ref().is_err_and(ReconcileError::is_forbidden) {
                     spec.refused();
+                    epoch.refused();
                 }
                 result
             });

@@ -4,12 +4,14 @@ pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;
+pub(in crate::controller) mod mapping;
 
 use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
+use self::mapping::SourceHandlers;
 use super::{
     Request,
     metrics::Series,
@@ -33,6 +35,8 @@ pub struct SourceContext {
     pub(super) input: usize,
     pub(super) series: Arc<Series>,
     pub(super) deliveries: Arc<Deliveries>,
+    // `None` for a built-in source.
+    pub(super) handlers: Option<Arc<SourceHandlers>>,
 }
 
 impl std::fmt::Debug for SourceContext {
@@ -134,6 +138,10 @@ impl std::fmt::Debug for SourceStart {
 
 /// Conditional source of the lifecycle proposal: `ready`, then `start_notify_done`, then `ready`
 /// again.
+///
+/// A source adds requests itself ([`SourceContext::enqueue`]), or delivers changes of objects for a
+/// handler and predicates ([`SourceContext::deliver`]). It may offer a cache to the reconciler
+/// ([`SourceContext::offer`]).
 ///
 /// An implementor describes a source, and every start begins anew. State kept from one epoch would
 /// pin that epoch's caches, and prevent another start.

@@ -85,7 +85,7 @@ impl Spec {
             report(guard::run(|| condition.refused()));
         }
         for input in &self.inputs {
-            if let InputSource::Other(source) = &input.source {
+            if let InputSource::Other(source, _) = &input.source {
                 report(guard::run(|| source.ready().refused()));
             }
         }

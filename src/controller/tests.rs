@@ -34,6 +34,7 @@ mod closures;
 mod cluster;
 mod clusters;
 mod conditions;
+mod delivering_sources;
 mod durations;
 mod events;
 mod flapping;

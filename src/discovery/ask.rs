@@ -10,8 +10,7 @@ use tracing::debug;
 use super::{
     request::{Error, get, get_json},
     response::{
-        AnsweredVersion, CoreVersions, DiscoveryResponse, GroupDiscoveryList, GroupList,
-        ResourceList,
+        CoreVersions, DiscoveryResponse, GroupDiscoveryList, GroupList, ListedVersion, ResourceList,
     },
 };
 
@@ -123,7 +122,7 @@ async fn legacy(
                     None
                 }
             };
-            AnsweredVersion { group: group.into(), version: version.into(), resources }
+            ListedVersion { group: group.into(), version: version.into(), resources }
         })
         .buffer_unordered(CONCURRENT)
         .collect()

@@ -28,7 +28,7 @@ pub(super) use self::{
 use super::{
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
     crd::Crd,
-    response::{AnsweredVersion, DiscoveryResponse, ServedResource},
+    response::{DiscoveryResponse, ListedVersion, ServedResource},
     schedule::PendingDiscovery,
 };
 use crate::kind::TypeName;
@@ -281,7 +281,7 @@ impl Catalog {
 
     fn version_answered(
         &mut self,
-        answered: AnsweredVersion,
+        answered: ListedVersion,
         polled: Option<Polled>,
         touched: &mut Touched,
     ) {

@@ -12,12 +12,12 @@ pub(super) struct DiscoveryResponse {
     /// True if all served group versions are listed: one that is not listed is not served.
     pub(super) complete: bool,
     /// Listed group versions.
-    pub(super) versions: Vec<AnsweredVersion>,
+    pub(super) versions: Vec<ListedVersion>,
 }
 
 /// Discovery response for one group version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AnsweredVersion {
+pub(super) struct ListedVersion {
     pub(super) group: Arc<str>,
     pub(super) version: Arc<str>,
     /// `None` if the backing server could not be reached or the response is stale.
@@ -113,7 +113,7 @@ impl From<GroupDiscoveryList> for DiscoveryResponse {
             .into_iter()
             .flat_map(|group| {
                 let name: Arc<str> = group.metadata.name.into();
-                group.versions.into_iter().map(move |version| AnsweredVersion {
+                group.versions.into_iter().map(move |version| ListedVersion {
                     group: name.clone(),
                     version: version.version.into(),
                     resources: (version.freshness != "Stale")
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_answer_is_not_complete() {
+    fn an_empty_response_is_not_complete() {
         let list: GroupDiscoveryList = serde_json::from_value(json!({ "items": [] })).unwrap();
 
         assert!(!DiscoveryResponse::from(list).complete);

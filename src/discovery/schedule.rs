@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_settled_answer_waits_for_the_interval_with_jitter() {
+    async fn a_settled_response_waits_for_the_interval_with_jitter() {
         let mut schedule = RequestSchedule::new(Instant::now(), INTERVAL);
 
         let gaps = gaps(&mut schedule, PendingDiscovery::Nothing, 1);

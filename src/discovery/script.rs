@@ -37,7 +37,7 @@ struct State {
     requests: Vec<(Instant, String)>,
 }
 
-type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+type ScriptedResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 impl Server {
     /// A server with the built-in group `apps`.
@@ -163,7 +163,7 @@ impl Server {
         state.send(path, "DELETED", object);
     }
 
-    async fn answer(&self, request: Request<Body>) -> Answer {
+    async fn answer(&self, request: Request<Body>) -> ScriptedResponse {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default();
         let is_watch = query.contains("watch=true");
@@ -264,11 +264,11 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-fn json_body(value: &Value) -> Answer {
+fn json_body(value: &Value) -> ScriptedResponse {
     Response::new(Full::from(value.to_string()).boxed_unsync())
 }
 
-fn status(code: u16) -> Answer {
+fn status(code: u16) -> ScriptedResponse {
     let body = json!({ "kind": "Status", "status": "Failure", "code": code,
         "message": format!("scripted {code}"), "reason": "Scripted" });
     let mut response = json_body(&body);

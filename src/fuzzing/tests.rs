@@ -59,7 +59,7 @@ fn lines_of_a_watch_keep_their_promises() {
 }
 
 #[test]
-fn answers_of_hooks_keep_their_promises() {
+fn responses_of_hooks_keep_their_promises() {
     check("hook_response", super::hook_response);
 }
 

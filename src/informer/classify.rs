@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn no_status_is_without_an_answer() {
+    fn no_status_is_without_a_response() {
         for code in 0..1000 {
             for phase in [LIST, LATER_PAGE, RequestPhase::Stream, RequestPhase::Watch] {
                 let classified = classify(phase, &status(code));

@@ -57,6 +57,8 @@ pub(super) struct Decoder {
     namespaces: Interned<Arc<str>>,
     // Shared by the objects with owners of a kind.
     owner_kinds: Interned<Arc<GroupKind>>,
+    // Shared by the objects with the same owners, such as the children of a parent.
+    owners: Interned<Arc<[OwnerReference]>>,
 }
 
 /// Values that objects share. Unused ones are removed at `sweep_at`.
@@ -79,6 +81,7 @@ impl Decoder {
             managed_fields,
             namespaces: Interned::default(),
             owner_kinds: Interned::default(),
+            owners: Interned::default(),
         }
     }
 
@@ -163,13 +166,14 @@ impl Decoder {
             deletion_timestamp: None,
             labels: StringMap::default(),
             annotations: StringMap::default(),
-            owners: Vec::new(),
+            owners: Arc::default(),
             finalizers: Vec::new(),
         };
         if self.projection == Projection::Keys {
             return Ok(header);
         }
-        relations(metadata, &mut header, &mut self.owner_kinds).map_err(identified)?;
+        let (kinds, owners) = (&mut self.owner_kinds, &mut self.owners);
+        relations(metadata, &mut header, kinds, owners).map_err(identified)?;
         Ok(header)
     }
 
@@ -230,6 +234,7 @@ fn relations(
     metadata: &MetadataMembers<'_>,
     header: &mut Header,
     kinds: &mut Interned<Arc<GroupKind>>,
+    shared: &mut Interned<Arc<[OwnerReference]>>,
 ) -> Result<(), ObjectError> {
     let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
     header.deletion_timestamp = deleted
@@ -240,8 +245,10 @@ fn relations(
     let owners: Option<Vec<OwnerMembers<'_>>> =
         read("metadata.ownerReferences", metadata.owner_references)?;
     let reference = |owner| owner_reference(owner, kinds);
-    header.owners = owners.unwrap_or_default().into_iter().map(reference).collect();
-    header.owners.shrink_to_fit();
+    let owners: Vec<_> = owners.unwrap_or_default().into_iter().map(reference).collect();
+    if !owners.is_empty() {
+        header.owners = shared.get_or(&owners, || owners.as_slice().into());
+    }
     Ok(())
 }
 

@@ -218,7 +218,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
     /// Calls `visit` with the holder of each interest that an object concerns, perhaps twice.
     pub(crate) fn visit(&self, object: &Header, mut visit: impl FnMut(&T)) {
         self.everything.iter().for_each(&mut visit);
-        for owner in &object.owners {
+        for owner in object.owners.iter() {
             if !self.owner_kinds.is_empty() {
                 self.owner_kinds.get(&*owner.kind).into_iter().flatten().for_each(&mut visit);
             }

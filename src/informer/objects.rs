@@ -232,7 +232,7 @@ impl Objects {
     }
 
     fn index(&mut self, object: &Object) {
-        for owner in &object.header().owners {
+        for owner in object.header().owners.iter() {
             let owned = self.owner_kinds.entry(owner.kind.clone()).or_default();
             if object.is_whole() {
                 owned.insert(object);
@@ -268,7 +268,7 @@ impl Objects {
     }
 
     fn unindex(&mut self, object: &Object) {
-        for owner in &object.header().owners {
+        for owner in object.header().owners.iter() {
             if let Some(owned) = self.owner_kinds.get_mut(&owner.kind) {
                 if object.is_whole() {
                     owned.remove(object.key());

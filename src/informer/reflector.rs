@@ -241,7 +241,13 @@ impl Reflector {
             (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
-                InformerProgress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
+                // The message of the server may be withheld, as for Secrets.
+                let scope = match &self.informer.key.namespace {
+                    Some(namespace) => format!(" in the namespace {namespace}"),
+                    None => String::new(),
+                };
+                let rule = format!("grant {verbs} on {resource}{scope}");
+                InformerProgress::Forbidden(format!("{error} ({rule})"))
             }
             (_, _) if classified.cause == Cause::Conversion => {
                 InformerProgress::ConversionFailed(error)

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_forgets_what_it_refutes_and_health_forgets_all() {
+    fn a_response_forgets_what_it_refutes_and_health_forgets_all() {
         let mut backoff = RequestDelays::default();
         let missing = classified(RequestPace::Quick, Cause::NotFound);
         let server = classified(RequestPace::Slow, Cause::Server);

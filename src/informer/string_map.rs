@@ -1,17 +1,19 @@
 //! String map: labels and annotations in packed form.
 //!
 //! A `BTreeMap` of strings takes half a kilobyte for its first entry, and an informer holds two
-//! maps per object. Here all text of a map is a single allocation.
+//! maps per object. Here a map is a single allocation, and an empty map is none.
 
-use std::{collections::BTreeMap, fmt};
+use std::{cmp::Ordering, collections::BTreeMap, fmt};
+
+/// Bytes of an offset.
+const OFFSET: usize = size_of::<u32>();
 
 /// An immutable map of strings, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct StringMap {
-    // Alternating keys and values, sorted by key, without separators.
-    text: Box<str>,
-    // End offset of each key and each value.
-    ends: Box<[u32]>,
+    // Number of entries, end offset of each key and each value, and the text: alternating keys and
+    // values, sorted by key, without separators. Empty without entries.
+    packed: Box<[u8]>,
 }
 
 impl StringMap {
@@ -21,11 +23,10 @@ impl StringMap {
         let mut high = self.len();
         while low < high {
             let middle = low + (high - low) / 2;
-            let (candidate, value) = self.entry(middle)?;
-            match candidate.cmp(key) {
-                std::cmp::Ordering::Equal => return Some(value),
-                std::cmp::Ordering::Less => low = middle + 1,
-                std::cmp::Ordering::Greater => high = middle,
+            match self.part(2 * middle).cmp(key.as_bytes()) {
+                Ordering::Equal => return Some(self.text(2 * middle + 1)),
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
             }
         }
         None
@@ -38,22 +39,22 @@ impl StringMap {
 
     /// Returns keys and values, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> + '_ {
-        (0..self.len()).filter_map(|index| self.entry(index))
+        (0..self.len()).map(|index| (self.text(2 * index), self.text(2 * index + 1)))
     }
 
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
-        self.ends.len() / 2
+        self.number(0)
     }
 
     /// Returns an estimate of the allocated bytes.
     pub(super) fn memory(&self) -> usize {
-        if self.is_empty() { 0 } else { self.text.len() + 4 * self.ends.len() + 32 }
+        if self.is_empty() { 0 } else { self.packed.len() + 16 }
     }
 
     /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.packed.is_empty()
     }
 
     /// Returns a copy in the form that kube's selectors and typed objects need.
@@ -61,33 +62,49 @@ impl StringMap {
         self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 
-    fn entry(&self, index: usize) -> Option<(&str, &str)> {
-        let start = match index {
-            0 => 0,
-            _ => *self.ends.get(index * 2 - 1)? as usize,
-        };
-        let middle = *self.ends.get(index * 2)? as usize;
-        let end = *self.ends.get(index * 2 + 1)? as usize;
-        Some((self.text.get(start..middle)?, self.text.get(middle..end)?))
+    /// Returns a key, at an even place, or the value after it.
+    fn text(&self, place: usize) -> &str {
+        // Valid, since whole strings are packed.
+        std::str::from_utf8(self.part(place)).unwrap_or_default()
+    }
+
+    fn part(&self, place: usize) -> &[u8] {
+        let text = OFFSET * (1 + 2 * self.len());
+        let start = if place == 0 { 0 } else { self.number(place) };
+        self.packed.get(text + start..text + self.number(place + 1)).unwrap_or_default()
+    }
+
+    /// Returns the number of entries, at place 0, or an end offset.
+    fn number(&self, place: usize) -> usize {
+        let bytes = self.packed.get(OFFSET * place..OFFSET * (place + 1));
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u32::from_le_bytes) as usize
     }
 }
 
 /// Packs a sorted map. Entries beyond 4 GiB are dropped.
 fn pack<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> StringMap {
-    let (count, bytes) = entries
-        .clone()
-        .fold((0, 0), |(count, bytes), (key, value)| (count + 1, bytes + key.len() + value.len()));
-    let mut text = String::with_capacity(bytes);
-    let mut ends = Vec::with_capacity(count * 2);
-    for (key, value) in entries {
-        let middle = u32::try_from(text.len() + key.len());
-        let end = u32::try_from(text.len() + key.len() + value.len());
-        let (Ok(middle), Ok(end)) = (middle, end) else { break };
-        text.push_str(key);
-        text.push_str(value);
-        ends.extend([middle, end]);
+    let mut ends = Vec::new();
+    let mut text = 0;
+    for (key, value) in entries.clone() {
+        let (middle, end) = (text + key.len(), text + key.len() + value.len());
+        let (Ok(middle), Ok(last)) = (u32::try_from(middle), u32::try_from(end)) else { break };
+        ends.extend([middle, last]);
+        text = end;
     }
-    StringMap { text: text.into_boxed_str(), ends: ends.into_boxed_slice() }
+    if ends.is_empty() {
+        return StringMap::default();
+    }
+    let count = ends.len() / 2;
+    let mut packed = Vec::with_capacity(OFFSET * (1 + ends.len()) + text);
+    // Never more than offsets, which fit.
+    packed.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
+    packed.extend(ends.iter().flat_map(|end| end.to_le_bytes()));
+    for (key, value) in entries.take(count) {
+        packed.extend_from_slice(key.as_bytes());
+        packed.extend_from_slice(value.as_bytes());
+    }
+    StringMap { packed: packed.into_boxed_slice() }
 }
 
 impl<K: AsRef<str> + Ord, V: AsRef<str>> From<&BTreeMap<K, V>> for StringMap {

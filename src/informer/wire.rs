@@ -22,7 +22,7 @@ use crate::{duration::after, list_page::ListPage};
 /// Maximum size of an error body: a status of a few hundred bytes, or a proxy's error page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
 /// Silence after which a list releases its slot until the server continues: a server that does not
-/// answer for one type must not delay the lists of others.
+/// response for one type must not delay the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does
 /// not count.
@@ -63,14 +63,14 @@ impl ListSlot {
     /// slot is free again.
     pub(super) async fn wait<T>(
         &mut self,
-        answer: impl Future<Output = Result<T, RequestFailure>>,
+        response: impl Future<Output = Result<T, RequestFailure>>,
     ) -> Result<T, RequestFailure> {
-        let mut answer = std::pin::pin!(answer);
-        if let Ok(prompt) = timeout(PATIENCE, answer.as_mut()).await {
+        let mut response = std::pin::pin!(response);
+        if let Ok(prompt) = timeout(PATIENCE, response.as_mut()).await {
             return prompt;
         }
         self.permit = None;
-        let late = answer.await?;
+        let late = response.await?;
         self.resume().await;
         Ok(late)
     }

@@ -3,13 +3,19 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use tracing::warn;
 
 use super::{
     Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
 };
-use crate::guard::GuardedDrop;
+use crate::guard::{self, GuardedDrop};
 
 /// Runnable that runs only while a condition is met.
+///
+/// A condition that is added to a [`Controller`](crate::controller::Controller), or to an adopted
+/// one of kube-rs, gets the refusals (403) of its reconciles, like those of
+/// [`Builder::when`](crate::controller::Builder::when). Any other runnable reports them by
+/// [`Epoch::refused`].
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -24,7 +30,9 @@ use crate::guard::GuardedDrop;
 /// ```
 pub struct Conditional {
     runnable: GuardedDrop<Arc<dyn Runnable>>,
-    conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
+    /// Condition of the runnable itself.
+    own: Option<GuardedDrop<Arc<dyn Condition>>>,
+    added: GuardedDrop<Arc<dyn Condition>>,
 }
 
 /// Condition of a conditional runnable.
@@ -33,15 +41,14 @@ struct Own(Arc<dyn ConditionalRunnable>);
 impl Conditional {
     /// Makes `runnable` run only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
-        let conditions = vec![GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>)];
-        Self { runnable: GuardedDrop::new(runnable), conditions }
+        let added = GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>);
+        Self { runnable: GuardedDrop::new(runnable), own: None, added }
     }
 
     /// Makes `runnable` run only while both its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
         let own: Arc<dyn Condition> = Arc::new(Own(Arc::clone(&runnable)));
-        let conditions = vec![GuardedDrop::new(own), GuardedDrop::new(Arc::new(condition))];
-        Self { runnable: GuardedDrop::new(runnable), conditions }
+        Self { own: Some(GuardedDrop::new(own)), ..Self::new(runnable, condition) }
     }
 }
 
@@ -53,7 +60,12 @@ impl Condition for Own {
 
 impl Runnable for Conditional {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        self.runnable.start(epoch)
+        let added = self.added.clone();
+        self.runnable.start(epoch.on_refused(move || {
+            if let Err(error) = guard::run(|| added.refused()) {
+                warn!(error, "`Condition::refused` panicked");
+            }
+        }))
     }
 
     fn group(&self) -> RunnableGroup {
@@ -87,7 +99,7 @@ impl Runnable for Conditional {
 
 impl ConditionalRunnable for Conditional {
     fn ready(&self) -> Readiness {
-        all_of(self.conditions.iter().map(|condition| condition.watch()))
+        all_of(self.own.iter().chain([&self.added]).map(|condition| condition.watch()))
     }
 }
 

@@ -33,7 +33,8 @@ pub use self::{
 use super::{BoxError, CheckResult};
 use crate::redaction;
 
-/// Longest wait for the end of a campaign that was asked to free its lease.
+/// Longest wait for the end of a campaign that was asked to free its lease, beyond the deadline of a
+/// write that was cut.
 const END: Duration = Duration::from_secs(3);
 
 /// Lease and identity of an election.
@@ -199,6 +200,7 @@ impl Election {
         let (release, failed) = (CancellationToken::new(), watch::Sender::new(None));
         let (own_thread, terms) = (options.own_thread, term.subscribe());
         let ended = CancellationToken::new();
+        let patience = END.saturating_add(options.times.write_timeout());
         let (asked, at_end) = (release.clone(), ended.clone().drop_guard());
         let failure = failed.subscribe();
         let series = options.metrics.of(&options.name);
@@ -229,7 +231,7 @@ impl Election {
         } else {
             task.spawn(campaign);
         }
-        Ok(ElectionRun { terms, failure, release, ended, _task: task })
+        Ok(ElectionRun { terms, failure, release, ended, patience, _task: task })
     }
 }
 
@@ -245,6 +247,8 @@ pub(super) struct ElectionRun {
     failure: watch::Receiver<Option<String>>,
     release: CancellationToken,
     ended: CancellationToken,
+    /// Longest time until the lease is free.
+    patience: Duration,
     // Of an election without a thread of its own.
     _task: JoinSet<()>,
 }
@@ -283,7 +287,7 @@ impl ElectionRun {
     /// Waits until the lease is free, or for a few seconds.
     pub(super) async fn ended(&self) {
         self.release.cancel();
-        if timeout(END, self.ended.cancelled()).await.is_err() {
+        if timeout(self.patience, self.ended.cancelled()).await.is_err() {
             tracing::warn!("the election does not end, its lease expires by itself");
         }
     }

@@ -26,6 +26,8 @@ use crate::duration::after;
 #[derive(Clone)]
 pub struct Epoch {
     inner: Arc<EpochInner>,
+    // Calls the conditions that were added around the runnable.
+    refused: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 struct EpochInner {
@@ -82,6 +84,28 @@ impl Epoch {
                 tracker: TaskTracker::new(),
                 reconciles,
             }),
+            refused: None,
+        }
+    }
+
+    /// Returns this epoch with another function for [`Epoch::refused`].
+    pub(super) fn on_refused(self, refused: impl Fn() + Send + Sync + 'static) -> Self {
+        let before = self.refused.clone();
+        let refused = move || {
+            refused();
+            before.iter().for_each(|before| before());
+        };
+        Self { refused: Some(Arc::new(refused)), ..self }
+    }
+
+    /// Tells the conditions that [`Conditional`](super::Conditional) has added to the runnable that
+    /// the API server has refused a request (403), as [`Condition::refused`] describes. A controller
+    /// calls it itself.
+    ///
+    /// [`Condition::refused`]: super::Condition::refused
+    pub fn refused(&self) {
+        if let Some(refused) = &self.refused {
+            refused();
         }
     }
 

@@ -286,6 +286,11 @@ impl Default for Fence {
 impl Drop for Passage {
     fn drop(&mut self) {
         let unknown = usize::from(!self.answered);
+        if !self.answered
+            && let Leadership::Held(term) = &*self.fence.leadership.borrow()
+        {
+            term.write_dropped();
+        }
         // Called while the request still counts as under way: `wait_answered` resolves after the observer
         // has run.
         if let Some(on_end) = self.on_end.take() {

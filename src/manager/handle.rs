@@ -8,35 +8,11 @@ use tracing::warn;
 
 use super::{
     Always, Checks, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
-    RunnableStatus, Snapshot, Transition, entry::RunnableSpec,
+    RunnableStatus, Snapshot, Transition,
+    command::{AddError, ManagerCommand, ManagerReply},
+    runnable_spec::RunnableSpec,
 };
-use crate::guard::{self, GuardedDrop};
-
-/// Reason for which a runnable was not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AddError {
-    /// Remove the other one first, or replace it.
-    #[error("a runnable named {0} is already there")]
-    AlreadyThere(ControllerName),
-    /// No runnable of that name exists; add it instead.
-    #[error("no runnable is named {0}")]
-    NotThere(ControllerName),
-    /// The manager is stopping or has ended; nothing more can be started.
-    #[error("the stop procedure is already engaged")]
-    Stopping,
-}
-
-/// Command from a handle to the manager.
-pub(super) enum ManagerCommand {
-    Add(ControllerName, RunnableSpec, ManagerReply),
-    Replace(ControllerName, RunnableSpec, ManagerReply),
-    Remove(ControllerName, oneshot::Sender<()>),
-    Restart(ControllerName, ManagerReply),
-    Find(ControllerName, oneshot::Sender<Option<GuardedDrop<Arc<dyn ConditionalRunnable>>>>),
-}
-
-pub(super) type ManagerReply = oneshot::Sender<Result<(), AddError>>;
+use crate::guard::{self};
 
 /// Handle to add, replace and remove runnables and to read their status. Cheap to clone; works
 /// before and while the manager runs.

@@ -31,10 +31,11 @@ use super::{
     AddError, ControllerName, ControllerState, Election, Epoch, FailurePolicy, ManagerError,
     ManagerMetrics, ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition,
     TransitionKind,
+    command::ManagerCommand,
     end::RunEnd,
-    entry::{RunnableEntry, RunnableSpec},
-    handle::ManagerCommand,
+    entry::RunnableEntry,
     lifecycle::{Lifecycle, LifecycleInput},
+    runnable_spec::RunnableSpec,
 };
 
 /// Largest number of events before a snapshot is published. Bounds the delay of the first change of

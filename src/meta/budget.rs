@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_several_controllers_stay_within_the_budget_of_the_process() {
+    fn responses_of_several_controllers_stay_within_the_budget_of_the_process() {
         let budget = budget(400);
         let shares: Vec<_> = (0..5).map(|number| budget.controller(&number.to_string())).collect();
         let mut held: Vec<_> =
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_bytes_of_an_answer_are_released_at_once_and_the_others_with_its_last_slice() {
+    fn unused_bytes_of_a_response_are_released_at_once_and_the_others_with_its_last_slice() {
         let share = budget(400).controller("a");
         let response = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
         let slice = response.slice(10..20);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_answers_delay_no_other_answer() {
+    fn cached_responses_delay_no_other_response() {
         let share = budget(400).controller("a");
 
         let kept = share.try_keep(50);

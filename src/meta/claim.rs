@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn owner_that_is_not_the_controller_does_not_prevent_adoption() {
         let mut object = object(Some("other"), true, false);
-        object.owners[0].controller = false;
+        Arc::make_mut(&mut object.owners)[0].controller = false;
 
         let selector = Selector::label("a", "b");
         assert_eq!(claim(&object, "p", false, &selector), Claim::Adopt);

@@ -9,9 +9,7 @@ use serde::{
 };
 
 use super::{
-    HookVersion, LabelSelector,
-    definition::{Problems, type_ref},
-    protocol::bounded,
+    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejected::Problems,
     selection,
 };
 use crate::{
@@ -474,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_an_object_with_a_list_of_rules() {
+    fn response_is_an_object_with_a_list_of_rules() {
         let rule = r#"{"apiVersion":"v1","resource":"configmaps","names":null,"namespace":null}"#;
         check(&format!(r#"{{"relatedResources":[{rule},{rule}]}}"#), true, Ok(2));
         check(r#"{"relatedResources":null}"#, true, Ok(0));
@@ -504,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn error_quotes_no_secret_value_of_the_answer() {
+    fn error_quotes_no_secret_value_of_the_response() {
         let error = related_rules(
             &Bytes::from_static(br#"{"relatedResources":["hush"]}"#),
             false,

@@ -53,7 +53,7 @@ pub(crate) struct Declared {
     /// Set if the server stored something else than was written.
     pub(crate) pruned: Option<Pruned>,
     /// Acceptance of the object as it was last looked at.
-    pub(crate) judged: Option<Judged>,
+    pub(crate) checked: Option<CheckedObject>,
 }
 
 /// Status that the schema of the CRD has no place for.
@@ -65,9 +65,9 @@ pub(crate) struct Pruned {
     pub(crate) retry: Duration,
 }
 
-/// Acceptance of one generation of an object.
+/// Result of checking one generation of an object.
 #[derive(Clone, Debug)]
-pub(crate) struct Judged {
+pub(crate) struct CheckedObject {
     /// The acceptance.
     pub(crate) acceptance: Acceptance,
     /// Generation of the object.
@@ -108,7 +108,7 @@ impl Declared {
     /// Status that the object should have now, given that of its runnable.
     pub(crate) fn status(
         &self,
-        judged: &Judged,
+        checked: &CheckedObject,
         run: Option<&RunnableStatus>,
         previous: &CompositeControllerStatus,
         now: Timestamp,
@@ -119,8 +119,8 @@ impl Declared {
         let shown = self.before.as_ref().filter(|_| waits).or(self.run.as_ref());
         let health = shown.map(|run| run.health.borrow().clone());
         View {
-            generation: judged.generation,
-            acceptance: &judged.acceptance,
+            generation: checked.generation,
+            acceptance: &checked.acceptance,
             definition: shown.map(|run| &*run.definition),
             run,
             health: &health.unwrap_or_default(),

@@ -8,7 +8,6 @@ mod composite;
 mod decorator;
 mod fields;
 mod parents;
-mod rejected;
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,16 +16,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub(super) use self::fields::type_ref;
-pub(super) use self::rejected::Problems;
-pub use self::{
-    parents::{ParentRule, ParentType},
-    rejected::{Problem, Rejected},
-};
+pub use self::parents::{ParentRule, ParentType};
 use super::{
     ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, MAX_CHILDREN,
     StatusChecks,
     apply_strategy::{self, ApplyRule},
-    finalizer, sent_controller,
+    finalizer,
+    rejected::{Problems, Rejected},
+    sent_controller,
     workers::workers,
 };
 use crate::{kind::TypeRef, redaction};

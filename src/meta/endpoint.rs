@@ -15,7 +15,7 @@ use rustls::{
 use super::{
     WebhookSpec,
     api::{Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig},
-    definition::Problems,
+    rejected::Problems,
     webhook::tls,
 };
 

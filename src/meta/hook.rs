@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn call_is_in_flight_until_its_answer_and_ends_with_its_epoch() {
+    async fn call_is_in_flight_until_its_response_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
         let (series, budget) = (series(), budget());

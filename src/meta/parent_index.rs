@@ -169,8 +169,8 @@ mod tests {
         assert_eq!(concerned(&index(), None, Some(of_a.clone())), ["ns/a"]);
         assert_eq!(concerned(&index(), Some(of_a.clone()), Some(of_b)), ["ns/a", "ns/b"]);
         assert_eq!(concerned(&index(), Some(of_a), None), ["ns/a"]);
-        let of_nobody = object(json!({}), Some("stranger"));
-        assert!(concerned(&index(), None, Some(of_nobody)).is_empty());
+        let of_a_stranger = object(json!({}), Some("stranger"));
+        assert!(concerned(&index(), None, Some(of_a_stranger)).is_empty());
     }
 
     #[test]

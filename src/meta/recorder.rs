@@ -330,7 +330,7 @@ async fn write(client: &Client, entry: &PendingEvent) -> Result<(), kube::Error>
 
 /// Returns the cause by which failed writes are grouped for the log.
 fn cause(error: &kube::Error) -> &str {
-    let kube::Error::Api(status) = error else { return "NoAnswer" };
+    let kube::Error::Api(status) = error else { return "NoResponse" };
     // Creating in a terminating namespace is forbidden too, and no right is missing.
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let first = causes.map(|cause| &cause.reason).find(|reason| !reason.is_empty());

@@ -329,7 +329,7 @@ async fn request<T: DeserializeOwned>(
     let request = request.body(body).map_err(kube::Error::HttpError)?;
     let response = timeout(DEADLINE, ask(requester, request))
         .await
-        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))));
+        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoResponse))));
     if let Some((method, path)) = written.filter(|_| response.is_ok()) {
         let path = path.split('?').next();
         tracing::debug!(%method, path, "object written");
@@ -340,7 +340,7 @@ async fn request<T: DeserializeOwned>(
 /// Missed deadline; the outcome of the request is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server did not answer within {DEADLINE:?}")]
-struct NoAnswer;
+struct NoResponse;
 
 /// Returns the HTTP status and reason, if the server answered.
 fn status(error: &kube::Error) -> Option<(u16, &str)> {
@@ -410,6 +410,13 @@ pub(crate) fn is_conflict(error: &kube::Error) -> bool {
 /// Returns whether an object of that name exists.
 pub(crate) fn is_already_there(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
+}
+
+/// Returns whether a create was refused because its namespace is being deleted.
+pub(crate) fn is_in_ending_namespace(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403 && causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// Returns the wait that the server asks for before a retry.

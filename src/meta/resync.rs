@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_an_answer_asked_for_stays_until_it_has_passed() {
+    fn time_that_a_response_asked_for_stays_until_it_has_passed() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let mut resync = Resync::default();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_answer_replaces_the_time_of_an_older_one() {
+    fn newer_response_replaces_the_time_of_an_older_one() {
         let now = Instant::now();
         let mut resync = Resync::default();
         resync.asked(Duration::from_secs(10), now);

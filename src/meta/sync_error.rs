@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_write_is_classified_by_its_answer() {
+    fn refused_write_is_classified_by_its_response() {
         let of = |code: u16, reason: &str, details: Value| {
             let status = json!({ "code": code, "reason": reason, "details": details });
             let error = kube::Error::Api(serde_json::from_value(status).unwrap());

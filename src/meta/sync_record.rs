@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_is_unchanged_if_request_types_and_answer_are_equal() {
+    fn sync_is_unchanged_if_request_types_and_response_are_equal() {
         let thing = || TypeRef::resource("example.com", "v1", "things");
         let with_uid = |uid: &str| {
             let identity = TypeIdentity { uid: Some(uid.into()), ..config_map().identity };

@@ -8,9 +8,9 @@ use kube_runtime::{Controller, controller::Action};
 use serde::de::DeserializeOwned;
 use tracing::error;
 
-use super::adopted_run::AdoptedRun;
+use super::adopted_run::{AdoptedRun, DecidedFailure};
 use crate::{
-    controller::Cluster,
+    controller::{Cluster, is_forbidden},
     discovery::TypeRegistry,
     guard::{self, GuardedDrop},
     kind::TypeRef,
@@ -29,15 +29,6 @@ pub struct Adopted {
     types: TypeRegistry,
     required: Vec<TypeRef>,
     start: GuardedDrop<Box<Start>>,
-}
-
-/// Failed reconcile, after the error policy of the user has decided about it. The error itself
-/// stays in the task of the reconcile, so that its `Display` and `Drop` are guarded there.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub(super) struct DecidedFailure {
-    pub(super) message: String,
-    action: Action,
 }
 
 /// Makes a controller of kube-rs conditional: it runs while all `required` types are served.
@@ -111,13 +102,16 @@ where
             let (tracked, policy) = (epoch.clone(), Arc::new(policy));
             let reconcile = move |object: Arc<K>, context: Arc<Ctx>| {
                 let started = guard::run(|| reconciler(Arc::clone(&object), Arc::clone(&context)));
-                let policy = Arc::clone(&policy);
+                let (policy, epoch) = (Arc::clone(&policy), tracked.clone());
                 let attempt = guard::future(async move {
                     // A panic before the first await is that of this future, too.
                     let attempt = started.map_err(|panic| panicked(&panic))?;
-                    attempt.await.map_err(|error| DecidedFailure {
-                        message: redaction::message(&error),
-                        action: policy(object, &error, context),
+                    attempt.await.map_err(|error| {
+                        if is_forbidden(&error) {
+                            epoch.refused();
+                        }
+                        let message = redaction::message(&error);
+                        DecidedFailure { message, action: policy(object, &error, context) }
                     })
                 });
                 // kube spawns the future on the runtime, so that the epoch has to count it.

@@ -16,7 +16,6 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::adopt::DecidedFailure;
 use crate::{
     controller::{FailureReport, Request},
     informer::ObjectKey,
@@ -27,6 +26,15 @@ use crate::{
 /// Time without an error of a watch after which all watches count as current. kube retries a
 /// failing watch at the latest after 60 s, and waits 30 s for a response.
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
+
+/// Failed reconcile, after the error policy of the user has decided about it. The error itself
+/// stays in the task of the reconcile, so that its `Display` and `Drop` are guarded there.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct DecidedFailure {
+    pub(super) message: String,
+    pub(super) action: Action,
+}
 
 /// Item of the stream of a controller.
 type StreamItem<K> = Result<(ObjectRef<K>, Action), Error<DecidedFailure, watcher::Error>>;

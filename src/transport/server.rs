@@ -294,7 +294,10 @@ struct Peer {
 /// head, `/flood` without end, `/trickle` with eight bytes in two seconds, a watch and a followed
 /// log with one line and then nothing, and any other path with `ok`. Refuses the first stream that
 /// requests `/refused-once`.
-async fn response(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
+async fn response(
+    request: Request<Incoming>,
+    peer: Peer,
+) -> Result<Response<ScriptedBody>, h2::Error> {
     let header = |name| {
         let value = request.headers().get(name);
         value.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
@@ -309,13 +312,13 @@ async fn response(request: Request<Incoming>, peer: Peer) -> Result<Response<Ans
     }
     let authorization = header(AUTHORIZATION);
     if peer.unauthorized.lock().unwrap().contains(&authorization) {
-        let mut refusal = Response::new(Answer { first: None, then: Then::End });
+        let mut refusal = Response::new(ScriptedBody { first: None, end: BodyEnd::End });
         *refusal.status_mut() = StatusCode::UNAUTHORIZED;
         return Ok(refusal);
     }
     let query = request.uri().query().unwrap_or_default();
     let watch = query.contains("watch=true") || query.contains("follow=true");
-    let text = |text| Answer { first: Some(text), then: Then::End };
+    let text = |text| ScriptedBody { first: Some(text), end: BodyEnd::End };
     let body = match request.uri().path() {
         "/silent" => std::future::pending().await,
         _ if query.contains("container=silent") => std::future::pending().await,
@@ -324,33 +327,34 @@ async fn response(request: Request<Incoming>, peer: Peer) -> Result<Response<Ans
         }
         "/certificate" => text(peer.certificate.unwrap_or_default().into()),
         "/headers" => text(format!("{authorization}\n{}", header(USER_AGENT)).into()),
-        "/stuck" => Answer { first: Some("{".into()), then: Then::Nothing },
-        "/trickle" => {
-            Answer { first: None, then: Then::Trickle { left: 8, next: Box::pin(sleep(TRICKLE)) } }
-        }
-        "/flood" => Answer { first: None, then: Then::Flood },
-        _ if watch => Answer { first: Some("{}\n".into()), then: Then::Nothing },
+        "/stuck" => ScriptedBody { first: Some("{".into()), end: BodyEnd::Nothing },
+        "/trickle" => ScriptedBody {
+            first: None,
+            end: BodyEnd::Trickle { left: 8, next: Box::pin(sleep(TRICKLE)) },
+        },
+        "/flood" => ScriptedBody { first: None, end: BodyEnd::Flood },
+        _ if watch => ScriptedBody { first: Some("{}\n".into()), end: BodyEnd::Nothing },
         _ => text("ok".into()),
     };
     Ok(Response::new(body))
 }
 
-struct Answer {
+struct ScriptedBody {
     first: Option<Bytes>,
-    then: Then,
+    end: BodyEnd,
 }
 
 /// Time between two bytes of a trickle.
 const TRICKLE: Duration = Duration::from_millis(250);
 
-enum Then {
+enum BodyEnd {
     End,
     Trickle { left: u32, next: Pin<Box<Sleep>> },
     Nothing,
     Flood,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for ScriptedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -361,16 +365,18 @@ impl http_body::Body for Answer {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
-        match &mut self.then {
-            Then::End | Then::Trickle { left: 0, .. } => Poll::Ready(None),
-            Then::Trickle { left, next } => {
+        match &mut self.end {
+            BodyEnd::End | BodyEnd::Trickle { left: 0, .. } => Poll::Ready(None),
+            BodyEnd::Trickle { left, next } => {
                 ready!(next.as_mut().poll(context));
                 *left -= 1;
                 next.set(sleep(TRICKLE));
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b".")))))
             }
-            Then::Nothing => Poll::Pending,
-            Then::Flood => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16384]))))),
+            BodyEnd::Nothing => Poll::Pending,
+            BodyEnd::Flood => {
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16384])))))
+            }
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Backend {
     _tasks: JoinSet<()>,
 }
 
-type Answer = Response<BoxBody<Bytes, Infallible>>;
+type BackendResponse = Response<BoxBody<Bytes, Infallible>>;
 
 impl Backend {
     pub(crate) async fn start(
@@ -103,7 +103,7 @@ async fn accept(
     }
 }
 
-fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> Answer {
+fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> BackendResponse {
     let version = format!("{group}/v1");
     let resources = "/gauges";
     let path = request.uri().path();
@@ -159,12 +159,12 @@ fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> Ans
     reply("application/json", &body)
 }
 
-fn reply(kind: &str, body: &Value) -> Answer {
+fn reply(kind: &str, body: &Value) -> BackendResponse {
     let body = Full::from(body.to_string()).boxed();
     Response::builder().header(header::CONTENT_TYPE, kind).body(body).unwrap()
 }
 
-fn refuse() -> Answer {
+fn refuse() -> BackendResponse {
     let body = Full::from("not well").boxed();
     Response::builder().status(StatusCode::SERVICE_UNAVAILABLE).body(body).unwrap()
 }

@@ -3,6 +3,7 @@
 use super::*;
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn children_follow_their_parent_and_are_deleted_with_it() {
     let supervised = Supervised::start("children").await;
     let harness = &supervised.harness;

@@ -101,7 +101,7 @@ async fn object_of_another_owner_is_reported_and_delays_no_other() {
     )
     .await;
     let alien = serde_json::from_value(json!({
-        "metadata": {"name": "alien", "labels": {"thing": "nobody"}}
+        "metadata": {"name": "alien", "labels": {"thing": "other"}}
     }));
     harness.config_maps().create(&PostParams::default(), &alien.unwrap()).await.unwrap();
 
@@ -148,7 +148,7 @@ async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
 }
 
 #[tokio::test]
-async fn hook_whose_answer_changes_on_every_call_is_limited() {
+async fn hook_whose_response_changes_on_every_call_is_limited() {
     let random = || fastrand::u64(..).to_string();
     let harness = Harness::start("composite-flapping", "InPlace", move |_| {
         let children = [child("a", "one", &random())];

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn unusable_answer_deletes_nothing_and_is_reported() {
+async fn unusable_response_deletes_nothing_and_is_reported() {
     let harness = Harness::start(
         "composite-bad",
         "InPlace",

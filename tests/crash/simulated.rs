@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use crate::support::{Deletions, Process, When, Workload, counted, workload};
+use crate::support::{Deletions, KillSide, Process, Workload, counted, workload};
 
 /// Seed of all random values except the crash point.
 const SEED: u64 = 4;
@@ -40,7 +40,7 @@ async fn any_crash_loses_nothing(strategy: ApplyStrategy) {
     let again = recorded(SEED + 1, None, strategy).await;
     assert!(calm.deletions > 0, "something is deleted");
     let mask = workload::mask(&calm.recording, &again.recording);
-    let both = |number| [(When::Before, number), (When::After, number)];
+    let both = |number| [(KillSide::Before, number), (KillSide::After, number)];
     let points: Vec<_> = (1..=calm.requests).flat_map(both).collect();
 
     let mut killed = 0;
@@ -74,7 +74,7 @@ struct CrashOutcome {
 /// Runs the workload with at most one crash.
 async fn recorded(
     seed: u64,
-    crash: Option<(When, usize)>,
+    crash: Option<(KillSide, usize)>,
     strategy: ApplyStrategy,
 ) -> CrashOutcome {
     fastrand::seed(seed);
@@ -114,7 +114,7 @@ async fn recorded(
 /// Connection of a process to the server; counts its writes and cuts it off at the crash.
 #[derive(Debug, Default)]
 struct Wire {
-    crash: Option<(When, usize)>,
+    crash: Option<(KillSide, usize)>,
     changes: AtomicUsize,
     dead: CancellationToken,
     deletions: Deletions,
@@ -128,14 +128,14 @@ impl Wire {
             async move {
                 let crash = wire.crash_at(&request);
                 let request = wire.deletions.note(request).await;
-                if crash == Some(When::Before) {
+                if crash == Some(KillSide::Before) {
                     wire.dead.cancel();
                 }
                 if wire.dead.is_cancelled() {
                     return pending().await;
                 }
                 let answer = service.call(request).await;
-                if crash == Some(When::After) {
+                if crash == Some(KillSide::After) {
                     wire.dead.cancel();
                 }
                 // A crashed process gets no response.
@@ -149,7 +149,7 @@ impl Wire {
     }
 
     /// Counts a write and returns on which side of it the process crashes, if it does.
-    fn crash_at(&self, request: &Request<Body>) -> Option<When> {
+    fn crash_at(&self, request: &Request<Body>) -> Option<KillSide> {
         if request.method() == Method::GET || self.dead.is_cancelled() {
             return None;
         }

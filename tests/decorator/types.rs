@@ -30,6 +30,7 @@ fn attachment(request: &Value) -> Value {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
     let supervised = Supervised::decorating("decorator-types").await;
     let harness = &supervised.harness;

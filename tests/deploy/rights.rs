@@ -234,6 +234,7 @@ fn used(event: &AuditEvent) -> (String, String, String) {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each() {
     // The admission plugin demands the right to block the deletion of an owner.
     let flags = ["--enable-admission-plugins", "OwnerReferencesPermissionEnforcement"];

@@ -166,6 +166,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     declarations.delete(&declared, &DeleteParams::default()).await.unwrap();
 }
 
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'static>) {
     let testbed = Testbed::on(server, "process-own").await;
     let (crd, gadgets) = (testbed.widgets(), CrdBuilder::new(&testbed.scope.group, "Gadget"));

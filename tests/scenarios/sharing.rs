@@ -250,6 +250,7 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     testbed.finish().await;
 }
 
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-keys").await;
     let crd = testbed.widgets();

@@ -403,12 +403,12 @@ fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
-type Answers = dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync;
+type RespondToHook = dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync;
 
 /// Hook in the test's process; records its calls. Clones share the record.
 #[derive(Clone)]
 pub(crate) struct InProcessHook {
-    answers: Arc<Answers>,
+    respond: Arc<RespondToHook>,
     calls: Arc<Mutex<Vec<HookCall>>>,
 }
 
@@ -422,12 +422,12 @@ pub(crate) struct HookCall {
 }
 
 impl InProcessHook {
-    pub(crate) fn new<F>(answers: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
+    pub(crate) fn new<F>(respond: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Value, HookError>> + Send + 'static,
     {
-        let answers = move |request| Box::pin(answers(request)) as BoxFuture<'static, _>;
-        Self { answers: Arc::new(answers), calls: Arc::default() }
+        let answers = move |request| Box::pin(respond(request)) as BoxFuture<'static, _>;
+        Self { respond: Arc::new(answers), calls: Arc::default() }
     }
 
     /// Creates a hook whose responses hold one ConfigMap of the parent's name, with its size.
@@ -460,7 +460,7 @@ impl Hook for InProcessHook {
             calls.push(HookCall { name, answered: false });
             calls.len() - 1
         };
-        let (answer, calls) = ((self.answers)(request), Arc::clone(&self.calls));
+        let (answer, calls) = ((self.respond)(request), Arc::clone(&self.calls));
         Box::pin(async move {
             let answer = answer.await;
             calls.lock().unwrap()[number].answered = true;

@@ -23,7 +23,7 @@ pub(crate) struct Step {
     accept: &'static str,
     user: &'static str,
     keep: Option<&'static str>,
-    then: Then,
+    action: StepAction,
     /// Compared part of the body.
     part: Part,
 }
@@ -43,7 +43,7 @@ enum Part {
 }
 
 #[derive(Clone, Debug)]
-enum Then {
+enum StepAction {
     Compare,
     /// Repeats the request until it is answered with this code.
     Until(u16),
@@ -86,7 +86,7 @@ fn step(method: &'static str, path: &str, kind: &'static str, body: Value) -> St
         accept: "",
         user: "",
         keep: None,
-        then: Then::Compare,
+        action: StepAction::Compare,
         part: Part::Whole,
     }
 }
@@ -113,24 +113,24 @@ pub(crate) fn delete(path: &str, body: Value) -> Step {
 
 /// Begins a watch of 2 s and reads it.
 pub(crate) fn events(path: &str) -> Step {
-    Step { then: Then::Events, ..get(&watching(path, 2)) }
+    Step { action: StepAction::Events, ..get(&watching(path, 2)) }
 }
 
 /// Begins a watch that [`ends`] reads.
 pub(crate) fn opens(name: &'static str, path: &str) -> Step {
-    Step { then: Then::Open(name), ..get(&watching(path, 40)) }
+    Step { action: StepAction::Open(name), ..get(&watching(path, 40)) }
 }
 
 pub(crate) fn ends(name: &'static str) -> Step {
-    Step { then: Then::End(name), ..get(name) }
+    Step { action: StepAction::End(name), ..get(name) }
 }
 
 pub(crate) fn grant(rights: Vec<Right>) -> Step {
-    Step { then: Then::Grant(rights), ..get("rights") }
+    Step { action: StepAction::Grant(rights), ..get("rights") }
 }
 
 pub(crate) fn wait(millis: u64) -> Step {
-    Step { then: Then::Wait(Duration::from_millis(millis)), ..get("a pause") }
+    Step { action: StepAction::Wait(Duration::from_millis(millis)), ..get("a pause") }
 }
 
 fn watching(path: &str, seconds: u32) -> String {
@@ -147,11 +147,11 @@ impl Step {
     }
 
     pub(crate) fn until(self, code: u16) -> Self {
-        Self { then: Then::Until(code), ..self }
+        Self { action: StepAction::Until(code), ..self }
     }
 
     pub(crate) fn settled(self, wanted: Wanted) -> Self {
-        Self { then: Then::Settled(wanted), ..self }
+        Self { action: StepAction::Settled(wanted), ..self }
     }
 
     pub(crate) fn brief(self) -> Self {
@@ -226,20 +226,24 @@ impl Memory {
 }
 
 async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
-    match &step.then {
-        Then::Wait(pause) => {
+    match &step.action {
+        StepAction::Wait(pause) => {
             sleep(*pause).await;
             return Value::Null;
         }
-        Then::Grant(rights) => {
+        StepAction::Grant(rights) => {
             side.grant(rights).await;
             return Value::Null;
         }
-        Then::End(name) => {
+        StepAction::End(name) => {
             let body = memory.watches.remove(name).expect("a watch was begun under this name");
             return events_of(body).await;
         }
-        Then::Compare | Then::Until(_) | Then::Settled(_) | Then::Events | Then::Open(_) => {}
+        StepAction::Compare
+        | StepAction::Until(_)
+        | StepAction::Settled(_)
+        | StepAction::Events
+        | StepAction::Open(_) => {}
     }
     let begin = Instant::now();
     let mut last = String::new();
@@ -252,10 +256,10 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
             .unwrap_or_else(|why| panic!("{}: {why}", step.says()))
             .into_parts();
         let code = head.status.as_u16();
-        if code == 200 && matches!(step.then, Then::Events) {
+        if code == 200 && matches!(step.action, StepAction::Events) {
             return events_of(body).await;
         }
-        if let Then::Open(name) = step.then
+        if let StepAction::Open(name) = step.action
             && code == 200
         {
             memory.watches.insert(name, body);
@@ -264,16 +268,16 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let mut body: Value = serde_json::from_slice(&bytes).unwrap_or_else(|_| text.into());
-        let wanted = match step.then {
-            Then::Until(wanted) => code == wanted,
-            Then::Settled(wanted) => wanted(&body, &side.group),
+        let wanted = match step.action {
+            StepAction::Until(wanted) => code == wanted,
+            StepAction::Settled(wanted) => wanted(&body, &side.group),
             // A new type answers 429 at first.
-            Then::Compare
-            | Then::Events
-            | Then::Open(_)
-            | Then::End(_)
-            | Then::Grant(_)
-            | Then::Wait(_) => code != 429,
+            StepAction::Compare
+            | StepAction::Events
+            | StepAction::Open(_)
+            | StepAction::End(_)
+            | StepAction::Grant(_)
+            | StepAction::Wait(_) => code != 429,
         };
         if !wanted {
             last = format!("{code} {body}");
@@ -283,7 +287,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
         if let Some(name) = step.keep {
             memory.keep(name, &body);
         }
-        if matches!(step.then, Then::Until(_)) {
+        if matches!(step.action, StepAction::Until(_)) {
             return json!({ "code": code });
         }
         match step.part {

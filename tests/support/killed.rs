@@ -12,7 +12,7 @@ use super::PATIENCE;
 
 /// Side of a write on which a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum KillSide {
     /// The request does not reach the server.
     Before,
     /// The server carries out the request, but the process gets no response.
@@ -57,7 +57,7 @@ impl Killed {
     /// Runs the binary during `work`, with at most one kill. Returns the process that runs then.
     pub(crate) async fn during(
         &self,
-        crash: Option<(When, usize)>,
+        crash: Option<(KillSide, usize)>,
         work: impl Future<Output = ()>,
     ) -> Child {
         self.faults.forget_seen();
@@ -65,8 +65,8 @@ impl Killed {
         let killed = async {
             let Some((when, number)) = crash else { return std::future::pending().await };
             let action = match when {
-                When::Before => Action::Hang,
-                When::After => Action::Withhold,
+                KillSide::Before => Action::Hang,
+                KillSide::After => Action::Withhold,
             };
             let fired = self.faults.fired().len();
             let rule = self.faults.add(self.about(Rule::new(action)).nth(number));

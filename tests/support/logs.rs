@@ -132,7 +132,7 @@ where
 
 #[test]
 fn a_line_that_another_thread_logged_first_is_captured() {
-    let line = || tracing::warn!(target: "pilotlight::nobody", "first message of its target");
+    let line = || tracing::warn!(target: "pilotlight::nothing", "first message of its target");
     let logs = Logs::capture();
 
     std::thread::spawn(line).join().unwrap();

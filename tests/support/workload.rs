@@ -139,7 +139,7 @@ impl Workload {
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": { "name": "work" },
-            "spec": spec(&crd, "http://nobody.invalid"),
+            "spec": spec(&crd, "http://absent.invalid"),
         }))
         .unwrap();
         controllers.create(&Default::default(), &controller).await.unwrap();

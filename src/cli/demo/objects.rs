@@ -70,7 +70,7 @@ pub(super) fn greeting(name: &str) -> DynamicObject {
 /// Returns the hook's response for one parent.
 pub(super) fn desired(request: &Value) -> Value {
     let parent = &request["parent"];
-    let who = parent["spec"]["who"].as_str().unwrap_or("nobody");
+    let who = parent["spec"]["who"].as_str().unwrap_or("you");
     json!({
         "status": {"greeted": who},
         "children": [{

@@ -11,7 +11,10 @@ use crate::{
         handler::{OnSynced, OnWatchError},
         run::input::{Input, InputConditions, InputSource},
         run::input_status::InputMode,
-        source::kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
+        source::{
+            kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
+            mapping::SourceHandlers,
+        },
     },
     guard::{self, GuardedDrop},
     informer::{Index, Interest, Projection},
@@ -29,7 +32,7 @@ pub(in crate::controller) struct InputOptions {
 /// Source of an input.
 pub(super) enum InputKind {
     Kind(Box<KindOptions>),
-    Source(GuardedDrop<Arc<dyn ConditionalSource>>),
+    Source(GuardedDrop<Arc<dyn ConditionalSource>>, SourceHandlers),
 }
 
 /// Options of an input of a type.
@@ -71,7 +74,7 @@ impl InputOptions {
             InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
                 Some(&kind.filter.type_ref)
             }
-            InputKind::Kind(_) | InputKind::Source(_) => None,
+            InputKind::Kind(_) | InputKind::Source(..) => None,
         }
     }
 
@@ -87,8 +90,12 @@ impl InputOptions {
     ) -> Result<Vec<Input>, BuildError> {
         let mode = self.mode;
         let source = match self.kind {
-            InputKind::Source(source) => match guard::run(|| source.name()) {
-                Ok(_name) => vec![InputSource::Other(source)],
+            InputKind::Source(source, handlers) => match guard::run(|| source.name()) {
+                Ok(name) => {
+                    let types = Some(cluster.types.clone());
+                    let handlers = SourceHandlers { name, types, ..handlers };
+                    vec![InputSource::Other(source, Arc::new(handlers))]
+                }
                 Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
             },
             InputKind::Kind(kind) => {
@@ -257,7 +264,7 @@ impl std::fmt::Debug for InputOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.kind {
             InputKind::Kind(kind) => kind.fmt(f),
-            InputKind::Source(source) => f.write_str(&source.name()),
+            InputKind::Source(source, _) => f.write_str(&source.name()),
         }
     }
 }

@@ -25,6 +25,13 @@ pub struct Add {
     pub failed: bool,
 }
 
+impl Add {
+    /// Returns whether the add counts as a failure of the key.
+    pub(in crate::controller) fn counts(&self) -> bool {
+        self.rate_limited || self.failed
+    }
+}
+
 /// Key that a worker processes; ends with [`Queue::done`](super::Queue::done).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<K> {

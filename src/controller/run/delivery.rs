@@ -4,7 +4,11 @@
 //! it. The source keeps each request that it takes, and each epoch begins with the kept ones. A
 //! reconcile confirms the requests that were taken before it began.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -22,6 +26,8 @@ pub(in crate::controller) struct UnfinishedRequests {
 #[derive(Debug, Default)]
 struct Numbers {
     by_request: HashMap<Request, UnfinishedRequest>,
+    /// The same requests in the order in which they were taken.
+    by_number: BTreeMap<u64, Request>,
     last: u64,
     /// Number of requests that wait for a reconcile to begin.
     waiting: usize,
@@ -33,6 +39,12 @@ struct UnfinishedRequest {
     number: u64,
     /// True if the request waits for a reconcile to begin.
     waits: bool,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Number of requests that [`UnfinishedRequests::since`] has visited in this thread.
+    static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Sources of an epoch that keep the requests they take.
@@ -48,8 +60,12 @@ impl UnfinishedRequests {
     pub(in crate::controller) fn take(&self, request: Request) {
         let mut numbers = self.numbers();
         numbers.last += 1;
-        let kept = UnfinishedRequest { number: numbers.last, waits: true };
-        let before = numbers.by_request.insert(request, kept);
+        let number = numbers.last;
+        numbers.by_number.insert(number, request.clone());
+        let before = numbers.by_request.insert(request, UnfinishedRequest { number, waits: true });
+        if let Some(before) = &before {
+            numbers.by_number.remove(&before.number);
+        }
         numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
     }
 
@@ -70,13 +86,13 @@ impl UnfinishedRequests {
     }
 
     /// Returns the requests that are not confirmed and were taken after this number, with their
-    /// numbers, in order.
+    /// numbers, in order. Its cost does not depend on the requests that were taken before.
     pub(in crate::controller) fn since(&self, last: u64) -> Vec<(u64, Request)> {
         let numbers = self.numbers();
-        let later = numbers.by_request.iter().filter(|(_, kept)| kept.number > last);
-        let mut requests: Vec<_> = later.map(|(it, kept)| (kept.number, it.clone())).collect();
-        requests.sort_unstable_by_key(|(number, _)| *number);
-        requests
+        let later = numbers.by_number.range((Bound::Excluded(last), Bound::Unbounded));
+        #[cfg(test)]
+        let later = later.inspect(|_| VISITED.with(|visited| visited.set(visited.get() + 1)));
+        later.map(|(number, request)| (*number, request.clone())).collect()
     }
 
     /// Sets whether a request waits for a reconcile to begin, rather than for a time of its own.
@@ -98,9 +114,11 @@ impl UnfinishedRequests {
 
     fn confirm(&self, request: &Request, number: u64) {
         let mut numbers = self.numbers();
-        if numbers.by_request.get(request).is_some_and(|kept| kept.number == number)
-            && numbers.by_request.remove(request).is_some_and(|kept| kept.waits)
-        {
+        if numbers.by_request.get(request).is_none_or(|kept| kept.number != number) {
+            return;
+        }
+        numbers.by_number.remove(&number);
+        if numbers.by_request.remove(request).is_some_and(|kept| kept.waits) {
             numbers.waiting -= 1;
             drop(numbers);
             self.begins.notify_waiters();
@@ -175,6 +193,28 @@ mod tests {
         receipt.confirm(&a());
 
         assert_eq!(taken.requests(), [a()]);
+    }
+
+    #[test]
+    fn wakeup_visits_the_new_requests_alone_however_many_are_kept() {
+        let taken = UnfinishedRequests::default();
+        let name = |number: usize| Request::cluster(number.to_string());
+        (0..10_000).for_each(|number| taken.take(name(number)));
+        let last = taken.since(0).last().unwrap().0;
+        VISITED.set(0);
+
+        taken.take(name(3));
+        taken.take(name(10_000));
+        taken.take(name(3));
+
+        let new = taken.since(last);
+        assert_eq!(new, [(last + 2, name(10_000)), (last + 3, name(3))], "in order, merged by key");
+        assert_eq!(VISITED.get(), 2);
+        assert_eq!(taken.since(last + 3), []);
+        for (number, request) in taken.since(0) {
+            taken.confirm(&request, number);
+        }
+        assert!(taken.numbers().by_number.is_empty(), "a confirmed request is dropped");
     }
 
     #[test]

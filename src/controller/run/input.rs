@@ -16,7 +16,7 @@ use crate::{
         queue::Queue,
         run::delivery::Deliveries,
         run::input_status::{InputMode, InputStatus, InputStatuses},
-        source::kind::KindSource,
+        source::{kind::KindSource, mapping::SourceHandlers},
     },
     discovery::{TypeChange, TypeRegistry},
     duration::{after, doubled},
@@ -53,7 +53,7 @@ pub(in crate::controller) enum InputSource {
     /// Built-in source, whose type and cache the run knows.
     Kind(Arc<KindSource>),
     /// Custom source.
-    Other(GuardedDrop<Arc<dyn ConditionalSource>>),
+    Other(GuardedDrop<Arc<dyn ConditionalSource>>, Arc<SourceHandlers>),
 }
 
 /// End of an input in an epoch.
@@ -84,7 +84,7 @@ impl Input {
     pub(in crate::controller) fn source(&self) -> Arc<dyn ConditionalSource> {
         match &self.source {
             InputSource::Kind(source) => Arc::new(Arc::clone(source)),
-            InputSource::Other(source) => Arc::clone(source),
+            InputSource::Other(source, _) => Arc::clone(source),
         }
     }
 
@@ -98,6 +98,14 @@ impl Input {
         all_of(std::iter::once(own).chain(others))
     }
 
+    /// Returns the predicates and the handler of a custom source.
+    fn handlers(&self) -> Option<Arc<SourceHandlers>> {
+        match &self.source {
+            InputSource::Kind(_) => None,
+            InputSource::Other(_, handlers) => Some(Arc::clone(handlers)),
+        }
+    }
+
     /// Returns whether the source is a user's.
     fn is_custom(&self) -> bool {
         self.type_ref().is_none()
@@ -107,21 +115,29 @@ impl Input {
     pub(in crate::controller) fn name(&self) -> String {
         // The builder refuses a source whose name panics; a later call may panic all the same.
         let unnamed = |panic| format!("a source whose name panicked: {panic}");
-        guard::run(|| self.source().name()).unwrap_or_else(unnamed)
+        let name = guard::run(|| self.source().name()).unwrap_or_else(unnamed);
+        let namespace = match &self.source {
+            InputSource::Kind(kind) => kind.filter.namespace.as_ref(),
+            InputSource::Other(..) => None,
+        };
+        match namespace.filter(|_| self.part_of.is_some()) {
+            Some(namespace) => format!("{name} in the namespace {namespace}"),
+            None => name,
+        }
     }
 
     /// Returns the cluster of the objects; `None` for that of the controller.
     pub(in crate::controller) fn cluster(&self) -> Option<TypeRegistry> {
         match &self.source {
             InputSource::Kind(source) if source.is_foreign => Some(source.types.clone()),
-            InputSource::Kind(_) | InputSource::Other(_) => None,
+            InputSource::Kind(_) | InputSource::Other(..) => None,
         }
     }
 
     pub(in crate::controller) fn type_ref(&self) -> Option<&TypeRef> {
         match &self.source {
             InputSource::Kind(source) => Some(source.type_ref()),
-            InputSource::Other(_) => None,
+            InputSource::Other(..) => None,
         }
     }
 }
@@ -142,6 +158,9 @@ impl InputRun {
             };
             let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
+            if self.input.is_custom() {
+                drop(self.statuses.change(self.number, InputStatus::withdraw));
+            }
             if started.elapsed() > LONGEST_PAUSE {
                 restarts = 0;
             }
@@ -253,6 +272,7 @@ impl InputRun {
             input: self.number,
             series: Arc::clone(&self.series),
             deliveries: Arc::clone(&self.deliveries),
+            handlers: self.input.handlers(),
         }
     }
 
@@ -334,6 +354,10 @@ impl InputRun {
                 }
                 () = readiness.changed() => {
                     if self.must_stop(&readiness.verdict(), basis) {
+                        if is_custom {
+                            // Reconciles of the deletions that follow find the type missing.
+                            drop(self.statuses.change(self.number, InputStatus::withdraw));
+                        }
                         deadline = deadline.or_else(grace);
                         stop.cancel();
                         release.cancel();

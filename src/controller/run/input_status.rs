@@ -157,6 +157,14 @@ impl InputStatuses {
         changed
     }
 
+    /// Attaches the cache that a custom source offers; ignored if the input was removed meanwhile.
+    pub(in crate::controller) fn attach(&self, number: usize, attached: Attached) {
+        let mut inputs = self.inputs();
+        let before = inputs.get_mut(&number).map(|input| input.attached.replace(attached));
+        drop(inputs);
+        drop(before);
+    }
+
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
     /// `None` as the cluster means that of the controller. `None` is returned until all namespaces of
     /// the input are listed.
@@ -414,6 +422,11 @@ impl InputStatus {
     pub(in crate::controller) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
         self.synced &= self.mode != InputMode::Optional;
         (self.attached.take(), self.held.take())
+    }
+
+    /// Removes the cache that a custom source offered, and returns it.
+    pub(in crate::controller) fn withdraw(&mut self) -> Option<Attached> {
+        self.attached.take()
     }
 
     /// Returns whether the input has synced once and is not synced now.

@@ -5,7 +5,9 @@ use std::{error::Error, sync::Arc, time::Duration};
 use kube::core::Status;
 
 use crate::{
-    controller::{Outcome, ReconcileError, metrics::ReconcileResult, run::unconfirmed::Behind},
+    controller::{
+        Add, Outcome, ReconcileError, metrics::ReconcileResult, run::unconfirmed::Behind,
+    },
     manager::{BoxError, retry_after},
     redaction,
 };
@@ -38,6 +40,8 @@ pub(in crate::controller) enum NextReconcile {
     Postponed(Duration),
     /// Requeue after the back-off, as a success.
     Again,
+    /// Requeue as this add says, as a success.
+    With(Add),
     /// Requeue after the back-off: a conflict if there is no error.
     Retry(Option<BoxError>),
     /// Requeue after this time, as a failure.
@@ -88,6 +92,7 @@ impl Attempt {
             Ok(Outcome::Done) => NextReconcile::Done,
             Ok(Outcome::RequeueAfter(after)) => NextReconcile::After(after),
             Ok(Outcome::Requeue) => NextReconcile::Again,
+            Ok(Outcome::RequeueWith(add)) => NextReconcile::With(add),
             Err(ReconcileError::Retry(error)) => {
                 let asks_to_wait = statuses(&*error).find_map(retry_after);
                 match asks_to_wait {
@@ -125,6 +130,7 @@ impl NextReconcile {
             Self::Done | Self::Gone | Self::GiveUp(_) => true,
             Self::After(_)
             | Self::Again
+            | Self::With(_)
             | Self::Postponed(_)
             | Self::Retry(_)
             | Self::RetryAfter(..)
@@ -138,7 +144,10 @@ impl NextReconcile {
     pub(in crate::controller) fn result(&self) -> Option<ReconcileResult> {
         match self {
             Self::Done | Self::Gone => Some(ReconcileResult::Success),
-            Self::After(_) | Self::Postponed(_) => Some(ReconcileResult::RequeueAfter),
+            Self::With(add) if add.counts() => Some(ReconcileResult::Requeue),
+            Self::After(_) | Self::With(_) | Self::Postponed(_) => {
+                Some(ReconcileResult::RequeueAfter)
+            }
             Self::Again | Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
             Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {
                 Some(ReconcileResult::Error)
@@ -167,7 +176,7 @@ fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
 }
 
 /// Returns whether the API server has refused a request (403).
-fn is_forbidden(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_forbidden(error: &(dyn Error + 'static)) -> bool {
     statuses(error).any(|status| status.code == 403)
 }
 
@@ -279,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_known_however_it_is_wrapped() {
+    fn a_response_is_known_however_it_is_wrapped() {
         let check = |response: &dyn Fn() -> kube::Error, is: &dyn Fn(&NextReconcile) -> bool| {
             let wrapped = wrapped(response).into_iter();
             let unknown = wrapped.filter_map(|(how, error)| (!is(&retry(error))).then_some(how));
@@ -318,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn other_answers_are_errors() {
+    fn other_responses_are_errors() {
         for (code, reason) in [(409, "AlreadyExists"), (404, "NotFound"), (500, "InternalError")] {
             assert!(
                 matches!(retry(api(code, reason)), NextReconcile::Retry(Some(_))),

@@ -53,6 +53,13 @@ impl EpochRun {
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
                 self.failures.succeeded(&key);
             }
+            NextReconcile::With(add) => {
+                if !add.counts() {
+                    self.queue.forget(&key);
+                }
+                self.queue.add_with(key.clone(), add);
+                self.failures.succeeded(&key);
+            }
             NextReconcile::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
@@ -121,7 +128,10 @@ impl EpochRun {
     /// Records the result in the retry gate: a success may admit throttled requests.
     fn update_gate(&mut self, key: &Request, next: &NextReconcile) {
         match next {
-            NextReconcile::Done | NextReconcile::After(_) | NextReconcile::Again
+            NextReconcile::Done
+            | NextReconcile::After(_)
+            | NextReconcile::Again
+            | NextReconcile::With(_)
                 if self.throttled.holds(key) =>
             {
                 for (next, after) in self.throttled.answered(key, Instant::now()) {
@@ -138,6 +148,7 @@ impl EpochRun {
             NextReconcile::Done
             | NextReconcile::After(_)
             | NextReconcile::Again
+            | NextReconcile::With(_)
             | NextReconcile::Throttled(..)
             | NextReconcile::Wait(_)
             | NextReconcile::Abandon => {}

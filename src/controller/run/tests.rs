@@ -24,12 +24,13 @@ use super::*;
 use crate::{
     controller::{
         ChannelSource, Cluster, ClusterOptions, ConditionalSource, Controller, ControllerMetrics,
-        LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
+        Handler, LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
         inputs::state::NamedInputs,
         queue::QueueOptions,
         run::carried_over::{CarriedOver, CarriedOverByName},
         run::input::{Input, InputSource},
         run::slots::WorkerBound,
+        source::mapping::SourceHandlers,
     },
     guard::GuardedDrop,
     manager::{
@@ -192,7 +193,10 @@ fn make() -> Make {
 impl Make {
     fn input(mut self, mode: InputMode, source: impl ConditionalSource) -> Self {
         self.inputs.push(Input {
-            source: InputSource::Other(GuardedDrop::new(Arc::new(source))),
+            source: InputSource::Other(
+                GuardedDrop::new(Arc::new(source)),
+                Arc::new(SourceHandlers::new(Handler::Object)),
+            ),
             mode,
             conditions: Vec::new(),
             part_of: None,

@@ -185,15 +185,18 @@ impl UnconfirmedWrites {
         self.state().recheck
     }
 
-    /// Returns the requests that had a live read of an object which another client has deleted
-    /// since. No cache has ever held such an object, so that no event reports its deletion.
+    /// Returns the requests that had a live read of an object which is gone since: deleted by
+    /// another client, or with its type. No cache has ever held such an object, so that no event
+    /// reports its deletion.
     pub(in crate::controller) fn overtaken(&self, statuses: &InputStatuses) -> Vec<Request> {
         let (mut state, mut is_behind, mut overtaken) = (self.state(), false, Vec::new());
         for (request, writes) in state.open.iter_mut().filter(|(_, writes)| writes.live) {
             let mut is_overtaken = false;
             for (target, expected) in &mut writes.targets {
-                for cache in statuses.caches(&target.group, &target.plural) {
-                    match expected.reached(target, &cache) {
+                let caches = statuses.caches(&target.group, &target.plural);
+                is_overtaken |= expected.detach(&caches);
+                for cache in &caches {
+                    match expected.reached(target, cache) {
                         Reached::Behind => is_behind = true,
                         Reached::Deleted => is_overtaken = true,
                         Reached::Current => {}

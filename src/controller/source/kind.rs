@@ -11,6 +11,7 @@ use tokio::{
 };
 
 use self::run::KindRun;
+use super::mapping::scope_of;
 use crate::{
     controller::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
@@ -290,7 +291,7 @@ impl KindSource {
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
             Mapping::Handler(handler) => {
-                handler.requests(delta, |owner| self.scope_of(owner), queue);
+                handler.requests(delta, |owner| scope_of(&self.types, owner), queue);
             }
             Mapping::Primary(primary) => {
                 queue.add(Request::new(*primary, delta.key.clone()));
@@ -310,15 +311,6 @@ impl KindSource {
                 }
             }
         }
-    }
-
-    fn scope_of(&self, owner: &GroupKind) -> Option<Scope> {
-        let type_ref = TypeRef {
-            group: owner.group.clone(),
-            version: None,
-            name: TypeName::Kind(owner.kind.clone()),
-        };
-        self.types.served(&type_ref).map(|served| served.identity.scope)
     }
 }
 

@@ -2,7 +2,11 @@
 
 use kube::{Api, api::DeleteParams, core::DynamicObject};
 
-use super::{server::Server, unknown_outcome::part_resource, *};
+use super::{
+    server::Server,
+    unknown_outcome::{make, part_resource},
+    *,
+};
 use crate::testing::Action;
 
 /// Longest time between two reconciles that nothing delays.
@@ -88,7 +92,8 @@ async fn object_that_is_changed_while_it_is_read_live_is_read_again() {
 
 #[tokio::test(start_paused = true)]
 async fn object_that_was_read_live_and_deleted_by_another_client_meanwhile_is_created_again() {
-    for apart in [false, true] {
+    // Shorter and longer than the content of a live read is kept.
+    for (apart, hours) in [(false, 0), (true, 0), (false, 2)] {
         let harness = Harness::with_maker(apart).await;
         let silence = harness.server.withhold("parts");
         harness.server.apply(widget("a", "a"));
@@ -97,13 +102,65 @@ async fn object_that_was_read_live_and_deleted_by_another_client_meanwhile_is_cr
         sleep(LONGEST_WAIT).await;
         assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
 
+        sleep(hours * Duration::from_secs(3600)).await;
+
         // No cache has ever held the part, so that no watch delivers its deletion.
         harness.server.delete_all("Part");
         harness.server.release("parts", silence);
         sleep(Duration::from_secs(60)).await;
 
-        assert_eq!(harness.log().await, ["ns/a 0 false"], "{apart}");
+        assert_eq!(harness.log().await, ["ns/a 0 false"], "{apart} {hours}");
         assert_eq!(harness.server.count("Part"), 1);
+        sleep(Duration::from_secs(3600)).await;
+        let log = harness.log().await;
+        assert!(log.len() <= 1, "reconciled by the event of its own create: {log:?}");
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_was_read_live_is_gone_with_its_type_although_no_cache_held_it() {
+    for returns in [false, true] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Part");
+        let log = Arc::clone(&harness.log);
+        let reconcile = move |request: Request, context: Context| {
+            let found = context.store(&parts()).map(|store| store.all().len());
+            log.lock().unwrap().push(format!("{request} {found:?}"));
+            async move {
+                if found == Some(0) {
+                    make(context.client().clone(), request.name.to_string()).await?;
+                }
+                Ok(Outcome::Done)
+            }
+        };
+        let described = builder().for_type(widgets()).owns_type(parts()).optional();
+        let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+        harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        let silence = harness.server.withhold("parts");
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, ["ns/a Some(0)"]);
+        harness.server.apply(widget("a", "a"));
+        sleep(LONGEST_WAIT).await;
+        assert_eq!(harness.log().await, ["ns/a Some(1)"], "{returns}");
+
+        harness.server.uninstall("parts");
+        if returns {
+            harness.install("Part");
+        }
+        sleep(Duration::from_secs(60)).await;
+
+        let log = harness.log().await;
+        match returns {
+            false => assert_eq!(log, ["ns/a None"]),
+            true => {
+                assert!(log.contains(&"ns/a Some(0)".to_owned()), "{log:?}");
+                assert_eq!(harness.server.count("Part"), 1);
+            }
+        }
+        harness.server.release("parts", silence);
         sleep(Duration::from_secs(3600)).await;
         let log = harness.log().await;
         assert!(log.len() <= 1, "reconciled by the event of its own create: {log:?}");
@@ -137,7 +194,7 @@ async fn reconcile_waits_until_the_cache_holds_an_answered_create() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_answer_costs_one_list_of_its_collection_and_one_of_the_own_object() {
+async fn lost_response_costs_one_list_of_its_collection_and_one_of_the_own_object() {
     let harness = Harness::with_maker(false).await;
     let (parts, widgets) = (harness.server.lists("parts"), harness.server.lists("widgets"));
     harness.server.mishap(Action::Lose);

@@ -4,7 +4,9 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    manager::{Condition, ConditionalRunnable, Readiness, Unmet, Verdict, all_of, always, not},
+    manager::{
+        Condition, Conditional, ConditionalRunnable, Readiness, Unmet, Verdict, all_of, always, not,
+    },
     testing::{Action, Reply, Rule},
 };
 
@@ -42,7 +44,7 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
 
 #[tokio::test(start_paused = true)]
 async fn permission_is_asked_for_again_after_a_refused_write() {
-    for combined in [false, true] {
+    for place in ["the builder", "a combination", "the outside", "two layers outside"] {
         let harness = Harness::new();
         harness.install("Widget");
         let day = Duration::from_secs(24 * 3600);
@@ -54,11 +56,23 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
             Err(kube::Error::Api(status.boxed()).into())
         };
         let described = builder().for_type(widgets());
-        let described = match combined {
-            false => described.when(permission),
-            true => described.when(move || all_of([always(), not(not(permission.watch()))])),
+        let (added, combined) = (permission.clone(), permission.clone());
+        let described = match place {
+            "the builder" => described.when(permission),
+            "a combination" => {
+                described.when(move || all_of([always(), not(not(combined.watch()))]))
+            }
+            _ => described,
         };
         let controller = Arc::new(described.build(&harness.cluster, refuse).unwrap());
+        let controller: Arc<dyn ConditionalRunnable> = match place {
+            "the outside" => Arc::new(Conditional::also(controller, added)),
+            "two layers outside" => {
+                let inner = Arc::new(Conditional::also(controller, added));
+                Arc::new(Conditional::also(inner, always))
+            }
+            _ => controller,
+        };
         harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
         harness.state(ControllerState::Running).await;
         let begin = Instant::now();
@@ -69,7 +83,7 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
         harness.server.apply(widget("a", "a"));
         harness.state(ControllerState::Waiting).await;
 
-        assert!(begin.elapsed() < Duration::from_secs(3700), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(3700), "{place}: {:?}", begin.elapsed());
         harness.shutdown().await;
     }
 }

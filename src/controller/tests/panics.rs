@@ -255,7 +255,7 @@ async fn try_seam(seam: Seam) {
         );
         if !source {
             let status = harness.state(ControllerState::Running).await;
-            assert_eq!((status.epoch, &status.last_done), (1, &None), "the run goes on");
+            assert_eq!((status.epoch, &status.last_done), (1, &None), "the run continues");
         }
     }
     harness.server.apply(widget("b", "b"));

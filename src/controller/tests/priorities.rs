@@ -58,6 +58,45 @@ async fn every_handler_gives_low_priority_to_initial_objects_unless_it_chooses_a
 }
 
 #[tokio::test(start_paused = true)]
+async fn outcome_sets_the_priority_of_its_requeue_and_other_outcomes_keep_it() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    for name in ["kept", "low", "urgent", "limited"] {
+        harness.server.apply(widget(name, name));
+    }
+    let after = Duration::from_secs(60);
+    let reconcile = move |request: Request, context: Context| async move {
+        let with = |add| Ok(Outcome::RequeueWith(add));
+        match (&*request.name, context.attempt()) {
+            ("low", _) => with(Add { priority: -7, after, ..Add::default() }),
+            ("urgent", _) => with(Add { priority: 7, after, ..Add::default() }),
+            ("limited", ..3) => with(Add { priority: 8, rate_limited: true, ..Add::default() }),
+            ("limited", 3) => with(Add { after, ..Add::default() }),
+            _ => Ok(Outcome::RequeueAfter(after)),
+        }
+    };
+    let backoff = Backoff { base: Duration::from_secs(1), max: Duration::from_secs(10) };
+    let described = builder().for_type(widgets()).backoff(backoff);
+    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+    let added = Arc::clone(&controller);
+    harness.manager.add(NAME, added, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    run_until_idle().await;
+    let requeues = || {
+        let mut rows = controller.queue().into_iter();
+        rows.find(|row| &*row.key.name == "limited").map(|row| (row.priority, row.requeues))
+    };
+    assert_eq!(requeues(), Some((8, 1)));
+    sleep(Duration::from_secs(10)).await;
+
+    let rows = [("ns/kept", LOW_PRIORITY), ("ns/low", -7), ("ns/urgent", 7), ("ns/limited", 0)];
+    assert_eq!(queued(&controller), expected(&rows));
+    assert_eq!(requeues(), Some((0, 0)), "not rate limited: the back-off is reset");
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn manager_shows_the_queue_of_a_controller() {
     let harness = Harness::new();
     harness.install("Widget");

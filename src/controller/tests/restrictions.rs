@@ -60,6 +60,104 @@ async fn input_of_several_namespaces_is_read_as_one_and_watches_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_or_late_namespace_is_named_and_each_namespace_is_watched_anew_with_the_type() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    for (namespace, name) in [("ns", "a"), ("two", "b")] {
+        harness.server.apply_in(namespace, widget(name, name));
+    }
+    harness.server.forbid_in("two", "widgets.example.com");
+    let described = builder().for_type(widgets()).namespaces(["ns", "two"]).conditional();
+    harness.add(described.sync_timeout(Duration::from_secs(10))).await;
+    sleep(Duration::from_secs(20)).await;
+
+    let report = harness.status().report.clone();
+    let [refused] = &report.forbidden[..] else { panic!("{report:?}") };
+    assert!(refused.contains("on widgets.example.com in the namespace two"), "{refused}");
+    let paths = ["ns", "two"].map(namespaced);
+    let watched = || paths.each_ref().map(|path| harness.server.watches(path));
+    assert_eq!((harness.log().await, watched()), (Vec::new(), [1, 0]));
+    harness.server.forbid_in("two", "none.example.com");
+    harness.state(ControllerState::Running).await;
+    assert_eq!((harness.log().await, watched()), (vec!["ns/a a".into(), "two/b b".into()], [1, 1]));
+
+    for epoch in 2..=3 {
+        harness.server.uninstall("widgets");
+        harness.state(ControllerState::Waiting).await;
+        assert_eq!(watched(), [0, 0]);
+        assert!(harness.cluster.informers.status().is_empty());
+        harness.install("Widget");
+        harness.server.apply_in("two", widget("b", "b"));
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!((harness.log().await, watched()), (vec!["two/b b".into()], [1, 1]));
+    }
+
+    let stall = Rule::new(Action::Hang).verb(Verb::List).resource("example.com", "widgets");
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+    drop(harness.log().await);
+    harness.server.fault(stall.path_contains("namespaces/two"));
+    harness.install("Widget");
+    let late = harness.until(|status| !status.report.late.is_empty()).await;
+    let late = &late.report.late;
+    assert_eq!(*late, ["widgets.example.com/v1 in the namespace two is syncing"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_are_those_of_the_input_then_of_its_type_then_of_the_cluster() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let of_type = |namespaces: &[&str]| {
+        let namespaces = namespaces.iter().map(|&namespace| namespace.into()).collect();
+        let labels = Some("mark=type".into());
+        TypeDefaults { namespaces, labels, ..TypeDefaults::default() }
+    };
+    let all = ["own", "type-1", "type-2", "cluster"];
+    let typed = of_type(&["type-1", "type-2"]);
+    let cases = [
+        (None, None, [0, 0, 0, 1]),
+        (None, Some(of_type(&[])), [0, 0, 0, 1]),
+        (None, Some(typed.clone()), [0, 1, 1, 0]),
+        (Some("own"), Some(typed), [1, 0, 0, 0]),
+    ];
+    for (own, of_type, expected) in cases {
+        let mut cluster = harness.cluster.clone();
+        cluster.namespace = Some("cluster".into());
+        let label = of_type.is_some();
+        let defaults = of_type.into_iter().fold(ControllerDefaults::default(), |defaults, it| {
+            defaults.of_type(parts(), TypeDefaults::default()).of_type(widgets(), it)
+        });
+        let described = builder().for_type(widgets());
+        let described = match own {
+            Some(own) => described.namespace(own).labels("mark=own"),
+            None => described,
+        };
+        let reconcile = LoggingReconciler { log: Log::default() };
+        let controller = described.build(&cluster.with_defaults(defaults), reconcile).unwrap();
+        harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        run_until_idle().await;
+
+        let watched = all.map(|namespace| harness.server.watches(&namespaced(namespace)));
+        assert_eq!(watched, expected, "{own:?}");
+        let query = harness.server.list_queries("widgets").pop().unwrap();
+        let expected = match (own, label) {
+            (Some(_), _) => "mark%3Down",
+            (None, true) => "mark%3Dtype",
+            (None, false) => "",
+        };
+        assert!(query.contains(expected) && query.contains("mark") == label, "{query}");
+
+        harness.manager.remove(NAME).await;
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn defaults_of_the_cluster_apply_where_the_controller_sets_nothing() {
     let harness = Harness::new();
     harness.install("Widget");
@@ -202,7 +300,7 @@ async fn errors_of_a_watch_reach_a_function_of_the_user_whose_panic_is_reported(
     harness.server.remove(rule);
     harness.until(|status| !status.report.stale).await;
     harness.server.apply(widget("a", "a"));
-    assert_eq!(harness.log().await, ["ns/a a"], "the controller goes on");
+    assert_eq!(harness.log().await, ["ns/a a"], "the controller continues");
     harness.shutdown().await;
 }
 

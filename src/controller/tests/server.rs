@@ -128,6 +128,12 @@ impl Server {
         self.set_rules();
     }
 
+    /// Forbids all requests to a resource in one namespace, and no others.
+    pub(super) fn forbid_in(&self, namespace: &str, resource: &str) {
+        let rule = AccessRule::deny().resources([resource]).namespaces([namespace]);
+        self.simulated.set_rbac([rule]);
+    }
+
     fn set_rules(&self) {
         let forbidden = self.forbidden.lock().unwrap();
         let rule = |resource: &String| AccessRule::deny().resources([resource.as_str()]);

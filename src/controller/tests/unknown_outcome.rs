@@ -50,7 +50,7 @@ pub(super) fn part_resource() -> ApiResource {
     }
 }
 
-async fn make(client: Client, widget: String) -> Result<(), kube::Error> {
+pub(super) async fn make(client: Client, widget: String) -> Result<(), kube::Error> {
     let resource = part_resource();
     let mut part = DynamicObject::new("", &resource);
     part.metadata.name = None;
@@ -108,7 +108,7 @@ impl Harness {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
+async fn create_whose_response_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
     for mishap in mishaps() {
         for apart in [false, true] {
             let harness = Harness::with_maker(apart).await;

@@ -116,7 +116,7 @@ fn response(versions: &[(&str, &str, Option<&[ServedResource]>)]) -> DiscoveryRe
         complete: true,
         versions: versions
             .iter()
-            .map(|(group, version, resources)| AnsweredVersion {
+            .map(|(group, version, resources)| ListedVersion {
                 group: (*group).into(),
                 version: (*version).into(),
                 resources: resources.map(<[ServedResource]>::to_vec),

@@ -109,7 +109,7 @@ fn metrics(freshness: &str) -> Value {
 }
 
 #[test]
-fn two_answers_of_the_longest_interval_agree_on_an_absence() {
+fn two_responses_of_the_longest_interval_agree_on_an_absence() {
     for (interval, expected) in [
         (Duration::MAX, LONGEST - LONGEST / 10),
         (LONGEST, LONGEST - LONGEST / 10),

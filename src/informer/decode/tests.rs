@@ -227,3 +227,25 @@ fn a_hundred_thousand_owners_are_only_slow() {
 
     assert_eq!(object.unwrap().header().owners.len(), 100_000);
 }
+
+#[test]
+fn objects_of_one_owner_share_its_reference() {
+    let json = |name: &str, owner: &str| {
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": owner});
+        json!({"metadata": {"name": name, "ownerReferences": [owner]}}).to_string()
+    };
+    let mut decoder = Decoder::new(&widgets(), Projection::Full, false);
+    let mut owners = |name: &str, owner: &str| {
+        decoder.decode(&json(name, owner), |_| true).unwrap().header().owners.clone()
+    };
+
+    let (first, second, other) = (owners("a", "p"), owners("b", "p"), owners("c", "q"));
+
+    assert!(Arc::ptr_eq(&first, &second));
+    assert_ne!(first, other);
+    drop((first, second, other));
+    for index in 0..1000 {
+        owners("d", &index.to_string());
+    }
+    assert!(decoder.owners.values.len() <= SWEEP_AT_LEAST, "owners without objects are forgotten");
+}

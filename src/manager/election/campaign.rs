@@ -48,6 +48,8 @@ struct Running {
     events: Option<LeaseEvents>,
     /// Time before which no watch is tried, after one has failed.
     watch_after: Duration,
+    /// Time until which the watch counts, without another event: a holder renews its lease.
+    watched_until: Duration,
 }
 
 impl Campaign {
@@ -56,8 +58,9 @@ impl Campaign {
     pub(super) async fn run(self, release: CancellationToken) {
         let candidate = Candidate::new(Arc::clone(&self.identity), self.times);
         let events = None;
+        let (watch_after, watched_until) = (Duration::ZERO, Duration::ZERO);
         let mut running =
-            Running { setup: self, candidate, terms: 0, events, watch_after: Duration::ZERO };
+            Running { setup: self, candidate, terms: 0, events, watch_after, watched_until };
         while !release.is_cancelled() {
             running.step(&release).await;
         }
@@ -68,7 +71,8 @@ impl Campaign {
 impl Running {
     async fn step(&mut self, release: &CancellationToken) {
         let now = self.setup.clock.now();
-        match self.candidate.decide(now, self.events.is_some()) {
+        let is_watched = self.events.is_some() && now < self.watched_until;
+        match self.candidate.decide(now, is_watched) {
             Step::Read => {
                 select! {
                     biased;
@@ -99,6 +103,7 @@ impl Running {
         }
         if let Some(version) = self.candidate.version() {
             self.events = Some(self.setup.lease.watch(version).boxed());
+            self.watched_until = now.saturating_add(self.setup.times.longest_silence());
             // At most one watch for each of these, however soon it ends.
             self.watch_after = now.saturating_add(self.setup.times.retry_period);
         }
@@ -106,6 +111,7 @@ impl Running {
 
     fn changed(&mut self, event: Option<Result<LeaseEvent, BoxError>>) {
         let now = self.setup.clock.now();
+        self.watched_until = now.saturating_add(self.setup.times.longest_silence());
         match event {
             Some(Ok(LeaseEvent::Changed(lease))) => self.candidate.changed(lease, false, now),
             Some(Ok(LeaseEvent::Deleted(lease))) => self.candidate.changed(lease, true, now),
@@ -249,11 +255,17 @@ impl Running {
         self.setup.term.send_replace(None);
     }
 
-    /// Frees the lease, if it is held. One conflict is read and tried again, since others may write
-    /// labels.
+    /// Frees the lease, if it is held, once the server has abandoned writes that were cut. One
+    /// conflict is read and tried again, since others may write labels.
     async fn release(&mut self) {
+        let term = self.setup.term.borrow().clone();
         self.end_term();
         self.events = None;
+        let unsettled = term.map(|term| term.unsettled()).unwrap_or_default();
+        if !unsettled.is_zero() {
+            info!(?unsettled, "the outcome of a write is unknown, the lease is released later");
+            sleep(unsettled).await;
+        }
         let freed = async {
             for _ in 0..2 {
                 let Some(write) = self.candidate.release() else { return };

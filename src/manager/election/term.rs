@@ -27,6 +27,8 @@ pub(crate) struct Term {
     /// Nanoseconds on the clock; 0 once the term is over.
     deadline: AtomicU64,
     write_timeout: Duration,
+    /// Nanoseconds on the clock at which the last write of unknown outcome was dropped; 0 without one.
+    dropped: AtomicU64,
     /// `None` once the term is over.
     members: Mutex<Option<Members>>,
 }
@@ -76,7 +78,8 @@ impl Term {
         write_timeout: Duration,
     ) -> Self {
         let members = Mutex::new(Some(Members::default()));
-        Self { number, clock, deadline: AtomicU64::new(nanos(deadline)), write_timeout, members }
+        let (deadline, dropped) = (AtomicU64::new(nanos(deadline)), AtomicU64::new(0));
+        Self { number, clock, deadline, write_timeout, dropped, members }
     }
 
     /// Returns whether the term holds, by the clock.
@@ -89,6 +92,20 @@ impl Term {
         let members = self.members.lock();
         if members.is_some() {
             self.deadline.store(nanos(deadline), Ordering::Release);
+        }
+    }
+
+    /// Records that a write was dropped without a response: the server may still carry it out.
+    pub(crate) fn write_dropped(&self) {
+        self.dropped.fetch_max(nanos(self.clock.now()), Ordering::AcqRel);
+    }
+
+    /// Returns the time until the server has abandoned every write that was dropped.
+    pub(super) fn unsettled(&self) -> Duration {
+        match self.dropped.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            dropped => (Duration::from_nanos(dropped).saturating_add(self.write_timeout))
+                .saturating_sub(self.clock.now()),
         }
     }
 

@@ -93,6 +93,12 @@ impl ElectionTimes {
         self.renew_deadline / 2
     }
 
+    /// Longest time without an event of the lease for which a standby relies on its watch: twice the
+    /// time between renewals.
+    pub(super) fn longest_silence(&self) -> Duration {
+        self.retry_period.saturating_mul(2)
+    }
+
     /// Longest time for a write of an elected epoch. A write that was admitted just before the
     /// renew deadline ends before another replica may lead.
     pub(super) fn write_timeout(&self) -> Duration {

@@ -139,17 +139,17 @@ mod tests {
         body: String,
     ) -> (u16, String, String, Option<u64>) {
         let service = service_fn(move |_request: http::Request<Body>| {
-            let mut answer = Response::builder().status(code);
+            let mut response = Response::builder().status(code);
             if let Some(value) = header {
-                answer = answer.header("Retry-After", value);
+                response = response.header("Retry-After", value);
             }
-            let answer = answer.body(Body::from(body.clone().into_bytes())).unwrap();
-            std::future::ready(Ok::<_, kube::Error>(answer))
+            let response = response.body(Body::from(body.clone().into_bytes())).unwrap();
+            std::future::ready(Ok::<_, kube::Error>(response))
         });
         let client = Fence::new().client(&Client::new(service, "default"));
         let request = http::Request::post("/api/v1/pods").body(Vec::new()).unwrap();
-        let answer = client.request::<serde_json::Value>(request).await;
-        let Err(kube::Error::Api(status)) = answer else { panic!("{answer:?}") };
+        let response = client.request::<serde_json::Value>(request).await;
+        let Err(kube::Error::Api(status)) = response else { panic!("{response:?}") };
         let after = retry_after(&status).map(|after| after.as_secs());
         (status.code, status.reason.clone(), status.message.clone(), after)
     }
@@ -167,14 +167,14 @@ mod tests {
     async fn a_refusal_about_secrets_comes_without_the_servers_message() {
         let said = |path: &'static str, body: String| async move {
             let service = service_fn(move |_request: http::Request<Body>| {
-                let answer = Response::builder().status(422);
-                let answer = answer.body(Body::from(body.clone().into_bytes())).unwrap();
-                std::future::ready(Ok::<_, kube::Error>(answer))
+                let response = Response::builder().status(422);
+                let response = response.body(Body::from(body.clone().into_bytes())).unwrap();
+                std::future::ready(Ok::<_, kube::Error>(response))
             });
             let client = Fence::new().client(&Client::new(service, "default"));
             let request = http::Request::post(path).body(Vec::new()).unwrap();
-            let answer = client.request::<serde_json::Value>(request).await;
-            let Err(kube::Error::Api(status)) = answer else { panic!("{answer:?}") };
+            let response = client.request::<serde_json::Value>(request).await;
+            let Err(kube::Error::Api(status)) = response else { panic!("{response:?}") };
             (status.code, format!("{status:?}"))
         };
         let invalid = json!({
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_other_answer_is_throttling() {
+    async fn no_other_response_is_throttling() {
         for code in [400, 403, 404, 409, 422, 500, 502, 504] {
             let (_, _, _, after) = refused(code, Some("7"), status(code, Some(7))).await;
 

@@ -15,7 +15,7 @@ use super::*;
 
 /// Reaction of a server to a request.
 #[derive(Clone, Copy, Debug)]
-enum Does {
+enum ServerReaction {
     Nothing,
     Reset,
     Answers(u16),
@@ -23,17 +23,17 @@ enum Does {
     BreaksOff,
 }
 
-fn server(does: Does) -> Client {
+fn server(reaction: ServerReaction) -> Client {
     let service = service_fn(move |_request: Request<Body>| -> BoxFuture<'static, _> {
         let mut frames = vec![Ok(Frame::data("half a".into()))];
-        let code = match does {
-            Does::Nothing => return std::future::pending().boxed(),
-            Does::Reset => {
+        let code = match reaction {
+            ServerReaction::Nothing => return std::future::pending().boxed(),
+            ServerReaction::Reset => {
                 let error = io::Error::from(io::ErrorKind::ConnectionReset);
                 return std::future::ready(Err(error)).boxed();
             }
-            Does::Answers(code) => code,
-            Does::BreaksOff => {
+            ServerReaction::Answers(code) => code,
+            ServerReaction::BreaksOff => {
                 frames.push(Err(io::Error::from(io::ErrorKind::UnexpectedEof)));
                 200
             }
@@ -47,7 +47,7 @@ fn server(does: Does) -> Client {
 
 /// Sends one request by a client and one directly, reads the response as far as it arrives and
 /// drops it. Checks the number of unknown outcomes by then, and of calls of the observer.
-async fn check(method: Method, does: Does, expected: (usize, usize)) {
+async fn check(method: Method, reaction: ServerReaction, expected: (usize, usize)) {
     for is_direct in [false, true] {
         let fence = Fence::new();
         let reported = Arc::new(AtomicUsize::new(0));
@@ -61,7 +61,7 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
                 }
             })
         });
-        let sender = FencedSender::new(&fence, &server(does), observer);
+        let sender = FencedSender::new(&fence, &server(reaction), observer);
         let client = sender.client();
         let path = "/api/v1/namespaces/ns/pods?dryRun=no";
         let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
@@ -84,7 +84,7 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
         drop(response);
 
         let seen = (fence.unknown(), reported.load(Ordering::SeqCst));
-        assert_eq!(seen, expected, "{method} {does:?}, direct: {is_direct}");
+        assert_eq!(seen, expected, "{method} {reaction:?}, direct: {is_direct}");
         assert_eq!(fence.under_way(), 0);
     }
 }
@@ -92,7 +92,7 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
 #[tokio::test]
 async fn request_without_a_client_ends_when_the_fence_closes() {
     let fence = Fence::new();
-    let sender = FencedSender::new(&fence, &server(Does::Nothing), Fence::unobserved());
+    let sender = FencedSender::new(&fence, &server(ServerReaction::Nothing), Fence::unobserved());
     let delete = || Request::delete("/api/v1/namespaces/ns/pods/a").body(Body::empty()).unwrap();
     let mut under_way = Box::pin(sender.send(delete()));
     assert!(futures::poll!(&mut under_way).is_pending());
@@ -111,8 +111,9 @@ async fn request_without_a_client_ends_when_the_fence_closes() {
 #[tokio::test]
 async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
     for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
-        for does in [Does::Nothing, Does::Reset, Does::BreaksOff] {
-            check(method.clone(), does, (1, 1)).await;
+        for reaction in [ServerReaction::Nothing, ServerReaction::Reset, ServerReaction::BreaksOff]
+        {
+            check(method.clone(), reaction, (1, 1)).await;
         }
         for (code, expected) in [
             (200, (0, 0)),
@@ -124,7 +125,7 @@ async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
             (502, (1, 1)),
             (504, (1, 1)),
         ] {
-            check(method.clone(), Does::Answers(code), expected).await;
+            check(method.clone(), ServerReaction::Answers(code), expected).await;
         }
     }
 }
@@ -148,7 +149,7 @@ async fn ends(request: http::request::Builder, sent: &str, frames: Vec<Bytes>) -
 }
 
 #[tokio::test]
-async fn observer_gets_the_whole_answer_to_a_write_unless_it_is_too_long() {
+async fn observer_gets_the_whole_response_to_a_write_unless_it_is_too_long() {
     let path = "/api/v1/namespaces/ns/pods";
     let answered = |body: &str| [WriteEnd::Answered(Bytes::from(body.to_owned()))];
 
@@ -177,16 +178,21 @@ async fn dry_run_is_no_write() {
 #[tokio::test]
 async fn nothing_becomes_of_a_read() {
     for method in [Method::GET, Method::HEAD] {
-        for does in [Does::Nothing, Does::Reset, Does::BreaksOff, Does::Answers(504)] {
-            check(method.clone(), does, (0, 0)).await;
+        for reaction in [
+            ServerReaction::Nothing,
+            ServerReaction::Reset,
+            ServerReaction::BreaksOff,
+            ServerReaction::Answers(504),
+        ] {
+            check(method.clone(), reaction, (0, 0)).await;
         }
     }
 }
 
 #[tokio::test]
-async fn write_is_under_way_until_its_answer_has_been_read() {
+async fn write_is_under_way_until_its_response_has_been_read() {
     let fence = Fence::new();
-    let client = fence.client(&server(Does::Answers(201)));
+    let client = fence.client(&server(ServerReaction::Answers(201)));
 
     let request = Request::post("/api/v1/namespaces/ns/pods").body(Body::empty()).unwrap();
     let response = client.send(request).await.unwrap();

@@ -185,9 +185,9 @@ impl Epoch {
     }
 }
 
-type Judged = Result<(), &'static str>;
+type Checked = Result<(), &'static str>;
 
-fn must(holds: bool, promise: &'static str) -> Judged {
+fn must(holds: bool, promise: &'static str) -> Checked {
     if holds { Ok(()) } else { Err(promise) }
 }
 
@@ -228,7 +228,7 @@ impl Model {
         self.epoch.as_ref().is_some_and(|epoch| !epoch.runs())
     }
 
-    fn happen(&mut self, event: &Event) -> Judged {
+    fn happen(&mut self, event: &Event) -> Checked {
         match event.clone() {
             Event::Type(Type::Terminating(uid)) => {
                 let before = self.machine.state();
@@ -271,13 +271,13 @@ impl Model {
         }
     }
 
-    fn renew(&mut self, policy: RestartPolicy, of: Type) -> Judged {
+    fn renew(&mut self, policy: RestartPolicy, of: Type) -> Checked {
         self.machine.renew(policy);
         (self.failures, self.rest, self.retired) = (0, None, false);
         self.feed(LifecycleInput::Verdict(of.verdict()))
     }
 
-    fn feed(&mut self, input: LifecycleInput) -> Judged {
+    fn feed(&mut self, input: LifecycleInput) -> Checked {
         let actions = self.machine.step(input.clone(), self.now, 0.0);
         for action in actions {
             match action {
@@ -296,10 +296,10 @@ impl Model {
                 }
             }
         }
-        self.judge()
+        self.check()
     }
 
-    fn started(&mut self) -> Judged {
+    fn started(&mut self) -> Checked {
         must(self.epoch.is_none(), "P1: one epoch at a time")?;
         must(!self.forgotten && !self.machine.removed, "what is removed does not start")?;
         must(self.machine.allowed, "nothing starts before its group is open")?;
@@ -313,7 +313,7 @@ impl Model {
         Ok(())
     }
 
-    fn stopped(&mut self, reason: StopReason, input: &LifecycleInput) -> Judged {
+    fn stopped(&mut self, reason: StopReason, input: &LifecycleInput) -> Checked {
         let Some(epoch) = &mut self.epoch else { return Err("a stop has an epoch") };
         must(epoch.runs(), "a run is asked to stop once, and not after its end")?;
         must(
@@ -336,7 +336,7 @@ impl Model {
         Ok(())
     }
 
-    fn drained(&mut self, input: &LifecycleInput) -> Judged {
+    fn drained(&mut self, input: &LifecycleInput) -> Checked {
         let LifecycleInput::Returned(end) = input else { return Err("what runs is not drained") };
         let Some(epoch) = self.epoch.as_mut().filter(|epoch| epoch.runs()) else {
             return Err("a run ends once");
@@ -361,7 +361,7 @@ impl Model {
         Ok(())
     }
 
-    fn done(&mut self, reason: &DoneReason, input: &LifecycleInput) -> Judged {
+    fn done(&mut self, reason: &DoneReason, input: &LifecycleInput) -> Checked {
         must(matches!(input, LifecycleInput::Ended), "P2: done means that nothing is left")?;
         let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
         let expected = match (epoch.asked, epoch.returned) {
@@ -373,7 +373,7 @@ impl Model {
     }
 
     /// Checks the invariants that hold between any two inputs.
-    fn judge(&self) -> Judged {
+    fn check(&self) -> Checked {
         must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
         let cause = self.epoch.as_ref().and_then(|epoch| match (epoch.asked, &epoch.returned) {
             (Some(asked), _) => Some(StopCause::Asked(asked)),
@@ -402,7 +402,7 @@ impl Model {
     /// Checks convergence: without disturbances, where stopping runs end, starting runs start up
     /// and timers fire, the machine comes to rest in the one state that the last verdict and the
     /// last orders determine.
-    fn converges(&self) -> Judged {
+    fn converges(&self) -> Checked {
         let mut model = self.clone();
         let ran_on = self.epoch.as_ref().filter(|epoch| epoch.runs());
         for _ in 0..PATIENCE {

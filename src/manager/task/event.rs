@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::time::DelayQueue;
 
 use super::super::{
-    Readiness, Report, election::ElectionChange, end::RunEnd, handle::ManagerCommand,
+    Readiness, Report, command::ManagerCommand, election::ElectionChange, end::RunEnd,
     metrics::OwnedLabels,
 };
 use crate::owner_gauge::Counted;

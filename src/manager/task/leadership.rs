@@ -9,8 +9,8 @@ use super::{
             ElectionChange, ElectionRun,
             term::{Leadership, Term},
         },
-        entry::RunnableSpec,
         lifecycle::LifecycleInput,
+        runnable_spec::RunnableSpec,
     },
     Id, ManagerTask,
 };

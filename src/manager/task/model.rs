@@ -34,14 +34,14 @@ const DEPTH: usize = 12;
 const NAME: &str = "widgets";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Word {
+enum PlainVerdict {
     A,
     B,
     Unmet,
     Unknown,
 }
 
-impl Word {
+impl PlainVerdict {
     fn of(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Met(basis) => match basis[0].identity.uid.as_deref() {
@@ -76,13 +76,13 @@ impl Word {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Add(Word),
-    Replace(Word),
+    Add(PlainVerdict),
+    Replace(PlainVerdict),
     Remove,
     /// The condition of the specification in place changes.
-    Verdict(Word),
+    Verdict(PlainVerdict),
     /// The condition of the specification that waits to take over changes.
-    PendingVerdict(Word),
+    PendingVerdict(PlainVerdict),
     Running,
     /// A report of an earlier epoch arrives late.
     LateReport,
@@ -99,7 +99,7 @@ enum Step {
 
 /// Specification that does nothing by itself.
 struct Probe {
-    first: Word,
+    first: PlainVerdict,
     /// Calls of `prepare`, `start` and `unprepare`, in order.
     log: Mutex<Vec<&'static str>>,
 }
@@ -132,7 +132,7 @@ impl ConditionalRunnable for Probe {
     }
 }
 
-fn readiness(word: Word) -> Readiness {
+fn readiness(word: PlainVerdict) -> Readiness {
     Readiness::published(watch::channel(word.verdict()).1)
 }
 
@@ -197,19 +197,24 @@ impl Model {
         let mut steps = Vec::new();
         let Some((_, entry)) = self.entry() else {
             if !closing {
-                steps.extend([Word::A, Word::Unmet].map(Step::Add));
+                steps.extend([PlainVerdict::A, PlainVerdict::Unmet].map(Step::Add));
             }
             return steps;
         };
-        let words = [Word::A, Word::B, Word::Unmet, Word::Unknown];
+        let words = [PlainVerdict::A, PlainVerdict::B, PlainVerdict::Unmet, PlainVerdict::Unknown];
         steps.extend(words.map(Step::Verdict));
         steps.push(Step::Remove);
         if !closing {
-            steps.extend([Word::A, Word::Unmet, Word::Unknown].map(Step::Replace));
+            steps.extend(
+                [PlainVerdict::A, PlainVerdict::Unmet, PlainVerdict::Unknown].map(Step::Replace),
+            );
             steps.push(Step::Stop);
         }
         if entry.pending.is_some() {
-            steps.extend([Word::A, Word::Unmet, Word::Unknown].map(Step::PendingVerdict));
+            steps.extend(
+                [PlainVerdict::A, PlainVerdict::Unmet, PlainVerdict::Unknown]
+                    .map(Step::PendingVerdict),
+            );
         }
         if entry.epoch.is_some() {
             let boom = || "boom".to_owned();
@@ -303,7 +308,7 @@ impl Model {
         self.judge();
     }
 
-    fn spec(&mut self, first: Word) -> RunnableSpec {
+    fn spec(&mut self, first: PlainVerdict) -> RunnableSpec {
         let probe = Arc::new(Probe { first, log: Mutex::default() });
         self.probes.push(probe.clone());
         RunnableSpec::new(probe, RunnableOptions::default())
@@ -406,10 +411,10 @@ impl Model {
         assert!(!matches!(self.task.phase, ManagerPhase::Closing { .. }), "P4: it closes");
         assert!(self.task.timers.is_empty(), "P4: timers stop firing");
         let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
-        match Word::of(verdict) {
-            Word::A | Word::B => assert_eq!(state, ControllerState::Running, "P4"),
-            Word::Unmet => assert_eq!(state, ControllerState::Waiting, "P4"),
-            Word::Unknown => {
+        match PlainVerdict::of(verdict) {
+            PlainVerdict::A | PlainVerdict::B => assert_eq!(state, ControllerState::Running, "P4"),
+            PlainVerdict::Unmet => assert_eq!(state, ControllerState::Waiting, "P4"),
+            PlainVerdict::Unknown => {
                 assert!(matches!(state, ControllerState::Waiting | ControllerState::Running));
             }
         }
@@ -431,14 +436,15 @@ impl Model {
         let late = self.attempts.len() > usize::from(self.attempt().is_some());
         let entry = self.entry().map(|(_, entry)| {
             let machine = &entry.lifecycle;
-            let basis = machine.basis().map(|basis| Word::of(&Verdict::Met(basis.to_vec())));
+            let basis =
+                machine.basis().map(|basis| PlainVerdict::of(&Verdict::Met(basis.to_vec())));
             let pending = entry.pending.as_ref().map(|pending| {
                 let preparation = match pending.preparation {
                     Preparation::None => 0,
                     Preparation::Running(..) => 1,
                     Preparation::Done => 2,
                 };
-                (Word::of(&pending.verdict), preparation)
+                (PlainVerdict::of(&pending.verdict), preparation)
             });
             let orders =
                 (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
@@ -448,7 +454,7 @@ impl Model {
                 StopCause::Returned(_) => None,
             });
             let stopping = (asked, machine.stuck(), entry.returned.is_some());
-            (machine.state(), basis, Word::of(machine.verdict()), pending, orders, stopping)
+            (machine.state(), basis, PlainVerdict::of(machine.verdict()), pending, orders, stopping)
         });
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))
     }
@@ -558,7 +564,7 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
     for number in 0..20_000 {
         // Each name is added twice.
         let name = ControllerName::from(format!("c{}", number % 10_000));
-        let spec = model.spec(Word::A);
+        let spec = model.spec(PlainVerdict::A);
         model.probes.clear();
         let task = &mut model.task;
         task.add(name.clone(), spec).unwrap();

@@ -7,9 +7,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         AddError, ControllerName, ControllerState, TransitionKind, Verdict,
-        entry::{PendingReplacement, Preparation, RunnableEntry, RunnableSpec},
-        handle::ManagerReply,
+        command::ManagerReply,
+        entry::{PendingReplacement, Preparation, RunnableEntry},
         lifecycle::LifecycleInput,
+        runnable_spec::RunnableSpec,
     },
     Id, ManagerTask, Outgoing,
     event::{EntryTimer, PreparationResult, Timers},

@@ -61,7 +61,7 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
+async fn responses_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
     let mut harness = Harness::new();
     let mut transitions = harness.task.transitions.subscribe();
     let spec = RunnableSpec::new(Arc::new(Idle), RunnableOptions::default());

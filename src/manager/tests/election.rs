@@ -2,12 +2,19 @@
 
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower::ServiceBuilder;
 
 use super::*;
 use crate::{
     manager::election::{ElectionChange, fixture::RuntimeClock},
-    testing::simulated::{Delays, SimulatedOptions, SimulatedServer},
+    testing::{
+        Action, Faults, Rule,
+        simulated::{Delays, SimulatedOptions, SimulatedServer},
+    },
 };
 
 type ConfigMap = k8s_openapi::api::core::v1::ConfigMap;
@@ -191,6 +198,37 @@ async fn lease_is_released_after_the_last_elected_epoch_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_is_released_after_the_deadline_of_a_write_that_was_cut() {
+    let server = server();
+    let supervision =
+        RunnableOptions { grace: Duration::from_secs(1), ..RunnableOptions::default() };
+    let options = ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
+    let mut a = Replica::with(&server, "a", warm(), options, supervision);
+    let faults = Faults::default();
+    let service = ServiceBuilder::new().layer(faults.layer()).service(server.service("a"));
+    a.client = Client::new(service, "default");
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", warm());
+    sleep(Duration::from_secs(5)).await;
+    let _hanging = faults.add(Rule::new(Action::Hang).mutating());
+    let maps = Api::namespaced(a.epoch().unwrap().client(&a.client), "default");
+    let mut writing = JoinSet::new();
+    writing.spawn(async move { maps.create(&PostParams::default(), &map("late")).await });
+    sleep(Duration::from_millis(1)).await;
+    let before = Instant::now();
+
+    a.harness.stop.cancel();
+    b.until_leading().await;
+
+    // The grace, and the deadline of a write.
+    let waited = before.elapsed();
+    assert!(waited >= Duration::from_secs(5) && waited < Duration::from_millis(5200), "{waited:?}");
+    drop(writing.join_next().await.unwrap().unwrap().unwrap_err());
+    a.harness.stop().await.unwrap();
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
     let server = server();
     let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(60), ..warm() });
@@ -336,29 +374,40 @@ async fn handovers_leave_no_task() {
 }
 
 #[test]
-fn election_on_its_own_thread_leads_while_the_managers_runtime_is_blocked() {
+fn election_on_its_own_thread_leads_and_renews_while_the_managers_runtime_is_blocked() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = runtime.block_on(async { server() });
     let (_inside, own) = (runtime.enter(), server.clone());
-    let options = ElectionOptions::new("default", "lease");
+    let times = ElectionTimes {
+        lease_duration: Duration::from_millis(1500),
+        renew_deadline: Duration::from_millis(1200),
+        retry_period: Duration::from_millis(100),
+    };
+    let options = ElectionOptions { times, ..ElectionOptions::new("default", "lease") };
     let election = Election::new(options, move || Ok(own.client_as("a"))).unwrap();
     let mut status = election.status();
     let mut run = election.start().unwrap();
 
-    // The runtime of the manager is blocked until its replica leads.
+    // The runtime of the manager is blocked until its replica has led for longer than its lease.
     let leads = std::thread::spawn(move || {
-        let own = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        own.block_on(status.wait_for(|status| status.leads)).unwrap().holder.clone()
+        let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        own.block_on(async {
+            status.wait_for(|status| status.leads).await.unwrap();
+            sleep(times.lease_duration + times.retry_period).await;
+            status.borrow().clone()
+        })
     });
-    let holder_of_thread = leads.join().unwrap();
-    let end = runtime.block_on(async {
+    let seen = leads.join().unwrap();
+    let held = runtime.block_on(async {
         let change = run.changed().await;
+        let ElectionChange::Term(Some(term)) = change else { panic!("the replica leads") };
+        let held = term.holds();
         run.ended().await;
-        change
+        held
     });
 
-    assert!(matches!(end, ElectionChange::Term(Some(_))));
-    assert!(holder_of_thread.is_some());
+    assert!(held, "the lease was renewed");
+    assert!(seen.leads && seen.transitions == 0, "{seen:?}");
     assert_eq!(holder(&server), "");
 }
 

@@ -304,7 +304,7 @@ fn a_timeout_that_is_not_positive_is_ten_seconds() {
 }
 
 #[test]
-fn answers_are_kept_by_their_etag_when_that_is_enabled() {
+fn responses_are_kept_by_their_etag_when_that_is_enabled() {
     let etag = |spec: Value| {
         let object = object(|all| all["hooks"]["sync"]["webhook"]["etag"] = spec);
         parse(&object).unwrap().sync.unwrap().etag

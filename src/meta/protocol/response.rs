@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_malformed_answers_are_errors() {
+    fn empty_and_malformed_responses_are_errors() {
         for body in ["", " \n", "null", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}"] {
             assert!(
                 sync_response(ControllerKind::Composite, &body.into(), false).is_err(),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_quotes_no_value_of_the_answer() {
+    fn an_error_quotes_no_value_of_the_response() {
         for body in [
             r#""hush""#,
             r#"["hush"]"#,
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn child_that_no_server_accepts_fails_the_whole_answer() {
+    fn child_that_no_server_accepts_fails_the_whole_response() {
         let child = |bytes: usize| format!("{{\"data\":\"{}\"}}", "x".repeat(bytes - 11));
         let body = |bytes: usize| format!("{{\"children\":[{{}},{}]}}", child(bytes));
 
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn message_about_an_answer_does_not_quote_it() {
+    fn message_about_a_response_does_not_quote_it() {
         let long = "é".repeat(100_000);
         for body in [
             format!("{{\"resyncAfterSeconds\":\"{long}\"}}"),

@@ -2,7 +2,7 @@
 //! waits.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     time::Duration,
 };
@@ -38,6 +38,9 @@ pub(crate) struct PendingRollouts {
 #[derive(Default)]
 struct RolloutStates {
     pending: BTreeMap<Request, PendingRollout>,
+    // Keys of `pending` by the time since which they wait or move: all, and the reported ones.
+    by_age: BTreeSet<(Instant, Request)>,
+    reported: BTreeSet<(Instant, Request)>,
     // uids of parents and of revisions without an owner that are not theirs.
     foreign: HashSet<(String, String)>,
 }
@@ -112,7 +115,7 @@ impl PendingRollouts {
         let (mut state, now) = (self.state.lock(), Instant::now());
         let began =
             |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
-        let known = state.pending.remove(key);
+        let known = state.remove(key);
         let pending = match known {
             // A wait for the same child continues, also with another text.
             Some(known) if wait.is_some() && is_same(known.wait.as_ref(), wait.as_ref()) => {
@@ -134,10 +137,8 @@ impl PendingRollouts {
             }
             Some(_) | None => pending,
         };
-        state.pending.insert(key.clone(), pending);
-        let health = state.health();
-        drop(state);
-        self.publish(&health);
+        state.insert(key.clone(), pending);
+        self.publish(&state);
         recorded
     }
 
@@ -152,19 +153,18 @@ impl PendingRollouts {
     /// a rollout.
     pub(crate) fn remove(&self, key: &Request) -> bool {
         let mut state = self.state.lock();
-        let was_pending = state.pending.remove(key).is_some();
+        let was_pending = state.remove(key).is_some();
         if was_pending {
-            let health = state.health();
-            drop(state);
-            self.publish(&health);
+            self.publish(&state);
         }
         was_pending
     }
 
     /// Forgets all parents.
     pub(crate) fn clear(&self) {
-        *self.state.lock() = RolloutStates::default();
-        self.publish(&RolloutHealth::default());
+        let mut state = self.state.lock();
+        *state = RolloutStates::default();
+        self.publish(&state);
     }
 
     /// Returns whether a revision without an owner is known not to be a parent's.
@@ -182,9 +182,10 @@ impl PendingRollouts {
         state.foreign.insert((parent_uid.to_owned(), revision_uid.to_owned()));
     }
 
-    fn publish(&self, health: &RolloutHealth) {
+    // The state stays locked, so that the last call of the observer has the latest sum.
+    fn publish(&self, state: &RolloutStates) {
         if let Some(changed) = &self.changed {
-            changed(health);
+            changed(&state.health());
         }
     }
 }
@@ -194,26 +195,35 @@ fn is_same(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
 }
 
 impl RolloutStates {
+    fn insert(&mut self, key: Request, pending: PendingRollout) {
+        let aged = (pending.since, key.clone());
+        if pending.is_reported {
+            self.reported.insert(aged.clone());
+        }
+        self.by_age.insert(aged);
+        self.pending.insert(key, pending);
+    }
+
+    fn remove(&mut self, key: &Request) -> Option<PendingRollout> {
+        let pending = self.pending.remove(key)?;
+        let aged = (pending.since, key.clone());
+        self.by_age.remove(&aged);
+        self.reported.remove(&aged);
+        Some(pending)
+    }
+
     fn health(&self) -> RolloutHealth {
         // Short waits are part of each rollout.
-        let waits = self.pending.iter().filter(|(_, pending)| pending.is_reported);
-        let mut waits: Vec<_> =
-            waits.filter_map(|(key, it)| Some((it.since, it.at, key, it.wait.as_ref()?))).collect();
-        let waiting = waits.len();
-        if waiting > SHOWN {
-            waits.select_nth_unstable_by_key(SHOWN, |(since, ..)| *since);
-            waits.truncate(SHOWN);
-        }
-        waits.sort_by_key(|(since, _, key, _)| (*since, *key));
-        let longest = waits.into_iter().map(|(_, since, parent, wait)| WaitingParent {
-            parent: parent.clone(),
-            since,
-            wait: wait.to_string(),
+        let longest = self.reported.iter().take(SHOWN).filter_map(|(_, parent)| {
+            let pending = &self.pending[parent];
+            let wait = pending.wait.as_ref()?.to_string();
+            Some(WaitingParent { parent: parent.clone(), since: pending.at, wait })
         });
+        let oldest = self.by_age.first().and_then(|(_, parent)| self.pending.get(parent));
         RolloutHealth {
             pending: self.pending.len(),
-            waiting,
-            since: self.pending.values().map(|pending| pending.at).min(),
+            waiting: self.reported.len(),
+            since: oldest.map(|pending| pending.at),
             longest: longest.collect(),
         }
     }

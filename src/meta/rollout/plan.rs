@@ -5,9 +5,12 @@
 //! response, the next one is:
 //!
 //! 1. the first one that is behind its own revision;
-//! 2. else the first one, if it is missing;
+//! 2. else the first one, if it is missing or being deleted;
 //! 3. else the first one that is unavailable, so that no second one becomes unavailable beside it;
 //! 4. else the first one.
+//!
+//! A later one that is missing or being deleted is awaited: it returns at its own revision. One that
+//! is missing for long moves before the others, since its revision may be unable to create it.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
 //! except for this order, and for a child that exists, differs and has no revision: it is left as
@@ -277,25 +280,30 @@ impl Unfinished {
                 return RolloutProgress::Waiting(wait);
             }
         }
-        let is_missing = |child: &&&ChildId| self.states[**child] == ChildState::Missing;
-        let is_overdue = |child: &&&ChildId| Some(**child) == overdue;
-        let missing = |child: &&&ChildId| is_missing(child) && !is_overdue(child);
-        if let Some(child) = old.iter().skip(1).find(missing).filter(|_| !missing(&first)) {
-            // This sync creates the child at its own revision.
-            return RolloutProgress::Waiting(RolloutWait::missing((**child).clone()));
+        let is_overdue = |child: &&&ChildId| {
+            Some(**child) == overdue && self.states[**child] == ChildState::Missing
+        };
+        let is_gone = |child: &&&ChildId| {
+            matches!(self.states[**child], ChildState::Missing | ChildState::Deleting)
+                && !is_overdue(child)
+        };
+        let gone = old.iter().skip(1).find(is_gone).filter(|_| !is_gone(&first));
+        let gone = gone.filter(|_| !old.iter().any(|child| is_overdue(&child)));
+        if let Some(wait) = gone.and_then(|child| wait_for(child, self.states[*child].clone())) {
+            // The child returns at its own revision, in this sync if it is missing.
+            return RolloutProgress::Waiting(wait);
         }
         // A child that is behind its own revision is written in this sync anyway.
         let is_behind = |child: &&&ChildId| {
             matches!(self.states[**child], ChildState::Present { is_own: false, .. })
         };
         let is_unavailable = |child: &&&ChildId| match &self.states[**child] {
-            ChildState::Missing => is_overdue(child),
-            ChildState::Deleting => true,
+            ChildState::Missing | ChildState::Deleting => is_overdue(child),
             ChildState::Present { ready, .. } => ready.is_err(),
         };
         // A missing child is created in this sync. Moving another child beside it could make two
         // children unavailable.
-        let behind = old.iter().find(is_behind).or_else(|| old.first().filter(missing));
+        let behind = old.iter().find(is_behind).or_else(|| old.first().filter(is_gone));
         let next = behind.or_else(|| old.iter().find(is_unavailable));
         let next: ChildId = (*next.unwrap_or(first)).clone();
         // This sync corrects the revisions first, so that one child at most is ever on its way.

@@ -25,7 +25,7 @@ pub struct DeclaredController {
     pub name: ControllerName,
     /// Plural and `apiVersion` of each parent type that the object names.
     pub parents: Vec<(String, String)>,
-    /// Generation of the object that was judged.
+    /// Generation of the object that was checked.
     pub generation: i64,
     /// Status that the object has or is about to get.
     pub status: CompositeControllerStatus,
@@ -39,21 +39,21 @@ impl DeclaredControllers {
         self
     }
 
-    /// Returns every declared controller that was judged, by kind and name: those that are
+    /// Returns every declared controller that was checked, by kind and name: those that are
     /// rejected and paused, too.
     pub fn list(&self) -> Vec<DeclaredController> {
         let of = |kind: ControllerKind, changes: &Changes, name: Arc<str>| {
             let declared = changes.peek(&name)?;
-            let judged = declared.judged.as_ref()?;
+            let checked = declared.checked.as_ref()?;
             let name = kind.runnable_name(&name);
             let run = self.manager.status_of(name.clone());
             let written = declared.written.as_ref().map(|(status, _)| status.clone());
             let previous = written.unwrap_or_default();
             Some(DeclaredController {
                 kind,
-                parents: judged.parents.clone(),
-                generation: judged.generation,
-                status: declared.status(judged, run.as_deref(), &previous, Timestamp::now()),
+                parents: checked.parents.clone(),
+                generation: checked.generation,
+                status: declared.status(checked, run.as_deref(), &previous, Timestamp::now()),
                 name,
             })
         };

@@ -13,7 +13,7 @@ use crate::{
     manager::{ControllerState, Reason, RunnableStatus, Unmet},
     meta::{
         CompositeControllerStatus, ControllerKind,
-        declared::{Declared, Judged, Pruned, Waiting},
+        declared::{CheckedObject, Declared, Pruned, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, is_not_found, throttled},
         status::Acceptance,
@@ -77,7 +77,7 @@ impl DeclarationReconciler {
     pub(super) async fn write_status(
         &self,
         object: &Object,
-        judged: &Judged,
+        checked: &CheckedObject,
         declared: &mut Declared,
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
@@ -90,7 +90,7 @@ impl DeclarationReconciler {
         }
         let cached = cached_status(object);
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
-        let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());
+        let wanted = declared.status(checked, run.as_deref(), previous, Timestamp::now());
         if cached == wanted {
             declared.written.get_or_insert_with(|| (wanted, Instant::now()));
             return Ok(None);

@@ -23,7 +23,7 @@ use crate::{
         Rejected, Webhook,
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
-        declared::{Changes, Declared, Judged, Run},
+        declared::{Changes, CheckedObject, Declared, Run},
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, Live, is_forbidden, is_gone},
@@ -129,8 +129,8 @@ impl DeclarationReconciler {
             }
         }
         let generation = header.generation;
-        let judged = Judged { acceptance, generation, parents: parents_of(object) };
-        declared.judged = Some(judged.clone());
+        let checked = CheckedObject { acceptance, generation, parents: parents_of(object) };
+        declared.checked = Some(checked.clone());
         // Stored before the next await, so that a cancelled reconcile forgets no running
         // controller.
         self.changes.put(name, declared.clone());
@@ -147,8 +147,8 @@ impl DeclarationReconciler {
             return Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter));
         }
         let subject = subject(self.kind, name, &header.uid);
-        self.publish(name, &subject, &judged.acceptance, &mut declared, context);
-        let written = self.write_status(object, &judged, &mut declared, context).await;
+        self.publish(name, &subject, &checked.acceptance, &mut declared, context);
+        let written = self.write_status(object, &checked, &mut declared, context).await;
         // Last, so that the status and the Events do not depend on the parents.
         let freed = self.free_earlier_parents(name, &mut declared, context).await;
         self.changes.put(name, declared);

@@ -1,6 +1,5 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
-mod answering;
 mod built_in;
 mod child_status;
 mod contested;
@@ -14,6 +13,7 @@ mod metrics;
 mod optional;
 mod panics;
 mod pruned;
+mod responding_hook;
 mod rollout;
 mod slots;
 mod standby;
@@ -234,7 +234,7 @@ async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_mi
     let waited = since.elapsed();
     assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
     run_until_idle().await;
-    assert_eq!(harness.epoch("back"), Some(1), "an equal one goes on");
+    assert_eq!(harness.epoch("back"), Some(1), "an equal one continues");
     let done = std::iter::from_fn(|| transitions.try_recv().ok())
         .filter(|step| ControllerKind::of_runnable(step.name.as_str()).is_some())
         .filter_map(|step| match step.kind {

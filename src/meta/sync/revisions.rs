@@ -21,7 +21,7 @@ use crate::{
         digest::digest,
         ownership::Ownership,
         related::RelatedGroup,
-        resource::{Resource, is_already_there, is_conflict, is_gone},
+        resource::{Resource, is_already_there, is_conflict, is_gone, is_in_ending_namespace},
         rollout::{
             OlderParent, Plan, Revision, RevisionOwner, apply_patch, is_named_by, is_of_type,
             labels_of, orphan_selector, patch_of,
@@ -245,6 +245,8 @@ impl ParentReconciler {
         let doing = format!("creating ControllerRevision {}", revision.key);
         let error = match resource.create(&revision.key, object).await {
             Ok(_stored) => return Ok(()),
+            // Rollouts have ended for this parent: its children are finalized without a record.
+            Err(error) if parent.terminating && is_in_ending_namespace(&error) => return Ok(()),
             Err(error) if is_already_there(&error) => error,
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         };

@@ -55,7 +55,7 @@ impl ParentReconciler {
         response: &mut CheckedResponse,
         context: &Context,
     ) -> Result<PlannedRollout, SyncError> {
-        let mut answers = Vec::with_capacity(revisions.older.len());
+        let mut older_responses = Vec::with_capacity(revisions.older.len());
         for (older, related) in revisions.older.iter().zip(&revisions.related) {
             let call = RevisionCall {
                 json: &older.json,
@@ -64,14 +64,15 @@ impl ParentReconciler {
             };
             let objects = ObservedObjects { related, ..objects };
             match self.call_hook(hook, call, rules, objects, None, context).await? {
-                HookResponse::Checked(answer) => answers.push(answer),
+                HookResponse::Checked(response) => older_responses.push(response),
                 // Without an earlier record, no response is unchanged.
                 HookResponse::Unchanged(_) => return Err(SyncError::Cancelled),
             }
         }
         let rolling = Rolling::new(self, rules);
         let latest = rolling.wanted(&response.desired);
-        let older: Vec<_> = answers.iter().map(|answer| rolling.wanted(&answer.desired)).collect();
+        let older: Vec<_> =
+            older_responses.iter().map(|older| rolling.wanted(&older.desired)).collect();
         let planned = {
             // Children are decoded one at a time.
             let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
@@ -81,11 +82,12 @@ impl ParentReconciler {
         response.status =
             Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
         // A revision that is no longer used is deleted in this sync, and asked no more.
-        response.finalized &= answers.iter().all(|answer| answer.finalized);
-        let used = answers.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());
-        for (answer, _) in used {
+        response.finalized &= older_responses.iter().all(|older| older.finalized);
+        let used =
+            older_responses.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());
+        for (older, _) in used {
             let resync = &mut response.record.resync_after;
-            *resync = resync.iter().chain(&answer.record.resync_after).min().copied();
+            *resync = resync.iter().chain(&older.record.resync_after).min().copied();
         }
         let (desired, held) = rolling.assign(&response.desired, &older, &planned);
         response.desired = desired;
@@ -232,9 +234,9 @@ impl<'a> Rolling<'a> {
             order.iter().filter_map(|desired| self.id(desired.group, &desired.key)).collect();
         let all_older = revisions.older.iter().zip(older);
         let all_older: Vec<_> = all_older
-            .map(|(known, answer)| OlderRevision {
+            .map(|(known, response)| OlderRevision {
                 children: &known.revision.children,
-                wanted: answer.keys().cloned().collect(),
+                wanted: response.keys().cloned().collect(),
             })
             .collect();
         let overdue = reconciler.parents.rollouts.overdue(&self.rules.parent.key);

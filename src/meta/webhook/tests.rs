@@ -118,7 +118,7 @@ async fn request_names_the_embedders_product_before_the_library() {
 }
 
 #[tokio::test]
-async fn endless_timeout_and_endless_times_of_kept_answers_are_none() {
+async fn endless_timeout_and_endless_times_of_kept_responses_are_none() {
     let endless = Some(Duration::MAX);
     let rule = EtagRule { lifetime: endless, sweep: endless };
     let server = server(response("200 OK\r\nETag: \"a\"", "{}"), true).await;
@@ -157,7 +157,7 @@ async fn redirect_is_an_error_and_is_not_followed() {
         }
     }
     let asked = timeout(Duration::from_millis(50), target.accept()).await;
-    assert!(asked.is_err(), "somebody came by: {asked:?}");
+    assert!(asked.is_err(), "a connection was made: {asked:?}");
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn a_body_beyond_the_budget_is_refused() {
 }
 
 #[tokio::test]
-async fn answer_without_free_budget_is_not_read_and_names_the_flag() {
+async fn response_without_free_budget_is_not_read_and_names_the_flag() {
     let budget = ResponseBudget::new(ResponseLimits::of_process(4 << 20)).controller("a");
     let long = "x".repeat(UNRESERVED_BYTES + 1);
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -276,7 +276,7 @@ async fn answer_without_free_budget_is_not_read_and_names_the_flag() {
 }
 
 #[tokio::test]
-async fn answer_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_none() {
+async fn response_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_none() {
     let budget = ResponseBudget::new(ResponseLimits::of_process(4 << 20)).controller("a");
     let ask = async |bytes: usize| {
         let server = server(response("200 OK", &"x".repeat(bytes)), true).await;

@@ -6,7 +6,7 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
-    manager::{Runnable, StopReason},
+    manager::{Conditional, Runnable, StopReason, always},
     testing::{Action as Fault, Reply, Rule, Verb},
 };
 
@@ -182,6 +182,38 @@ async fn errors_reach_the_status_until_the_object_succeeds() {
 
     let mended = harness.until(|it| it.report.last_error.is_none()).await;
     assert!(!mended.report.failing);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_to_it() {
+    let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
+    harness.install().await;
+    harness.apply("a", json!({ "size": 1 }));
+    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
+        let reconcile = |_: Arc<Widget>, client: Arc<Client>| async move {
+            let found = Api::<Widget>::namespaced(Client::clone(&client), "default").get("b").await;
+            found.map(|_| Action::await_change())
+        };
+        let policy = |_: Arc<Widget>, _: &kube::Error, _| Action::requeue(Duration::from_secs(5));
+        (controller(&client), reconcile, policy, Arc::new(client))
+    });
+    let count = Arc::clone(&refusals);
+    let condition = move || {
+        let count = Arc::clone(&count);
+        always().on_refused(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    let adopted = Arc::new(Conditional::also(Arc::new(adopted), condition));
+    harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
+    harness.until(|it| it.report.last_error.is_some()).await;
+    assert_eq!(refusals.load(Ordering::SeqCst), 0, "not found");
+
+    harness.server.set_rbac([AccessRule::deny().verbs(["get"])]);
+    sleep(Duration::from_secs(6)).await;
+
+    assert_eq!(refusals.load(Ordering::SeqCst), 1);
     harness.shutdown().await;
 }
 

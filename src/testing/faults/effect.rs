@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_cut_ended_or_stalled_at_a_byte() {
+    fn a_response_is_cut_ended_or_stalled_at_a_byte() {
         check(Action::Cut { after_bytes: 0 }, &["abc"], "*!");
         check(Action::Cut { after_bytes: 2 }, &["abc"], "ab*!");
         check(Action::Cut { after_bytes: 4 }, &["abc", "def"], "abcd*!");

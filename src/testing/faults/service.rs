@@ -242,10 +242,10 @@ mod tests {
     use super::*;
     use crate::testing::{Rule, Verb};
 
-    type Answer = Result<Response<FaultBody>, BoxError>;
+    type FaultyResponse = Result<Response<FaultBody>, BoxError>;
 
     /// Sends a request to a server whose every response is the same JSON.
-    fn get(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
+    fn get(faults: &Faults, uri: &str) -> impl Future<Output = FaultyResponse> + use<> {
         let server = tower::service_fn(async |_| {
             let body = Full::new(Bytes::from_static(br#"{"items":[1,2,3]}"#));
             Ok::<_, Infallible>(Response::new(body))
@@ -253,7 +253,7 @@ mod tests {
         faults.layer().layer(server).call(Request::get(uri).body(Body::empty()).unwrap())
     }
 
-    async fn body(answer: Answer) -> Result<Bytes, BoxError> {
+    async fn body(answer: FaultyResponse) -> Result<Bytes, BoxError> {
         Ok(answer?.into_body().collect().await?.to_bytes())
     }
 
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_open_answer_can_be_cut_from_outside() {
+    async fn an_open_response_can_be_cut_from_outside() {
         let faults = Faults::default();
         let answer = get(&faults, "/api/v1/pods?watch=1").await.unwrap();
         assert!(faults.open()[0].answered);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     /// Sends a request to a server that counts its requests, and answers a watch with three events.
-    fn ask(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
+    fn ask(faults: &Faults, uri: &str) -> impl Future<Output = FaultyResponse> + use<> {
         let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(faults.seen().len()));
         let server = tower::service_fn(move |request: Request<Body>| {
             let count = count.clone();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_drips_and_another_stalls_until_it_is_cut() {
+    async fn a_response_drips_and_another_stalls_until_it_is_cut() {
         let faults = Faults::default();
         let every = Duration::from_secs(1);
         faults.add(Rule::new(Action::Drip { bytes: 4, every }).times(1));
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answer_of_the_server_is_delayed_or_lost() {
+    async fn response_of_the_server_is_delayed_or_lost() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Withhold));
         let mut request = pin!(ask(&faults, "/api/v1/pods"));
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_with_a_replaced_answer_is_executed() {
+    async fn request_with_a_replaced_response_is_executed() {
         let faults = Faults::default();
         let reply = Reply::status(504, "Timeout", "the server did not answer");
         let rule = faults.add(Rule::new(Action::Instead(reply)));

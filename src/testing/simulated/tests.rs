@@ -327,7 +327,7 @@ async fn unchanged_discovery_is_answered_without_a_content_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_kube_client_accepts_every_answer() {
+async fn the_kube_client_accepts_every_response() {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
         Api,

@@ -222,7 +222,7 @@ async fn discovery_has_the_same_content_in_each_form() {
 }
 
 #[tokio::test]
-async fn the_form_of_an_answer_is_negotiated_in_the_same_way() {
+async fn the_form_of_a_response_is_negotiated_in_the_same_way() {
     const BETA: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
     const BOTH: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
         application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";

@@ -35,7 +35,8 @@ pub(super) struct Expectation {
 #[derive(Debug)]
 struct LiveRead {
     state: ObjectState,
-    at: Instant,
+    // `None` once its objects are dropped.
+    at: Option<Instant>,
     // Cached object before the read.
     cached: Option<Object>,
 }
@@ -98,9 +99,31 @@ impl Expectation {
         self.since.elapsed()
     }
 
-    /// Drops the objects that were read. The next check reads them again.
+    /// Drops the objects that were read, and keeps their versions, which show whether a cache has
+    /// reached a read. The next check reads them again.
     pub(super) fn forget_reads(&mut self) {
-        self.reads.clear();
+        self.reads.retain(|_, read| {
+            (read.at, read.cached) = (None, None);
+            match &mut read.state {
+                ObjectState::Stored { version, content, .. } => {
+                    *content = None;
+                    !version.is_empty()
+                }
+                ObjectState::Deleted { .. }
+                | ObjectState::Absent { .. }
+                | ObjectState::Unreadable => false,
+            }
+        });
+    }
+
+    /// Drops the reads for caches other than these, such as those of a type that is gone. Returns
+    /// whether one of them had found the object.
+    pub(super) fn detach(&mut self, caches: &[Attached]) -> bool {
+        let of_others =
+            |key: &InformerKey, _: &mut LiveRead| caches.iter().all(|it| it.key != *key);
+        let detached = self.reads.extract_if(of_others);
+        let found = |(_, read): &(_, LiveRead)| matches!(read.state, ObjectState::Stored { .. });
+        detached.filter(found).count() > 0
     }
 
     /// Compares a cache with the last read for it, which is dropped once the cache has reached it.
@@ -169,14 +192,14 @@ impl Expectation {
             {
                 now
             }
-            (_, Some(read)) => read.at + PATIENCE,
+            (_, Some(read)) => read.at.map_or(now, |at| at + PATIENCE),
             (None | Some(Comparison::Undecided), None) => self.since,
             (Some(Comparison::Behind), None) => self.since + PATIENCE,
         };
         if due <= now {
             let state = read::object(target, &key, cache, client()).await.map_err(unread)?;
             let comparison = state.compare(&key, cache);
-            let read = LiveRead { state, at: Instant::now(), cached };
+            let read = LiveRead { state, at: Some(Instant::now()), cached };
             self.reads.insert(cache.key.clone(), read);
             if comparison == Comparison::Held {
                 return Ok(Checked::Held);

@@ -47,17 +47,17 @@ pub(super) struct WriteReply {
 
 /// Fields of a response, decoded as far as the identity of the object.
 #[derive(Default, Deserialize)]
-struct AnswerFields {
+struct ResponseFields {
     #[serde(default)]
     kind: String,
-    metadata: Option<AnsweredObject>,
+    metadata: Option<ObjectIdentity>,
     // In the `Status` that answers a deletion.
-    details: Option<AnsweredObject>,
+    details: Option<ObjectIdentity>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AnsweredObject {
+struct ObjectIdentity {
     name: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
@@ -66,10 +66,10 @@ struct AnsweredObject {
 impl WriteReply {
     /// Decodes the body of a success.
     pub(super) fn decode(method: &Method, body: &[u8]) -> Self {
-        let body = serde_json::from_slice::<AnswerFields>(body).unwrap_or_default();
+        let body = serde_json::from_slice::<ResponseFields>(body).unwrap_or_default();
         let is_status = body.kind == "Status";
         let identity = if is_status { body.details } else { body.metadata };
-        let AnsweredObject { name, uid, resource_version } = identity.unwrap_or_default();
+        let ObjectIdentity { name, uid, resource_version } = identity.unwrap_or_default();
         let known = |text: Option<String>| text.filter(|it| !it.is_empty()).map(Arc::from);
         let (uid, version) = (known(uid), known(resource_version));
         let state = match (uid, version) {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_reports_the_state_or_has_to_be_read() {
+    fn response_reports_the_state_or_has_to_be_read() {
         let object = json!({
             "kind": "Widget", "metadata": {"name": "a", "uid": "u", "resourceVersion": "7"},
         });

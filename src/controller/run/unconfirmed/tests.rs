@@ -65,7 +65,7 @@ async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_reques
 }
 
 #[tokio::test(start_paused = true)]
-async fn newer_of_two_answers_counts_and_a_lost_one_is_read_in_any_case() {
+async fn newer_of_two_responses_counts_and_a_lost_one_is_read_in_any_case() {
     let stored = |version: &str| {
         let (uid, version) = ("u".into(), version.into());
         Expectation::new(Some(state::ObjectState::Stored { uid, version, content: None }))

@@ -7,14 +7,13 @@ use tokio::{
     sync::{oneshot, watch},
     task::consume_budget,
 };
-use tracing::error;
 
 use super::KindSource;
 use crate::{
     controller::{
-        Enqueue, SourceContext,
+        SourceContext,
         handler::{MappedRequest, OnSynced, OnWatchError},
-        queue::{Add, LOW_PRIORITY},
+        queue::LOW_PRIORITY,
         run::input_status::{Attached, InputStatus},
     },
     guard,
@@ -187,100 +186,32 @@ impl<'a> KindRun<'a> {
 
     /// Enqueues the requests of the `on_synced` handler.
     fn enqueue_synced(&mut self) {
-        if let Some(OnSynced(handler)) = &self.source.synced {
-            self.enqueue(LOW_PRIORITY, "its synced input", |_, queue| handler(queue));
+        let Self { source, context, requests } = self;
+        if let Some(OnSynced(handler)) = &source.synced
+            && !context.feed.is_cancelled()
+        {
+            let (input, about) = (source.type_ref(), "its synced input");
+            context.map(input, LOW_PRIORITY, about, requests, |queue| handler(queue));
         }
     }
 
     /// Enqueues the requests of a change that passes all predicates.
     fn deliver(&mut self, delta: &Delta) {
-        let key = &delta.key;
-        if self.context.feed.is_cancelled() {
-            return;
-        }
-        let predicates = &self.source.predicates;
-        match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
-            Ok(true) => {
-                self.enqueue(priority(delta), key, |source, queue| source.requests(delta, queue));
-            }
-            Ok(false) => {}
-            Err(panic) => self.panicked("predicate", key, &panic),
-        }
-    }
-
-    fn enqueue(
-        &mut self,
-        priority: i32,
-        about: impl Display,
-        map: impl FnOnce(&KindSource, &mut Enqueue<'_>),
-    ) {
         let Self { source, context, requests } = self;
-        if context.feed.is_cancelled() {
-            return;
-        }
-        // A panic at one object must not stop the events of the others.
-        let mut collected = Enqueue::new(requests, Some(&context.statuses));
-        let panicked = guard::run(|| map(source, &mut collected)).err();
-        let failed = collected.failed();
-        let usual = Add { priority, ..Add::default() };
-        for (request, own) in requests.drain(..) {
-            context.queue.add_with(request, own.unwrap_or(usual));
-        }
-        if let Some((key, error)) = failed {
+        if !context.feed.is_cancelled() {
             let input = source.type_ref();
-            error!(%input, object = %key, error, "an object cannot be decoded");
-            let message = format!("{input} {key} cannot be decoded by its event handler: {error}");
-            context.epoch.report(|report| report.last_error = Some(message));
-        }
-        if let Some(panic) = panicked {
-            self.panicked("event handler", about, &panic);
+            context.map_change(input, &source.predicates, delta, requests, |queue| {
+                source.requests(delta, queue);
+            });
         }
     }
 
     /// Reports a panic in the user's code.
     fn panicked(&self, place: &str, about: impl Display, error: &str) {
-        let Self { source, context, .. } = self;
-        error!(input = %source.type_ref(), %about, error, "{place} panicked");
-        context.series.panics.inc();
-        let message = format!("{place} panicked at {about}: {error}");
-        context.epoch.report(|report| report.last_error = Some(message));
+        self.context.panicked(self.source.type_ref(), place, about, error);
     }
 }
 
 fn gone(object: &Object) -> Delta {
     Delta { key: object.key().clone(), old: Some(object.clone()), new: None, initial: false }
-}
-
-/// Returns the priority of a change: low for the initial list and for resyncs.
-fn priority(delta: &Delta) -> i32 {
-    let resync = match (&delta.old, &delta.new) {
-        // An aggregated API may send no resourceVersion.
-        (Some(old), Some(new)) => {
-            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
-            old == new && !new.is_empty()
-        }
-        (None, _) | (_, None) => false,
-    };
-    if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::controller::fixture::{delta, widget};
-
-    #[test]
-    fn objects_of_the_initial_list_and_resyncs_have_low_priority_and_changes_do_not() {
-        let version = |version: &str| Some(widget(json!({"resourceVersion": version})));
-        let initial = Delta { initial: true, ..delta(None, version("1")) };
-
-        assert_eq!(priority(&initial), LOW_PRIORITY);
-        assert_eq!(priority(&delta(version("1"), version("1"))), LOW_PRIORITY, "a resync");
-        assert_eq!(priority(&delta(None, version("1"))), 0);
-        assert_eq!(priority(&delta(version("1"), version("2"))), 0);
-        assert_eq!(priority(&delta(version("2"), None)), 0);
-        assert_eq!(priority(&delta(version(""), version(""))), 0, "nothing is known of versions");
-    }
 }

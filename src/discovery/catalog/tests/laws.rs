@@ -288,7 +288,7 @@ proptest! {
 
     /// Responses that omit a group version, or could not reach its server, prove nothing.
     #[test]
-    fn types_missing_from_a_partial_answer_are_not_gone(
+    fn types_missing_from_a_partial_response_are_not_gone(
         cluster in cluster(),
         partial in prop::collection::vec((any::<bool>(), any::<(bool, bool)>(), any::<(bool, bool)>()), 1..6),
     ) {

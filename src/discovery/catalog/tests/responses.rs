@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn built_in_types_are_unknown_before_the_first_answer() {
+fn built_in_types_are_unknown_before_the_first_response() {
     let mut catalog = Catalog::default();
     catalog.list(vec![]);
     let services = vec![service("apps", "v1", Backend::BuiltIn)];
@@ -19,7 +19,7 @@ fn built_in_types_are_unknown_before_the_first_answer() {
 }
 
 #[test]
-fn partial_empty_and_stale_answers_remove_nothing() {
+fn partial_empty_and_stale_responses_remove_nothing() {
     let partial = DiscoveryResponse { complete: false, ..response(&[apps()]) };
     let empty = DiscoveryResponse::default();
     let stale = response(&[apps(), ("metrics.example.com", "v1", None)]);
@@ -81,7 +81,7 @@ fn in_static_mode_discovery_is_the_only_source() {
 }
 
 #[test]
-fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
+fn in_static_mode_absence_takes_two_complete_responses_a_period_apart() {
     let other = [resource("gadgets", "Gadget")];
     let listed = [resource("gadgets", "Gadget"), resource("widgets", "Widget")];
     let with = || response(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
@@ -117,7 +117,7 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
 }
 
 #[test]
-fn in_static_mode_a_type_that_no_answer_has_named_is_unknown_for_a_period() {
+fn in_static_mode_a_type_that_no_response_has_named_is_unknown_for_a_period() {
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
 
@@ -159,7 +159,7 @@ fn in_static_mode_another_scope_is_another_crd() {
 }
 
 #[test]
-fn in_static_mode_an_old_answer_about_an_aggregated_type_changes_no_identity() {
+fn in_static_mode_an_old_response_about_an_aggregated_type_changes_no_identity() {
     let mut catalog = Catalog::complete();
     let before = catalog.identity(&loads());
     catalog.poll(response(&[apps(), metrics()]), 0);

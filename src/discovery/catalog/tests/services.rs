@@ -130,7 +130,7 @@ fn api_service_of_crds_causes_no_request() {
 }
 
 #[test]
-fn an_old_answer_does_not_bring_back_what_a_crd_served() {
+fn an_old_response_does_not_bring_back_what_a_crd_served() {
     let late = || {
         response(&[
             apps(),
@@ -186,7 +186,7 @@ fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
 }
 
 #[test]
-fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
+fn names_of_deleted_crds_are_forgotten_when_no_response_lists_them() {
     let mut catalog = Catalog::default();
     catalog.list(vec![]);
     catalog.services_refused(&mut Touched::default());

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn half_an_answer_and_a_failing_one_change_nothing() {
+async fn half_a_response_and_a_failing_one_change_nothing() {
     let harness = Harness::ready().await;
     let pods = TypeRef::resource("", "v1", "pods");
     let mut watched =

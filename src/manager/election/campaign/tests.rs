@@ -1,13 +1,15 @@
 //! Campaigns against the simulated API server, under paused time.
 
+use kube::Client;
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
+use tower::ServiceBuilder;
 
 use super::{super::fixture::RuntimeClock, *};
 use crate::{
     manager::ElectionMetrics,
     testing::{
-        Verb,
+        Action, Faults, Rule, Verb,
         simulated::{AccessRule, Delays, SimulatedOptions, SimulatedServer},
     },
 };
@@ -30,6 +32,10 @@ fn server() -> SimulatedServer {
 
 impl Replica {
     fn start(server: &SimulatedServer, name: &str) -> Self {
+        Self::with(server.client_as(name), name)
+    }
+
+    fn with(client: Client, name: &str) -> Self {
         let status = watch::Sender::new(ElectionStatus {
             lease: "default/lease".into(),
             identity: name.into(),
@@ -41,7 +47,7 @@ impl Replica {
         let (term, clock) = (watch::Sender::new(None), Arc::new(RuntimeClock::new()));
         let (terms, seen) = (term.subscribe(), status.subscribe());
         let campaign = Campaign {
-            lease: LeaseClient::new(server.client_as(name), "default".into(), "lease".into()),
+            lease: LeaseClient::new(client, "default".into(), "lease".into()),
             identity: name.into(),
             times: ElectionTimes::default(),
             clock: clock.clone(),
@@ -271,6 +277,24 @@ async fn standby_without_the_right_to_watch_tries_every_few_seconds() {
     let mut a = Replica::start(&server, "a");
     a.until_leading().await;
     let mut b = Replica::start(&server, "b");
+    pass(10 * SECOND).await;
+    a.release().await;
+    let before = Instant::now();
+
+    b.until_leading().await;
+
+    assert!(before.elapsed() <= Duration::from_millis(4400), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_whose_watch_is_silent_tries_every_few_seconds() {
+    let server = server();
+    let mut a = Replica::start(&server, "a");
+    a.until_leading().await;
+    let faults = Faults::default();
+    let _rule = faults.add(Rule::new(Action::Hang).verb(Verb::Watch));
+    let service = ServiceBuilder::new().layer(faults.layer()).service(server.service("b"));
+    let mut b = Replica::with(Client::new(service, "default"), "b");
     pass(10 * SECOND).await;
     a.release().await;
     let before = Instant::now();

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Something that happens in a run.
+/// Step of a run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum ModelStep {
     /// Time passes, in milliseconds.
     Pass(u64),
     /// A replica takes its next step; the server's response arrives or is lost.
-    Step { replica: usize, fate: Fate },
+    Step { replica: usize, fate: RequestFate },
     /// The changes of the lease reach a replica.
     Deliver(usize),
     /// The clock of the lease's fields is rewritten, or its labels.
@@ -25,7 +25,7 @@ enum Happening {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum RequestFate {
     Answered,
     /// Stored, but the response is lost.
     Unanswered,
@@ -79,25 +79,26 @@ impl Server {
     }
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn happening() -> impl Strategy<Value = ModelStep> {
     let fate = prop_oneof![
-        6 => Just(Fate::Answered),
-        1 => Just(Fate::Unanswered),
-        1 => Just(Fate::Dropped),
+        6 => Just(RequestFate::Answered),
+        1 => Just(RequestFate::Unanswered),
+        1 => Just(RequestFate::Dropped),
     ];
     prop_oneof![
-        6 => (0..4000_u64).prop_map(Happening::Pass),
-        12 => (0..3_usize, fate).prop_map(|(replica, fate)| Happening::Step { replica, fate }),
-        6 => (0..3_usize).prop_map(Happening::Deliver),
-        1 => Just(Happening::Touch),
-        1 => Just(Happening::Delete),
-        1 => (0..3_usize).prop_map(Happening::Release),
-        1 => (0..3_usize, 0..40_000_u64).prop_map(|(replica, time)| Happening::Freeze(replica, time)),
+        6 => (0..4000_u64).prop_map(ModelStep::Pass),
+        12 => (0..3_usize, fate).prop_map(|(replica, fate)| ModelStep::Step { replica, fate }),
+        6 => (0..3_usize).prop_map(ModelStep::Deliver),
+        1 => Just(ModelStep::Touch),
+        1 => Just(ModelStep::Delete),
+        1 => (0..3_usize).prop_map(ModelStep::Release),
+        1 => (0..3_usize, 0..40_000_u64).prop_map(|(replica, time)| ModelStep::Freeze(replica, time)),
     ]
 }
 
-/// Runs the happenings; an error if a replica leads while another may write.
-fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
+/// Runs the steps; an error if a replica leads while another may write.
+#[expect(clippy::too_many_lines, reason = "one step of the model for each variant")]
+fn run(steps: &[ModelStep]) -> Result<(), TestCaseError> {
     let times = ElectionTimes::default();
     let mut server = Server::default();
     let (mut now, mut deleted) = (Duration::ZERO, false);
@@ -118,10 +119,10 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
     }
     // Time until which a write that an earlier leader was allowed to send may arrive.
     let mut writes_until: Vec<Duration> = vec![Duration::ZERO; replicas.len()];
-    for happening in happenings {
+    for happening in steps {
         match happening {
-            Happening::Pass(millis) => now += Duration::from_millis(*millis),
-            Happening::Touch => {
+            ModelStep::Pass(millis) => now += Duration::from_millis(*millis),
+            ModelStep::Touch => {
                 if let Some(mut lease) = server.lease.clone() {
                     lease["spec"]["renewTime"] = json!("2000-01-01T00:00:00.000000Z");
                     server.store(lease);
@@ -129,15 +130,15 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
             }
             // Once: a creation cannot tell an absent lease from one that was created and deleted
             // since it was seen.
-            Happening::Delete if deleted => {}
-            Happening::Delete => {
+            ModelStep::Delete if deleted => {}
+            ModelStep::Delete => {
                 deleted = true;
                 server.delete();
             }
-            Happening::Freeze(replica, millis) => {
+            ModelStep::Freeze(replica, millis) => {
                 replicas[*replica].frozen_until = now + Duration::from_millis(*millis);
             }
-            Happening::Deliver(number) => {
+            ModelStep::Deliver(number) => {
                 let replica = &mut replicas[*number];
                 if replica.frozen_until > now {
                     continue;
@@ -148,7 +149,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                 }
                 replica.delivered = server.log.len();
             }
-            Happening::Release(number) => {
+            ModelStep::Release(number) => {
                 let replica = &mut replicas[*number];
                 let leads = replica.candidate.leads_until();
                 let leads = leads.is_some_and(|until| until > now + replica.offset);
@@ -159,7 +160,7 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                     server.write(&release);
                 }
             }
-            Happening::Step { replica: number, fate } => {
+            ModelStep::Step { replica: number, fate } => {
                 let replica = &mut replicas[*number];
                 if replica.frozen_until > now {
                     continue;
@@ -173,8 +174,8 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                     Step::Write(write) => {
                         let acquires = replica.candidate.leads_until().is_none();
                         let stored = match fate {
-                            Fate::Dropped => None,
-                            Fate::Answered | Fate::Unanswered => server.write(&write),
+                            RequestFate::Dropped => None,
+                            RequestFate::Answered | RequestFate::Unanswered => server.write(&write),
                         };
                         if acquires && stored.is_some() {
                             for (other, until) in writes_until.iter().enumerate() {
@@ -185,9 +186,11 @@ fn run(happenings: &[Happening]) -> Result<(), TestCaseError> {
                             }
                         }
                         let result = match (fate, stored) {
-                            (Fate::Answered, Some(lease)) => WriteResult::Stored(lease),
-                            (Fate::Answered, None) => WriteResult::Conflict,
-                            (Fate::Unanswered | Fate::Dropped, _) => WriteResult::Failed,
+                            (RequestFate::Answered, Some(lease)) => WriteResult::Stored(lease),
+                            (RequestFate::Answered, None) => WriteResult::Conflict,
+                            (RequestFate::Unanswered | RequestFate::Dropped, _) => {
+                                WriteResult::Failed
+                            }
                         };
                         replica.candidate.written(&write, result, here, here, 0.0);
                     }
@@ -208,28 +211,28 @@ proptest! {
 
     #[test]
     fn no_replica_leads_while_a_write_of_an_earlier_leader_may_arrive(
-        happenings in prop::collection::vec(happening(), 1..120)
+        steps in prop::collection::vec(happening(), 1..120)
     ) {
-        run(&happenings)?;
+        run(&steps)?;
     }
 
     #[test]
     fn one_replica_leads_again_after_any_run(
-        happenings in prop::collection::vec(happening(), 1..60)
+        steps in prop::collection::vec(happening(), 1..60)
     ) {
         let times = ElectionTimes::default();
         let mut server = Server::default();
         let mut now = Duration::ZERO;
         let mut replica = Candidate::new("r".into(), times);
-        for happening in happenings {
+        for happening in steps {
             match happening {
-                Happening::Pass(millis) => now += Duration::from_millis(millis),
-                Happening::Delete => server.delete(),
-                Happening::Touch | Happening::Release(_) | Happening::Freeze(..) => {
+                ModelStep::Pass(millis) => now += Duration::from_millis(millis),
+                ModelStep::Delete => server.delete(),
+                ModelStep::Touch | ModelStep::Release(_) | ModelStep::Freeze(..) => {
                     let alien = Record::acquired_by("alien", 15, 9);
                     server.store(alien.creation("ns", "a"));
                 }
-                Happening::Deliver(_) | Happening::Step { .. } => {
+                ModelStep::Deliver(_) | ModelStep::Step { .. } => {
                     step(&mut replica, &mut server, now);
                 }
             }

@@ -257,7 +257,7 @@ fn conflict_is_read_at_once_and_then_with_a_pause() {
 }
 
 #[test]
-fn acquisition_whose_answer_was_lost_is_recognised() {
+fn acquisition_whose_response_was_lost_is_recognised() {
     let mut candidate = candidate();
     candidate.read(Some(lease(1, "", 4, "t0")), NOW, 0.0);
     let acquire = write(candidate.decide(NOW, true));

@@ -82,7 +82,7 @@ fn new_children_have_the_latest_revision_at_once() {
 }
 
 #[test]
-fn one_child_moves_in_the_order_of_the_answer() {
+fn one_child_moves_in_the_order_of_the_response() {
     let states = ["a", "b", "c"].map(|name| (name, present(false)));
     Case { latest: &[], older: &["a", "b", "c"], wanted: &["c", "a", "b"], states: &states }.check(
         &["c"],
@@ -170,9 +170,38 @@ fn deleted_child_returns_at_its_old_revision() {
 }
 
 #[test]
+fn child_that_is_being_deleted_returns_at_its_old_revision_unless_it_is_its_turn() {
+    let states = [("a", present(false)), ("b", ChildState::Deleting)];
+    let case = Case { latest: &[], older: &["a", "b"], wanted: &["a", "b"], states: &states };
+    case.check(&[], &["a", "b"], "child ConfigMap b is being deleted");
+    check(
+        &case.plan_with(&["a", "b"], Some("b")),
+        &[],
+        &["a", "b"],
+        "child ConfigMap b is being deleted",
+    );
+
+    let states = [("a", ChildState::Deleting), ("b", present(false))];
+    Case { states: &states, ..case }.check(&["a"], &["b"], "updating ConfigMap a");
+}
+
+#[test]
+fn of_two_children_that_cannot_be_created_each_moves_once_it_is_overdue() {
+    let states = [("a", present(false))];
+    let wanted = ["a", "b", "c"];
+    let case = Case { latest: &[], older: &wanted, wanted: &wanted, states: &states };
+    case.check(&[], &wanted, "missing child ConfigMap b");
+
+    for (overdue, older) in [("b", ["a", "c"]), ("c", ["a", "b"])] {
+        let moved = case.plan_with(&wanted, Some(overdue));
+        check(&moved, &[overdue], &older, &format!("updating ConfigMap {overdue}"));
+    }
+}
+
+#[test]
 fn child_that_is_unavailable_anyway_moves_first() {
     let behind = ChildState::Present { is_latest: Ok(false), is_own: false, ready: Ok(()) };
-    for state in [ChildState::Deleting, not_ready(false), behind] {
+    for state in [not_ready(false), behind] {
         let states = [("a", present(false)), ("b", state)];
         Case { latest: &[], older: &["a", "b"], wanted: &["a", "b"], states: &states }.check(
             &["b"],

@@ -1,7 +1,7 @@
 //! Parents of a type without a status that has no CRD.
 
 use super::{
-    answering::{harness, pass},
+    responding_hook::{harness, pass},
     *,
 };
 

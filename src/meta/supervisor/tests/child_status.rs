@@ -1,7 +1,7 @@
 //! Changes of the status of children and attachments.
 
 use super::{
-    answering::{Calls, harness, pass},
+    responding_hook::{Calls, harness, pass},
     *,
 };
 

@@ -1,7 +1,7 @@
 //! Objects that two parents want, of which one has another type.
 
 use super::{
-    answering::{harness, pass},
+    responding_hook::{harness, pass},
     *,
 };
 use crate::meta::ApplyStrategy;

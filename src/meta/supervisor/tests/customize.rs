@@ -1,7 +1,7 @@
 //! Related objects: the customize hook, its types and their changes.
 
 use super::{
-    answering::{Calls, harness, pass},
+    responding_hook::{Calls, harness, pass},
     *,
 };
 use crate::testing::{

@@ -1,7 +1,7 @@
 //! Decorators from end to end, on the simulated server.
 
 use super::{
-    answering::{Calls, faulty_with, harness, pass},
+    responding_hook::{Calls, faulty_with, harness, pass},
     *,
 };
 use crate::{

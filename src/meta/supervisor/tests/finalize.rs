@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{
-    answering::{Calls, faulty_with, harness, pass},
+    responding_hook::{Calls, faulty_with, harness, pass},
     *,
 };
 use crate::{
@@ -205,7 +205,7 @@ async fn parent_without_the_finalizer_is_synced_while_it_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn finalized_in_the_answer_of_a_sync_removes_no_finalizer() {
+async fn finalized_in_the_response_of_a_sync_removes_no_finalizer() {
     let responses = AtomicUsize::new(0);
     let (harness, calls) = harness(move |kind, _| {
         assert_eq!(kind, HookKind::Sync);

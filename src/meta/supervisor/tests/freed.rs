@@ -1,11 +1,11 @@
 //! Parents of a controller that is deleted or no longer finalizes them: they are freed.
 
 use super::{
-    answering::{answering, harness, pass},
     finalize::{
         OURS, WIDGET, events, faulty, finalizers, finalizing, has_child, hooks, manage_parent,
         parent, teardown, thing,
     },
+    responding_hook::{harness, harness_of, pass},
     *,
 };
 use crate::{
@@ -109,7 +109,7 @@ async fn without_crds(verbs: &[&str]) -> Harness {
     let verbs = verbs.iter().copied();
     server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
     let client = server.client_as("controller");
-    answering(server, client, Lenience::default(), teardown).await.0
+    harness_of(server, client, Lenience::default(), teardown).await.0
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Behaviour of Metacontroller that options enable.
 
 use super::{
-    answering::{harness_with, pass},
+    responding_hook::{harness_with, pass},
     *,
 };
 use crate::meta::Lenience;

@@ -1,8 +1,8 @@
 //! Log lines of writes.
 
 use super::{
-    answering::{harness, pass},
     pruned::Log,
+    responding_hook::{harness, pass},
     *,
 };
 use crate::meta::ApplyStrategy;

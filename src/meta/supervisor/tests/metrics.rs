@@ -1,7 +1,7 @@
 //! Metrics of declared controllers, by Metacontroller's names.
 
 use super::{
-    answering::{harness, pass},
+    responding_hook::{harness, pass},
     *,
 };
 

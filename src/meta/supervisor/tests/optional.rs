@@ -1,7 +1,7 @@
 //! Optional types of children, as hooks see them.
 
 use super::{
-    answering::{harness, pass},
+    responding_hook::{harness, pass},
     *,
 };
 

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use super::{
-    answering::{harness, pass},
     finalize::faulty,
+    responding_hook::{harness, pass},
     *,
 };
 use crate::testing::{Action, Reply, Rule};

@@ -28,6 +28,8 @@ struct Variant {
     has_checks: bool,
     strategy: ApplyStrategy,
     size: usize,
+    /// Namespace of the revisions of cluster-scoped parents.
+    revision_namespace: &'static str,
 }
 
 const PLAIN: Variant = Variant {
@@ -37,6 +39,7 @@ const PLAIN: Variant = Variant {
     has_checks: false,
     strategy: ApplyStrategy::DynamicApply,
     size: 3,
+    revision_namespace: "default",
 };
 
 impl Variant {
@@ -132,7 +135,7 @@ fn name_of(number: usize) -> String {
 
 /// Side of a write on which the process crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+enum CrashSide {
     Before,
     After,
 }
@@ -142,7 +145,7 @@ enum When {
 struct Wire {
     server: SimulatedServer,
     variant: Variant,
-    crash: Option<(When, usize)>,
+    crash: Option<(CrashSide, usize)>,
     changes: AtomicUsize,
     dead: CancellationToken,
     writes: Mutex<Vec<String>>,
@@ -157,7 +160,11 @@ struct Applied {
 }
 
 impl Wire {
-    fn new(server: &SimulatedServer, variant: Variant, crash: Option<(When, usize)>) -> Arc<Self> {
+    fn new(
+        server: &SimulatedServer,
+        variant: Variant,
+        crash: Option<(CrashSide, usize)>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             server: server.clone(),
             variant,
@@ -176,7 +183,7 @@ impl Wire {
             async move {
                 let crash =
                     wire.note(request.method(), request.uri().path(), request.uri().query());
-                if crash == Some(When::Before) {
+                if crash == Some(CrashSide::Before) {
                     wire.dead.cancel();
                 }
                 if wire.dead.is_cancelled() {
@@ -187,7 +194,7 @@ impl Wire {
                 if let Some(applied) = applied {
                     wire.after_apply(applied);
                 }
-                if crash == Some(When::After) {
+                if crash == Some(CrashSide::After) {
                     wire.dead.cancel();
                 }
                 if wire.dead.is_cancelled() {
@@ -200,7 +207,7 @@ impl Wire {
     }
 
     /// Notes a write of a child, a revision or a parent. Returns the side on which it crashes.
-    fn note(&self, method: &Method, path: &str, query: Option<&str>) -> Option<When> {
+    fn note(&self, method: &Method, path: &str, query: Option<&str>) -> Option<CrashSide> {
         let noted = ["configmaps", "parts", "controllerrevisions", "things", "widgets"];
         let is_noted = noted.iter().any(|name| path.split('/').any(|part| part == *name));
         let is_dry = query.is_some_and(|query| query.contains("dryRun"));
@@ -326,7 +333,7 @@ impl Bench {
     async fn process(
         server: &SimulatedServer,
         variant: Variant,
-        crash: Option<(When, usize)>,
+        crash: Option<(CrashSide, usize)>,
         response: impl Fn(HookKind, &Value) -> Value + Clone + Send + Sync + 'static,
     ) -> Self {
         for kind in ["Widget", "Part"] {
@@ -345,8 +352,13 @@ impl Bench {
         });
         let (hooks, resync_period) = (Some(hooks), Some(RESYNC));
         let apply_strategy = variant.strategy;
-        let options =
-            MetaOptions { resync_period, hooks, apply_strategy, ..MetaOptions::default() };
+        let options = MetaOptions {
+            resync_period,
+            hooks,
+            apply_strategy,
+            revision_namespace: variant.revision_namespace.into(),
+            ..MetaOptions::default()
+        };
         let harness = Harness::over(server.clone(), wire.client(), options).await;
         // A type that has just begun to be served refuses lists for a moment.
         sleep(Duration::from_millis(100)).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
 use super::{
-    answering::{Calls, harness, pass},
+    responding_hook::{Calls, harness, pass},
     *,
 };
 use crate::testing::Verb;

@@ -28,7 +28,7 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 #[test]
-fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
+fn a_response_is_kept_for_its_lifetime_after_it_was_sent() {
     let begin = Instant::now();
     for (lifetime, after, there) in [
         (Some(10), 0, true),
@@ -51,7 +51,7 @@ fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
 }
 
 #[test]
-fn an_answer_is_about_one_object_and_not_about_its_name() {
+fn a_response_is_about_one_object_and_not_about_its_name() {
     let mut responses = Responses::new(None, budget(1000));
     let now = Instant::now();
     responses.put(&key("a"), "old", Some(kept("t", "{}")), now);
@@ -63,7 +63,7 @@ fn an_answer_is_about_one_object_and_not_about_its_name() {
 }
 
 #[test]
-fn answer_without_a_usable_etag_evicts_the_former_one() {
+fn response_without_a_usable_etag_evicts_the_former_one() {
     let cache = EtagCache::new(EtagRule::default(), budget(10_000));
     let now = Instant::now();
     let body = Bytes::from_static(b"{}");
@@ -94,7 +94,7 @@ fn answer_without_a_usable_etag_evicts_the_former_one() {
 }
 
 #[test]
-fn oldest_answers_are_evicted_beyond_the_budget() {
+fn oldest_responses_are_evicted_beyond_the_budget() {
     let mut responses = Responses::new(None, budget(3 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
     let large = |bytes: usize| Some(kept("t", vec![b'x'; bytes]));
@@ -119,7 +119,7 @@ fn oldest_answers_are_evicted_beyond_the_budget() {
 }
 
 #[test]
-fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
+fn responses_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
     let process = ResponseBudget::new(ResponseLimits::of_process(2 * 4 * 4 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
     let mut hooks: Vec<_> = (0..5)
@@ -140,7 +140,7 @@ fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
 }
 
 #[test]
-fn the_smallest_answers_are_bounded_in_number() {
+fn the_smallest_responses_are_bounded_in_number() {
     let mut responses = Responses::new(None, budget(100 * ENTRY_BYTES));
     for number in 0..1000 {
         responses.put(&key(&number.to_string()), "u", Some(kept("t", "")), Instant::now());
@@ -183,7 +183,7 @@ proptest! {
 }
 
 #[test]
-fn each_revision_of_a_parent_has_its_own_answer() {
+fn each_revision_of_a_parent_has_its_own_response() {
     let (mut responses, now) = (Responses::new(None, budget(10_000)), Instant::now());
     for uid in ["u", "u/one", "u/two"] {
         responses.put(&key("a"), uid, Some(kept(uid, "{}")), now);
@@ -198,7 +198,7 @@ fn each_revision_of_a_parent_has_its_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_answers_are_removed_without_a_request() {
+async fn expired_responses_are_removed_without_a_request() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(4)) };
     let cache = EtagCache::new(rule, budget(10_000));
     let mut sweeping = Box::pin(cache.clone().sweep_every(cache.sweep_period().unwrap()));
@@ -208,13 +208,13 @@ async fn expired_answers_are_removed_without_a_request() {
         let late = tokio::time::timeout(seconds(if until == 8 { 8 } else { until - 8 }), async {
             sweeping.as_mut().await;
         });
-        assert!(late.await.is_err(), "it goes on");
+        assert!(late.await.is_err(), "it continues");
         assert_eq!(!cache.lock().by_parent.is_empty(), there, "{until}");
     }
 }
 
 #[test]
-fn answers_that_do_not_expire_are_not_swept() {
+fn responses_that_do_not_expire_are_not_swept() {
     for (lifetime, sweep, expected) in
         [(None, Some(5), None), (Some(5), None, None), (Some(5), Some(7), Some(seconds(7)))]
     {
@@ -289,7 +289,7 @@ fn tagged(body: &str, named: Option<&str>) -> String {
 }
 
 #[tokio::test]
-async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
+async fn a_response_that_the_hook_confirms_is_the_one_that_it_sent() {
     let text = Arc::new(Mutex::new("one"));
     let said = Arc::clone(&text);
     let response = move |named: Option<&str>| tagged(*said.lock(), named);
@@ -309,7 +309,7 @@ async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
 }
 
 #[tokio::test]
-async fn etag_is_sent_while_its_answer_may_be_confirmed() {
+async fn etag_is_sent_while_its_response_may_be_confirmed() {
     let scene = scene(EtagRule::default(), |named| tagged("x", named)).await;
     scene.ask("a", "u").await.unwrap();
 
@@ -332,7 +332,7 @@ async fn etag_is_sent_while_its_answer_may_be_confirmed() {
 }
 
 #[tokio::test]
-async fn each_status_keeps_or_evicts_the_cached_answer() {
+async fn each_status_keeps_or_evicts_the_cached_response() {
     let refused = |code: u16| Err(HookError::Status { code, body: String::new(), proxy: None });
     let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
     let tagged = "200 OK\r\nETag: t";
@@ -372,7 +372,7 @@ async fn each_status_keeps_or_evicts_the_cached_answer() {
 }
 
 #[tokio::test]
-async fn answer_that_expires_during_its_confirmation_is_used() {
+async fn response_that_expires_during_its_confirmation_is_used() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: None };
     let scene = scene(rule, |named| tagged("one", named)).await;
     scene.ask("a", "u").await.unwrap();

@@ -18,8 +18,18 @@ enum Event {
     Omit(u8, u8),
     /// A child becomes ready.
     Ready(usize),
+    /// A child is no longer ready, for a reason of its own.
+    Fail(usize),
     /// A child is deleted by hand.
     Delete(usize),
+    /// A child is deleted by hand, and has a finalizer.
+    Terminate(usize),
+    /// A child that is being deleted is gone.
+    Vanish(usize),
+    /// A child becomes undecidable, or decidable again: an error takes the place of its comparison.
+    Obscure(usize),
+    /// The server refuses to create a child by a specification, or accepts it again.
+    Refuse(u8, usize),
     /// A sync, which crashes after this number of writes.
     Sync(usize),
 }
@@ -28,6 +38,8 @@ enum Event {
 struct Child {
     spec: u8,
     is_ready: bool,
+    is_terminating: bool,
+    is_obscure: bool,
     // True if a rollout has made it unavailable, and it was not ready since.
     is_disrupted: bool,
 }
@@ -46,7 +58,13 @@ struct SimulatedCluster {
     // their write.
     chosen_unready: BTreeSet<ChildId>,
     revisions: BTreeMap<u8, Vec<RevisionChildren>>,
+    // Specifications by which the server does not create a child.
+    refused: BTreeSet<(u8, ChildId)>,
+    // Missing child that the last sync has waited for.
+    awaited: Option<ChildId>,
     writes: usize,
+    // First child that was written although it was as the latest revision wants it.
+    touched: Option<ChildId>,
 }
 
 impl SimulatedCluster {
@@ -90,8 +108,12 @@ impl SimulatedCluster {
             .collect();
         let observe = |id: &ChildId, assigned: AssignedRevision| match self.children.get(id) {
             None => ChildState::Missing,
+            Some(child) if child.is_terminating => ChildState::Deleting,
             Some(child) => ChildState::Present {
-                is_latest: Ok(child.spec == self.spec),
+                is_latest: match child.is_obscure {
+                    true => Err("is no object".to_owned()),
+                    false => Ok(child.spec == self.spec),
+                },
                 is_own: match assigned {
                     AssignedRevision::Older(at) => child.spec == specs[at],
                     AssignedRevision::Latest | AssignedRevision::Unassigned => true,
@@ -100,19 +122,34 @@ impl SimulatedCluster {
             },
         };
         let latest = self.revisions.get(&self.spec).cloned().unwrap_or_default();
-        let plan = plan(&latest, &older, &self.wanted(), None, |_| ChildTypeMode::Rolling, observe);
+        let (wanted, overdue) = (self.wanted(), self.awaited.as_ref());
+        let mode = |_: &GroupKind| ChildTypeMode::Rolling;
+        let plan = plan(&latest, &older, &wanted, overdue, mode, observe);
         (specs, plan)
+    }
+
+    /// Keeps what later steps need of a decision.
+    fn decide(&mut self, progress: &RolloutProgress) {
+        self.awaited = None;
+        match progress {
+            RolloutProgress::Complete => {}
+            RolloutProgress::Waiting(wait) => {
+                let is_missing = wait.reason == WaitReason::Missing;
+                self.awaited = is_missing.then(|| wait.child.clone());
+            }
+            RolloutProgress::Updating(child) => {
+                if self.children.get(child).is_some_and(|child| !child.is_ready) {
+                    self.chosen_unready.insert(child.clone());
+                }
+            }
+        }
     }
 
     /// Syncs, and crashes after this number of writes. Returns whether anything was written.
     fn sync(&mut self, mut budget: usize) -> bool {
         let (specs, plan) = self.plan();
         let before = self.writes;
-        if let RolloutProgress::Updating(child) = &plan.progress
-            && self.children.get(child).is_some_and(|child| !child.is_ready)
-        {
-            self.chosen_unready.insert(child.clone());
-        }
+        self.decide(&plan.progress);
         let mut may_write = |writes: &mut usize| {
             *writes += usize::from(budget > 0);
             budget.checked_sub(1).inspect(|left| budget = *left).is_some()
@@ -154,16 +191,26 @@ impl SimulatedCluster {
                 Some(AssignedRevision::Older(at)) => specs[*at],
                 Some(AssignedRevision::Unassigned) => continue,
             };
-            let created = |is_disrupted| Child { spec, is_ready: false, is_disrupted };
+            let created = |is_disrupted| Child {
+                spec,
+                is_ready: false,
+                is_terminating: false,
+                is_obscure: false,
+                is_disrupted,
+            };
             let was_unready = self.chosen_unready.contains(&id);
             match self.children.get_mut(&id) {
-                Some(child) if child.spec == spec => continue,
+                Some(child) if child.spec == spec || child.is_terminating || child.is_obscure => {
+                    continue;
+                }
+                None if self.refused.contains(&(spec, id.clone())) => continue,
                 _ if !may_write(&mut self.writes) => return true,
                 None => {
                     let is_disrupted = self.deleted.remove(&id);
                     self.children.insert(id.clone(), created(is_disrupted));
                 }
                 // A child that was not ready before is not made unavailable by the rollout.
+                Some(child) if child.spec == self.spec => self.touched = Some(id.clone()),
                 Some(child) if self.recreates => {
                     let is_disrupted = (child.is_ready && !was_unready) || child.is_disrupted;
                     self.children.remove(&id);
@@ -186,13 +233,21 @@ fn child_at(index: usize) -> ChildId {
 }
 
 fn events(has_hands: bool) -> impl Strategy<Value = Vec<Event>> {
-    let hands = u32::from(has_hands);
+    let at = || 0..7_usize;
+    let by_hand = prop_oneof![
+        at().prop_map(Event::Fail),
+        at().prop_map(Event::Delete),
+        at().prop_map(Event::Terminate),
+        at().prop_map(Event::Vanish),
+        at().prop_map(Event::Obscure),
+        (0..4_u8, at()).prop_map(|(spec, at)| Event::Refuse(spec, at)),
+    ];
     let event = prop_oneof![
         1 => (0..4_u8).prop_map(Event::Edit),
-        1 => (0..7_usize).prop_map(Event::Scale),
+        1 => at().prop_map(Event::Scale),
         1 => (0..4_u8, any::<u8>()).prop_map(|(spec, bits)| Event::Omit(spec, bits)),
-        6 => (0..7_usize).prop_map(Event::Ready),
-        hands => (0..7_usize).prop_map(Event::Delete),
+        6 => at().prop_map(Event::Ready),
+        u32::from(has_hands) * 4 => by_hand,
         8 => (0..6_usize).prop_map(Event::Sync),
     ];
     vec(event, 0..120)
@@ -200,9 +255,6 @@ fn events(has_hands: bool) -> impl Strategy<Value = Vec<Event>> {
 
 fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
     let mut cluster = SimulatedCluster { recreates, scale: 4, ..SimulatedCluster::default() };
-    // Deletions by hand are not of the rollout's making.
-    let has_hands = events.iter().any(|event| matches!(event, Event::Delete(_)));
-    let most = if has_hands { usize::MAX } else { 1 };
     cluster.sync(usize::MAX);
     cluster.children.values_mut().for_each(|child| child.is_ready = true);
     for event in events {
@@ -217,24 +269,58 @@ fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
                     (child.is_ready, child.is_disrupted) = (true, false);
                 }
             }
+            Event::Fail(at) => {
+                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
+                    child.is_ready = false;
+                }
+            }
+            // A deletion by hand is not of the rollout's making.
             Event::Delete(at) => {
                 cluster.children.remove(&child_at(at));
+            }
+            Event::Terminate(at) => {
+                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
+                    (child.is_terminating, child.is_disrupted) = (true, false);
+                }
+            }
+            Event::Vanish(at) => {
+                let id = child_at(at);
+                if cluster.children.get(&id).is_some_and(|child| child.is_terminating) {
+                    cluster.children.remove(&id);
+                }
+            }
+            Event::Obscure(at) => {
+                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
+                    child.is_obscure = !child.is_obscure;
+                }
+            }
+            Event::Refuse(spec, at) => {
+                let refused = (spec, child_at(at));
+                if !cluster.refused.remove(&refused) {
+                    cluster.refused.insert(refused);
+                }
             }
             Event::Sync(writes) => {
                 cluster.sync(writes);
             }
         }
-        prop_assert!(cluster.disrupted() <= most, "{event:?}: {cluster:?}");
+        prop_assert!(cluster.disrupted() <= 1, "{event:?}: {cluster:?}");
+        prop_assert!(cluster.touched.is_none(), "{event:?}: {cluster:?}");
     }
-    // At the end everything becomes ready, and the rollout comes to its end.
+    // At the end everything becomes ready, the latest specification is accepted, and the rollout
+    // comes to its end.
+    let latest = cluster.spec;
+    cluster.refused.retain(|(spec, _)| *spec != latest);
+    cluster.children.retain(|_, child| !child.is_terminating);
+    cluster.children.values_mut().for_each(|child| child.is_obscure = false);
     for _ in 0..100 {
         let wrote = cluster.sync(usize::MAX);
-        prop_assert!(cluster.disrupted() <= most, "{cluster:?}");
+        prop_assert!(cluster.disrupted() <= 1, "{cluster:?}");
         let unready = cluster.children.values().filter(|child| !child.is_ready).count();
         for child in cluster.children.values_mut() {
             (child.is_ready, child.is_disrupted) = (true, false);
         }
-        if !wrote && unready == 0 {
+        if !wrote && unready == 0 && cluster.awaited.is_none() {
             break;
         }
     }

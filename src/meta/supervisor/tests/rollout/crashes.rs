@@ -9,7 +9,7 @@ enum Life {
 }
 
 /// Plays a life with at most one crash. Returns the number of writes of the first process.
-async fn play(variant: Variant, life: Life, crash: Option<(When, usize)>) -> usize {
+async fn play(variant: Variant, life: Life, crash: Option<(CrashSide, usize)>) -> usize {
     let bench = Bench::start(variant).await;
     let server = bench.harness.server.clone();
     bench.end().await;
@@ -62,8 +62,8 @@ async fn gone(bench: &Bench) {
 async fn every_crash(variant: Variant, life: Life) {
     let writes = play(variant, life, None).await;
     for number in 1..=writes {
-        for when in [When::Before, When::After] {
-            play(variant, life, Some((when, number))).await;
+        for side in [CrashSide::Before, CrashSide::After] {
+            play(variant, life, Some((side, number))).await;
         }
     }
     assert!(writes > 3, "{writes}");

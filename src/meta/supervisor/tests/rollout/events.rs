@@ -304,3 +304,74 @@ async fn parent_is_freed_only_when_all_its_live_revisions_agree() {
     assert!(first("DELETE") < freed && first("/controllerrevisions/") < freed, "{writes:?}");
     bench.end().await;
 }
+
+/// Parent whose revisions are in the namespace `system`, at its first revision.
+async fn cluster_scoped() -> Bench {
+    let variant = Variant { is_cluster_scoped: true, revision_namespace: "system", ..PLAIN };
+    let server = SimulatedServer::new();
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "system"}});
+    server.apply(namespace).unwrap();
+    let bench =
+        Bench::process(&server, variant, None, move |kind, request| variant.answer(kind, request))
+            .await;
+    bench.declare();
+    bench.done("one").await;
+    bench
+}
+
+#[tokio::test(start_paused = true)]
+async fn revisions_of_cluster_scoped_parents_are_in_the_namespace_of_the_option() {
+    let bench = cluster_scoped().await;
+
+    bench.roll_to("two");
+    bench.done("two").await;
+
+    let revisions = bench.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap();
+    let namespaces: Vec<_> = revisions.iter().map(|it| &it["metadata"]["namespace"]).collect();
+    assert_eq!(namespaces, ["system"]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_is_freed_although_its_namespace_admits_no_new_revision() {
+    let bench = cluster_scoped().await;
+    let server = &bench.harness.server;
+    bench.wire.take_writes();
+
+    // Another program holds the older revision back.
+    let mut revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
+    revision["metadata"]["finalizers"] = json!(["example.com/held"]);
+    server.merge(&revision).unwrap();
+
+    bench.roll_to("two");
+    server.remove("v1", "Namespace", "", "system").unwrap();
+    server.remove(GROUP, "Thing", "", "p").unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert!(server.get(GROUP, "Thing", "", "p").is_err(), "{:#}", bench.parent());
+    let writes = bench.wire.take_writes();
+    let refused =
+        writes.iter().filter(|it| it.starts_with("POST") && it.contains("/controllerrev"));
+    assert!(refused.count() > 0, "the namespace refuses the latest revision: {writes:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_without_a_status_rolls_all_children() {
+    let server = SimulatedServer::new();
+    let bench = Bench::process(&server, PLAIN, None, |kind, request| {
+        let mut response = PLAIN.answer(kind, request);
+        response.as_object_mut().unwrap().remove("status");
+        response
+    })
+    .await;
+    bench.declare();
+    bench.done("one").await;
+
+    bench.roll_to("two");
+    bench.done("two").await;
+
+    assert_eq!(bench.updated().0, "OnLatestRevision");
+    bench.end().await;
+}

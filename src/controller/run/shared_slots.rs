@@ -1,4 +1,4 @@
-//! Turn of a controller: the limit of reconciles over all controllers of a manager.
+//! Shared slots: the limit of reconciles over all controllers of a manager.
 //!
 //! A run waits for a slot only while one of its requests is ready, and for one slot at a time. The
 //! semaphore serves those who wait in the order of their arrival, so that controllers alternate.
@@ -17,15 +17,15 @@ use crate::controller::{
     queue::{Item, Queue},
 };
 
-/// Place of one run among all controllers that wait for a slot.
-pub(super) struct WorkerTurn {
+/// Slots of one run, and its place among the controllers that wait for one.
+pub(super) struct SharedSlots {
     /// Slots of all controllers; `None` without a limit.
     slots: Option<Arc<Semaphore>>,
     /// Kept between two calls, so that the place is not lost.
     waiting: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
 }
 
-impl WorkerTurn {
+impl SharedSlots {
     pub(super) fn new(slots: Option<&Arc<Semaphore>>) -> Self {
         Self { slots: slots.cloned(), waiting: None }
     }

@@ -3,18 +3,18 @@
 use super::*;
 use crate::{meta::Lenience, testing::Faults};
 
-type Answer = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
+type RespondWith = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
 
 /// Hook that records its requests and answers by a function.
-pub(super) struct Answering {
+pub(super) struct RespondingHook {
     kind: HookKind,
-    response: Answer,
+    response: RespondWith,
     calls: Calls,
 }
 
 pub(super) type Calls = Arc<Mutex<Vec<(HookKind, Value)>>>;
 
-impl Hook for Answering {
+impl Hook for RespondingHook {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
         let request: Value = serde_json::from_slice(&request).unwrap();
         let response = (self.response)(self.kind, &request);
@@ -36,22 +36,22 @@ pub(super) async fn harness_with(
 ) -> (Harness, Calls) {
     let server = SimulatedServer::new();
     let client = server.client();
-    answering(server, client, lenience, response).await
+    harness_of(server, client, lenience, response).await
 }
 
 /// Harness that reaches a server through this client.
-pub(super) async fn answering(
+pub(super) async fn harness_of(
     server: SimulatedServer,
     client: kube::Client,
     lenience: Lenience,
     response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    let response: Answer = Arc::new(response);
+    let response: RespondWith = Arc::new(response);
     let calls = Calls::default();
     let made = Arc::clone(&calls);
     let factory: HookFactory = Arc::new(move |_, kind| {
         let (response, calls) = (response.clone(), Arc::clone(&made));
-        Arc::new(Answering { kind, response, calls })
+        Arc::new(RespondingHook { kind, response, calls })
     });
     let (hooks, resync_period) = (Some(factory), Some(RESYNC));
     let options = MetaOptions { resync_period, hooks, lenience, ..MetaOptions::default() };
@@ -65,7 +65,7 @@ pub(super) async fn faulty_with(
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
-    (answering(server, client, Lenience::default(), response).await.0, faults)
+    (harness_of(server, client, Lenience::default(), response).await.0, faults)
 }
 
 pub(super) async fn pass() {

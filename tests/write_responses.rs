@@ -152,7 +152,7 @@ fn looked_before_each(bench: &Bench) -> Vec<bool> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_answer_to_a_create_decides_when_the_next_one_is_sent() {
+async fn each_response_to_a_create_decides_when_the_next_one_is_sent() {
     // Any response may carry `Retry-After`, but only these two reasons make it a pause.
     let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
     for (code, reason, after, means) in [
@@ -441,7 +441,7 @@ async fn a_parent_whose_children_are_all_refused_gets_its_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_write_of_a_hook_answer_is_sent_after_a_stop() {
+async fn no_write_of_a_hook_response_is_sent_after_a_stop() {
     let bench = Bench::start().await;
     bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
     bench.parent("p", 20, "one");

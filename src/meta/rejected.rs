@@ -52,26 +52,22 @@ fn list(problems: &[Problem]) -> String {
 
 /// Collects the problems of an object.
 #[derive(Default)]
-pub(in crate::meta) struct Problems(Vec<Problem>);
+pub(super) struct Problems(Vec<Problem>);
 
 impl Problems {
     /// Returns the rejection that the problems make; `None` without problems.
-    pub(in crate::meta) fn rejection(self) -> Option<Rejected> {
+    pub(super) fn rejection(self) -> Option<Rejected> {
         let Self(problems) = self;
         (!problems.is_empty()).then_some(Rejected::Invalid(problems))
     }
 
     /// Returns the number of problems.
-    pub(in crate::meta) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Adds an invalid field.
-    pub(in crate::meta) fn invalid(
-        &mut self,
-        field: impl Into<String>,
-        message: impl Into<String>,
-    ) {
+    pub(super) fn invalid(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem { field: field.into(), message: message.into() });
     }
 }

@@ -1,0 +1,236 @@
+//! Mapping of a source's changes to requests: by predicates and a handler, whose panics are
+//! reported.
+
+use std::{fmt::Display, sync::Arc};
+
+use tracing::error;
+
+use crate::{
+    controller::{
+        Enqueue, Handler, Predicate, SourceContext,
+        handler::MappedRequest,
+        queue::{Add, LOW_PRIORITY},
+        run::input_status::Attached,
+    },
+    discovery::TypeRegistry,
+    guard::{self, GuardedDrop},
+    informer::{Delta, Subscription},
+    kind::{GroupKind, Scope, ServedType, TypeName, TypeRef},
+};
+
+/// Predicates and handler of a custom source.
+pub(in crate::controller) struct SourceHandlers {
+    /// Name of the source in messages.
+    pub(in crate::controller) name: String,
+    pub(in crate::controller) predicates: Vec<Predicate>,
+    pub(in crate::controller) handler: GuardedDrop<Handler>,
+    /// Types of the controller's cluster, for the scopes of owners.
+    pub(in crate::controller) types: Option<TypeRegistry>,
+}
+
+impl SourceHandlers {
+    pub(in crate::controller) fn new(handler: Handler) -> Self {
+        let handler = GuardedDrop::new(handler);
+        Self { name: String::new(), predicates: Vec::new(), handler, types: None }
+    }
+}
+
+/// Changes and caches of a custom source.
+impl SourceContext {
+    /// Adds the requests of a change that passes the predicates of the input: those that the handler
+    /// of [`Builder::watches_source`] returns, or one for the object itself. Ignored once the epoch
+    /// stops. A source that has [`lost`](SourceContext::lost) its condition may still deliver the
+    /// deletions of its objects.
+    ///
+    /// Objects of the first list and resyncs get low priority, as for any input. A panic of a
+    /// predicate or the handler is reported, and costs this change alone.
+    ///
+    /// [`Builder::watches_source`]: super::super::Builder::watches_source
+    pub fn deliver(&self, change: &Delta) {
+        // A built-in source has handlers of its own.
+        let Some(handlers) = self.handlers.as_deref().filter(|_| !self.feed.is_cancelled()) else {
+            return;
+        };
+        let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
+        self.map_change(&handlers.name, &handlers.predicates, change, &mut Vec::new(), |queue| {
+            handlers.handler.requests(change, scope, queue);
+        });
+    }
+
+    /// Offers the cache of a subscription to the reconcilers and handlers of the controller, once
+    /// its first list is complete: [`Context::store`] and [`Context::lister`] return it by its type,
+    /// and reconciles wait until it holds what they wrote. Deliver no change before.
+    ///
+    /// The cache is withdrawn when the condition of the source is lost, or the source is done: let
+    /// it end when [`SourceContext::released`] resolves, and not before. Never resolves if the
+    /// informer ends before its first list.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use futures::FutureExt;
+    /// # use pilotlight::{controller::*, informer::*, kind::TypeRef, manager::*};
+    /// /// Source of all objects of a type.
+    /// struct All {
+    ///     cluster: Cluster,
+    ///     type_ref: TypeRef,
+    /// }
+    ///
+    /// impl ConditionalSource for All {
+    ///     fn ready(&self) -> Readiness {
+    ///         type_served(&self.cluster.types, &self.type_ref)
+    ///     }
+    ///
+    ///     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+    ///         let Some(served) = self.cluster.types.served(&self.type_ref) else {
+    ///             let gone = async { SourceEnd::TypeGone };
+    ///             return SourceStart { synced: async { Ok(()) }.boxed(), done: gone.boxed() };
+    ///         };
+    ///         let key = InformerKey::new(served.identity.clone());
+    ///         let mut changes = self.cluster.informers.subscribe(&served, key);
+    ///         let (drained, ended) = (changes.drained(), changes.ended());
+    ///         let done = async move {
+    ///             let run = async {
+    ///                 context.offer(&served, &changes).await;
+    ///                 while let Ok(change) = changes.next().await {
+    ///                     context.deliver(&change);
+    ///                 }
+    ///             };
+    ///             tokio::select! {
+    ///                 () = context.released() => {}
+    ///                 _ = ended => {}
+    ///                 () = run => {}
+    ///             }
+    ///             SourceEnd::Stopped
+    ///         };
+    ///         SourceStart { synced: drained.map(Ok).boxed(), done: done.boxed() }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// [`Context::store`]: super::super::Context::store
+    /// [`Context::lister`]: super::super::Context::lister
+    pub fn offer(
+        &self,
+        served: &Arc<ServedType>,
+        subscription: &Subscription,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let attached = Attached {
+            served: Arc::clone(served),
+            store: subscription.store(),
+            key: subscription.key().clone(),
+            is_foreign: false,
+            moving: None,
+            status: None,
+            others: Vec::new(),
+        };
+        let (complete, context) = (subscription.complete(), self.clone());
+        async move {
+            complete.await;
+            if !context.release.is_cancelled() {
+                context.statuses.attach(context.input, attached);
+            }
+        }
+    }
+
+    /// Enqueues the requests of a change that passes all predicates.
+    pub(super) fn map_change(
+        &self,
+        input: impl Display,
+        predicates: &[Predicate],
+        delta: &Delta,
+        requests: &mut Vec<MappedRequest>,
+        map: impl FnOnce(&mut Enqueue<'_>),
+    ) {
+        match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
+            Ok(true) => self.map(input, priority(delta), &delta.key, requests, map),
+            Ok(false) => {}
+            Err(panic) => self.panicked(input, "predicate", &delta.key, &panic),
+        }
+    }
+
+    /// Enqueues the requests that a handler returns. `requests` is empty before and after, and is
+    /// kept for its capacity.
+    pub(super) fn map(
+        &self,
+        input: impl Display,
+        priority: i32,
+        about: impl Display,
+        requests: &mut Vec<MappedRequest>,
+        map: impl FnOnce(&mut Enqueue<'_>),
+    ) {
+        // A panic at one object must not stop the events of the others.
+        let mut collected = Enqueue::new(requests, Some(&self.statuses));
+        let panicked = guard::run(|| map(&mut collected)).err();
+        let failed = collected.failed();
+        let usual = Add { priority, ..Add::default() };
+        for (request, own) in requests.drain(..) {
+            self.queue.add_with(request, own.unwrap_or(usual));
+        }
+        if let Some((key, error)) = failed {
+            error!(%input, object = %key, error, "an object cannot be decoded");
+            let message = format!("{input} {key} cannot be decoded by its event handler: {error}");
+            self.epoch.report(|report| report.last_error = Some(message));
+        }
+        if let Some(panic) = panicked {
+            self.panicked(input, "event handler", about, &panic);
+        }
+    }
+
+    /// Reports a panic in the user's code.
+    pub(super) fn panicked(
+        &self,
+        input: impl Display,
+        place: &str,
+        about: impl Display,
+        error: &str,
+    ) {
+        error!(%input, %about, error, "{place} panicked");
+        self.series.panics.inc();
+        let message = format!("{place} panicked at {about}: {error}");
+        self.epoch.report(|report| report.last_error = Some(message));
+    }
+}
+
+/// Returns the scope of an owner's type, while that is served.
+pub(super) fn scope_of(types: &TypeRegistry, owner: &GroupKind) -> Option<Scope> {
+    let type_ref = TypeRef {
+        group: owner.group.clone(),
+        version: None,
+        name: TypeName::Kind(owner.kind.clone()),
+    };
+    types.served(&type_ref).map(|served| served.identity.scope)
+}
+
+/// Returns the priority of a change: low for the initial list and for resyncs.
+fn priority(delta: &Delta) -> i32 {
+    let resync = match (&delta.old, &delta.new) {
+        // An aggregated API may send no resourceVersion.
+        (Some(old), Some(new)) => {
+            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
+            old == new && !new.is_empty()
+        }
+        (None, _) | (_, None) => false,
+    };
+    if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    #[test]
+    fn objects_of_the_initial_list_and_resyncs_have_low_priority_and_changes_do_not() {
+        let version = |version: &str| Some(widget(json!({"resourceVersion": version})));
+        let initial = Delta { initial: true, ..delta(None, version("1")) };
+
+        assert_eq!(priority(&initial), LOW_PRIORITY);
+        assert_eq!(priority(&delta(version("1"), version("1"))), LOW_PRIORITY, "a resync");
+        assert_eq!(priority(&delta(None, version("1"))), 0);
+        assert_eq!(priority(&delta(version("1"), version("2"))), 0);
+        assert_eq!(priority(&delta(version("2"), None)), 0);
+        assert_eq!(priority(&delta(version(""), version(""))), 0, "nothing is known of versions");
+    }
+}

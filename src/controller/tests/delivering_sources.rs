@@ -1,0 +1,197 @@
+//! Custom sources that deliver changes of objects, and offer a cache to the reconciler.
+
+use tokio::sync::Notify;
+
+use super::{unknown_outcome::make, *};
+use crate::{
+    informer::{Delta, InformerKey},
+    manager::{DoneReason, Readiness, type_served},
+};
+
+/// Source of all objects of a type, as a user would write it.
+struct AllOf {
+    cluster: Cluster,
+    type_ref: TypeRef,
+    // Ends the source while its condition holds.
+    ends: Arc<Notify>,
+}
+
+impl ConditionalSource for AllOf {
+    fn ready(&self) -> Readiness {
+        type_served(&self.cluster.types, &self.type_ref)
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let Some(served) = self.cluster.types.served(&self.type_ref) else {
+            let gone = async { SourceEnd::TypeGone };
+            return SourceStart { synced: async { Ok(()) }.boxed(), done: gone.boxed() };
+        };
+        let key = InformerKey::new(served.identity.clone());
+        let mut changes = self.cluster.informers.subscribe(&served, key);
+        let (drained, ended, ends) = (changes.drained(), changes.ended(), Arc::clone(&self.ends));
+        let done = async move {
+            let run = async {
+                context.offer(&served, &changes).await;
+                while let Ok(change) = changes.next().await {
+                    context.deliver(&change);
+                }
+            };
+            tokio::select! {
+                () = context.released() => {}
+                _ = ended => {}
+                () = ends.notified() => return SourceEnd::Stopped,
+                () = run => {}
+            }
+            // The type is gone, and its objects with it.
+            for old in changes.store().list().unwrap_or_default().into_iter() {
+                let (key, old) = (old.key().clone(), Some(old));
+                context.deliver(&Delta { key, old, new: None, initial: false });
+            }
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: drained.map(Ok).boxed(), done: done.boxed() }
+    }
+
+    fn name(&self) -> String {
+        format!("all {}", self.type_ref)
+    }
+}
+
+impl Harness {
+    fn all_of(&self, type_ref: TypeRef) -> AllOf {
+        AllOf { cluster: self.cluster.clone(), type_ref, ends: Arc::default() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
+    let harness = Harness::new();
+    let mark = |delta: &Delta| {
+        let object = delta.new.as_ref().or(delta.old.as_ref()).unwrap();
+        object.header().labels.get("mark").unwrap().to_owned()
+    };
+    let handler = Handler::delta(move |delta, queue| {
+        assert_ne!(mark(delta), "handler", "a handler that panics");
+        queue.add(delta.key.clone());
+        queue.add(Request::cluster("summary"));
+    });
+    let predicate = Predicate::new(move |delta| {
+        assert_ne!(mark(delta), "predicate", "a predicate that panics");
+        mark(delta) != "dropped"
+    });
+    let source = harness.all_of(widgets());
+    let ends = Arc::clone(&source.ends);
+    harness.add(builder().watches_source(source, handler).predicate(predicate).conditional()).await;
+    harness.state(ControllerState::Waiting).await;
+
+    for _ in 0..2 {
+        harness.install("Widget");
+        harness.server.apply(widget("a", "old"));
+        harness.state(ControllerState::Running).await;
+        let mut first = harness.log().await;
+        first.sort();
+        assert_eq!(first, ["ns/a old", "summary gone"]);
+        harness.server.apply(widget("a", "new"));
+        assert_eq!(harness.log().await, ["ns/a new", "summary gone"]);
+        harness.server.apply(widget("b", "dropped"));
+        assert!(harness.log().await.is_empty());
+
+        for place in ["predicate", "handler"] {
+            harness.server.apply(widget("c", place));
+            run_until_idle().await;
+            let error = harness.status().report.last_error.clone().unwrap();
+            assert!(error.contains("panicked at ns/c"), "{error}");
+        }
+        assert!(harness.log().await.is_empty());
+        harness.server.delete("Widget", "a");
+        assert_eq!(harness.log().await, ["ns/a gone", "summary gone"]);
+
+        // A required source that is done stops its controller, and is asked again.
+        let epoch = harness.status().epoch;
+        ends.notify_one();
+        let done = harness.state(ControllerState::BackingOff).await;
+        assert_eq!(done.last_done.as_ref().unwrap().reason, DoneReason::Completed);
+        harness.server.apply(widget("a", "unseen"));
+        assert!(harness.log().await.is_empty());
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch + 1);
+        let mut again = harness.log().await;
+        again.sort();
+        assert_eq!(again, ["ns/a unseen", "summary gone"]);
+
+        harness.server.uninstall("widgets");
+        harness.state(ControllerState::Waiting).await;
+        assert!(harness.log().await.is_empty());
+        assert_eq!(harness.server.watches(WIDGETS), 0);
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_of_an_optional_custom_source_is_withdrawn_with_its_type_and_at_its_end() {
+    let harness = Harness::new();
+    harness.install("Part");
+    harness.install("Widget");
+    harness.server.apply(widget("a", "cached"));
+    let source = harness.all_of(widgets());
+    let ends = Arc::clone(&source.ends);
+    harness.add(builder().for_type(parts()).source(source).optional()).await;
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/a cached"], "a request for the object by default");
+
+    harness.server.uninstall("widgets");
+    let log = harness.log().await;
+    let is_gone = |last: &String| last == "ns/a gone" || last == "ns/a missing";
+    assert!(log.last().is_some_and(is_gone), "deleted by the watch, or by the source: {log:?}");
+    harness.server.apply(object("Part", "a", "a"));
+
+    assert_eq!(harness.log().await, ["ns/a missing"]);
+    harness.install("Widget");
+    harness.server.apply(widget("a", "again"));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(harness.log().await, ["ns/a again"]);
+
+    ends.notify_one();
+    run_until_idle().await;
+    harness.server.apply(object("Part", "a", "a"));
+    assert_eq!(harness.log().await, ["ns/a missing"], "nothing keeps the cache current");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(harness.log().await, ["ns/a again"], "the source is started again");
+    assert_eq!(harness.status().epoch, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_waits_until_the_cache_of_a_custom_source_holds_what_it_wrote() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let found = context.store(&parts()).unwrap().all().len();
+        log.lock().unwrap().push(format!("{request} {found}"));
+        async move {
+            if found == 0 {
+                make(context.client().clone(), request.name.to_string()).await?;
+            }
+            Ok(Outcome::Done)
+        }
+    };
+    let source = harness.all_of(parts());
+    let none = Handler::delta(|_, _| {});
+    let described = builder().for_type(widgets()).watches_source(source, none).conditional();
+    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let silence = harness.server.withhold("parts");
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0"]);
+
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, [""; 0]);
+    sleep(Duration::from_secs(5)).await;
+
+    assert_eq!(harness.log().await, ["ns/a 1"]);
+    assert_eq!(harness.server.creations(), 1);
+    harness.server.release("parts", silence);
+    harness.shutdown().await;
+}

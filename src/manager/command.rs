@@ -1,0 +1,34 @@
+//! Commands from handles to the manager, and the reasons for which it refuses one.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{ConditionalRunnable, ControllerName, runnable_spec::RunnableSpec};
+use crate::guard::GuardedDrop;
+
+/// Reason for which a runnable was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddError {
+    /// Remove the other one first, or replace it.
+    #[error("a runnable named {0} is already there")]
+    AlreadyThere(ControllerName),
+    /// No runnable of that name exists; add it instead.
+    #[error("no runnable is named {0}")]
+    NotThere(ControllerName),
+    /// The manager is stopping or has ended; nothing more can be started.
+    #[error("the stop procedure is already engaged")]
+    Stopping,
+}
+
+/// Command from a handle to the manager.
+pub(super) enum ManagerCommand {
+    Add(ControllerName, RunnableSpec, ManagerReply),
+    Replace(ControllerName, RunnableSpec, ManagerReply),
+    Remove(ControllerName, oneshot::Sender<()>),
+    Restart(ControllerName, ManagerReply),
+    Find(ControllerName, oneshot::Sender<Option<GuardedDrop<Arc<dyn ConditionalRunnable>>>>),
+}
+
+pub(super) type ManagerReply = oneshot::Sender<Result<(), AddError>>;
