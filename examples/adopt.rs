@@ -6,7 +6,7 @@
 //! $ cargo run --example embed -- crd | kubectl apply --filename -
 //! $ kubectl create --filename - <<< '{"apiVersion": "example.com/v1", "kind": "Widget",
 //!     "metadata": {"name": "a"}, "spec": {"greeting": "Hello"}}'
-//! $ kubectl get configmap a-greeting
+//! $ kubectl get configmap a-adopted
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 //!
@@ -50,7 +50,7 @@ struct Greeter {
 
 /// Creates a ConfigMap for a widget.
 async fn reconcile(widget: Arc<Widget>, greeter: Arc<Greeter>) -> Result<Action, kube::Error> {
-    let name = format!("{}-greeting", widget.name_any());
+    let name = format!("{}-adopted", widget.name_any());
     let greeting = ConfigMap {
         metadata: ObjectMeta {
             name: Some(name.clone()),

@@ -139,7 +139,7 @@ async fn greeted(client: &Client, namespace: &str, name: &str) {
         let data = config_map.and_then(|config_map| config_map.data.as_ref());
         data.is_some_and(|data| data.values().eq(["Hello"]))
     };
-    for suffix in ["greeting", "answer"] {
+    for suffix in ["greeting", "adopted"] {
         let name = format!("{name}-{suffix}");
         until(&config_maps, &name, "greets", there).await;
     }
@@ -166,7 +166,7 @@ async fn examples_start_stop_and_start_again_with_their_type() {
     for (epoch, name) in [("epoch=1", "first"), ("epoch=2", "second")] {
         install(&client, &crd).await;
         embed.says(&["running", "controller=widgets", epoch]).await;
-        adopt.says(&["running", "controller=answers", epoch]).await;
+        adopt.says(&["running", "controller=greeters", epoch]).await;
         dynamic.says(&["running", "controller=census-widgets.example.com"]).await;
         greeted(&client, &scope.namespace, name).await;
         dynamic.says(&["counted", name, "exists=true"]).await;
@@ -175,7 +175,7 @@ async fn examples_start_stop_and_start_again_with_their_type() {
         remove(&client, &crd).await;
         embed.says(&["done", "controller=widgets", epoch, "TypeGone"]).await;
         dynamic.says(&["done", "controller=census-widgets.example.com"]).await;
-        adopt.says(&["done", "controller=answers", epoch, "TypeGone"]).await;
+        adopt.says(&["done", "controller=greeters", epoch, "TypeGone"]).await;
         runnable.says(&["done", "controller=census", epoch, "TypeGone"]).await;
     }
 
