@@ -6,7 +6,7 @@ mod trouble;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -247,6 +247,18 @@ impl Harness {
         self.hook.asked.lock().unwrap().len()
     }
 
+    /// Waits until no call has reached the hook for a second.
+    async fn quiet(&self) {
+        let (mut asked, mut since) = (self.asked(), Instant::now());
+        eventually("a second without a call", async || {
+            if self.asked() != asked {
+                (asked, since) = (self.asked(), Instant::now());
+            }
+            (since.elapsed() >= Duration::from_secs(1)).then_some(())
+        })
+        .await;
+    }
+
     fn last_asked(&self) -> Value {
         self.hook.asked.lock().unwrap().back().cloned().unwrap()
     }
@@ -331,13 +343,13 @@ async fn parent_in_its_desired_state_causes_no_request() {
     let before = harness.config_map("a-child").await.unwrap().resource_version();
 
     // The child and the status that the sync writes cause one more sync each.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    harness.quiet().await;
     assert!(harness.asked() <= 3, "called {} times", harness.asked());
     let (asked, position) = (harness.asked(), Harness::position());
     harness.touch("a").await;
     eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
 
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    harness.quiet().await;
     assert_eq!(harness.asked(), asked + 1);
     for verb in ["get", "list", "create", "update", "delete"] {
         assert_eq!(harness.requests_since(position, verb).await, 0, "{verb}");
