@@ -229,6 +229,31 @@ async fn lease_is_released_after_the_deadline_of_a_write_that_was_cut() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn leader_and_standby_are_ready_and_their_checks_say_which_of_them_leads() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", cold());
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", cold());
+    b.status.wait_for(|status| status.holder.as_deref() == Some("a")).await.unwrap();
+    let shown = |replica: &Replica| {
+        let checks = replica.harness.handle.readiness().results();
+        assert!(!checks.iter().any(|it| it.result.is_failed()), "{checks:?}");
+        checks.into_iter().find(|it| it.name == "leader-election").unwrap().to_string()
+    };
+
+    assert_eq!(shown(&a), "[+]leader-election leads");
+    assert_eq!(shown(&b), "[+]leader-election stands by");
+
+    a.harness.stop().await.unwrap();
+    b.until_leading().await;
+    assert_eq!(shown(&b), "[+]leader-election leads");
+    server.stop();
+    b.status.wait_for(|status| status.error.is_some()).await.unwrap();
+    assert_eq!(shown(&b), "[!]leader-election the lease cannot be reached");
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
     let server = server();
     let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(60), ..warm() });
