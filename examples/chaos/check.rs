@@ -22,6 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after which the collector is restarted: a difference that persists may be caused by its
 /// stale view of owners.
 const COLLECTOR_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two reports of the differences that remain.
+const REPORT_INTERVAL: Duration = Duration::from_secs(15);
 /// Upper bound on the problems in an error message.
 const MAX_REPORTED: usize = 10;
 
@@ -30,8 +32,10 @@ type Children = BTreeMap<String, (Vec<String>, String)>;
 
 impl Driver {
     /// Waits until the actual state matches the desired one; returns how long that took.
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     pub(crate) async fn converge(&self, patience: Duration) -> anyhow::Result<Duration> {
         let begin = Instant::now();
+        let mut report_at = begin + REPORT_INTERVAL;
         let mut restart_collector_at = begin + COLLECTOR_TIMEOUT;
         loop {
             let problems = self.problems().await?;
@@ -50,6 +54,11 @@ impl Driver {
                     problems.len(),
                     reported.join("\n  ")
                 );
+            }
+            if Instant::now() >= report_at {
+                let (number, first) = (problems.len(), &problems[0]);
+                println!("{:?}: {number} problems, the first: {first}", begin.elapsed());
+                report_at = Instant::now() + REPORT_INTERVAL;
             }
             sleep(POLL_INTERVAL).await;
         }
