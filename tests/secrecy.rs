@@ -347,6 +347,12 @@ impl Scene {
         for path in ["/metrics", "/debug/status", "/debug/types"] {
             said.push((path.to_owned(), self.get(self.metrics, path).await));
         }
+        for (name, _, _) in CONTROLLERS {
+            let path = format!("/debug/queues/CompositeController-{name}");
+            let queue = self.get(self.metrics, &path).await;
+            assert!(queue.starts_with("HTTP/1.1 200"), "{path}: {queue}");
+            said.push((path, queue));
+        }
         said.push(("Events".to_owned(), self.events()));
         let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
         for controller in self.server.list(kind.0, kind.1).unwrap() {
@@ -355,13 +361,32 @@ impl Scene {
         }
         let address = format!("--address={}", self.metrics);
         let file = format!("--kubeconfig={}", self.kubeconfig.path().display());
-        for source in [address, file] {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
-            let output = command.args(["status", &source]).output().await.unwrap();
-            assert_eq!(output.status.code(), Some(1), "controllers are not ready");
+        let held = json!({
+            "apiVersion": "hush.test/v1", "kind": "Widget",
+            "metadata": {
+                "name": "heldparent", "namespace": "default", "annotations": {"a": "hush-annotation"},
+                "finalizers": ["metacontroller.io/compositecontroller-missing"],
+            },
+        });
+        self.server.apply(held).unwrap();
+        // Status exits with 1 because controllers are not ready.
+        for (command, source, code) in [
+            (&["status"][..], &address, 1),
+            (&["status"], &file, 1),
+            (&["status", "--finalizers"], &file, 1),
+            (&["types"], &address, 0),
+            (&["types"], &file, 0),
+            (&["release", "missing", "--dry-run"], &file, 0),
+            (&["release", "missing"], &file, 0),
+        ] {
+            let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
+            let output = process.args(command).arg(source).output().await.unwrap();
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text).into_owned();
-            said.push((format!("pilotlight status {source}"), text));
+            assert_eq!(output.status.code(), Some(code), "{command:?} {source}: {text}");
+            let names_it = text.contains("heldparent");
+            assert_eq!(names_it, command[0] == "release" || command.contains(&"--finalizers"));
+            said.push((format!("pilotlight {} {source}", command.join(" ")), text));
         }
         said
     }

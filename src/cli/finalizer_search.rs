@@ -21,8 +21,25 @@ use super::served_types;
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Maximum number of types that a glance reads: one request each.
+/// Maximum number of custom types that a glance reads: one request each.
 const GLANCE_TYPES: usize = 50;
+/// Built-in types that a glance reads as well: those that decorators commonly select.
+const GLANCE_BUILT_IN: [&str; 14] = [
+    "configmaps",
+    "cronjobs.batch",
+    "daemonsets.apps",
+    "deployments.apps",
+    "ingresses.networking.k8s.io",
+    "jobs.batch",
+    "namespaces",
+    "nodes",
+    "persistentvolumeclaims",
+    "pods",
+    "secrets",
+    "serviceaccounts",
+    "services",
+    "statefulsets.apps",
+];
 /// Maximum time of a glance: the command has other things to show.
 const GLANCE_TIME: Duration = Duration::from_secs(3);
 
@@ -72,9 +89,9 @@ pub(super) async fn search(
     Ok(search)
 }
 
-/// Searches the first objects of custom types for parents that are being deleted and have a
-/// finalizer that `wanted` selects. Bounded in requests, objects and time; types that cannot be
-/// read are left out.
+/// Searches the first objects of custom types, and of some built-in ones, for parents that are being
+/// deleted and have a finalizer that `wanted` selects. Bounded in requests, objects and time; types
+/// that cannot be read are left out.
 pub(super) async fn glance(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
@@ -83,7 +100,10 @@ pub(super) async fn glance(
     let read = async {
         let Ok(types) = served_types::list(client.clone()).await else { return };
         let custom = types.iter().filter(|report| report.origin == Origin::Crd);
-        for report in custom.take(GLANCE_TYPES) {
+        let built_in = types.iter().filter(|report| {
+            report.origin != Origin::Crd && GLANCE_BUILT_IN.contains(&&*report.name)
+        });
+        for report in custom.take(GLANCE_TYPES).chain(built_in) {
             let Some(resource) = resource(report) else { continue };
             let all = Api::<DynamicObject>::all_with(client.clone(), &resource);
             let page = ListParams::default().limit(PAGE);

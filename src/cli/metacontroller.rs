@@ -49,11 +49,11 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     client_go_burst: Option<i64>,
-    /// Events of one object per second, after the burst; with zero or less, none follow the burst.
-    /// Default: 1/300.
+    /// Events of one object per second, after the burst; with less than zero, none follow the
+    /// burst. Default, also for 0: 1/300.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_float, allow_hyphen_values = true)]
     events_qps: Option<f64>,
-    /// Events of one object that are written at once. Default: 25.
+    /// Events of one object that are written at once. Default, also for 0: 25.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     events_burst: Option<i64>,
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
@@ -78,10 +78,12 @@ impl MetacontrollerArgs {
     /// Returns the rate limit of the Events of one object.
     pub(super) fn event_limit(&self) -> EventLimit {
         let usual = EventLimit::default();
-        let refill = self.events_qps.map(|per_second| {
+        // As in client-go, 0 means the default.
+        let refill = self.events_qps.filter(|per_second| *per_second != 0.0).map(|per_second| {
             Duration::try_from_secs_f64(per_second.recip()).unwrap_or(Duration::MAX)
         });
-        let burst = self.events_burst.map(|burst| u32::try_from(burst.max(0)).unwrap_or(u32::MAX));
+        let burst = self.events_burst.filter(|burst| *burst != 0);
+        let burst = burst.map(|burst| u32::try_from(burst.max(0)).unwrap_or(u32::MAX));
         EventLimit { burst: burst.unwrap_or(usual.burst), refill: refill.unwrap_or(usual.refill) }
     }
 
@@ -327,7 +329,10 @@ mod tests {
             limit(&["--events-qps=2", "--events-burst=100"]),
             (100, Duration::from_millis(500))
         );
-        assert_eq!(limit(&["--events-qps=0", "--events-burst=-1"]), (0, Duration::MAX));
+        // As in client-go, 0 is the default.
+        assert_eq!(limit(&["--events-qps=0", "--events-burst=0"]), limit(&[]));
+        assert_eq!(limit(&["--events-qps=-0"]), limit(&[]));
+        assert_eq!(limit(&["--events-burst=-1"]).0, 0);
         assert_eq!(limit(&["--events-qps=-1"]).1, Duration::MAX);
         assert_eq!(limit(&["--events-qps=NaN"]).1, Duration::MAX);
         assert_eq!(limit(&["--events-qps=+Inf"]).1, Duration::ZERO);

@@ -264,8 +264,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn custom_objects_that_wait_for_a_removed_controller_are_named_without_a_flag() {
+    async fn objects_that_wait_for_a_removed_controller_are_named_without_a_flag() {
         let server = server().await;
+        let metadata = json!({"name": "four", "finalizers": [OF_B]});
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata});
+        server.apply(account).unwrap();
+        server.remove("v1", "ServiceAccount", "default", "four").unwrap();
         server.remove("x.test/v1", "Widget", "default", "two").unwrap();
         server.remove("v1", "ConfigMap", "default", "three").unwrap();
         server.forget_requests();
@@ -274,11 +278,11 @@ mod tests {
 
         let names: Vec<_> =
             held.iter().map(|held| (held.name.as_str(), held.terminating)).collect();
-        assert_eq!(names, [("two", true)]);
+        assert_eq!(names, [("four", true), ("two", true)]);
         let lists = server.requests();
         let lists = lists.iter().filter(|request| request.resource() == "widgets.x.test");
         assert_eq!(lists.count(), 1);
-        assert!(!server.requests().iter().any(|request| request.resource() == "configmaps"));
+        assert!(!server.requests().iter().any(|request| request.resource() == "events"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -52,7 +52,7 @@ that the source does not know is null:
   held[]         objects with the finalizer of a declared controller that does not exist, or
                  that does not declare their type: controllerKind, controller, type, namespace,
                  name, terminating. Without --finalizers only those that are being deleted, among
-                 the first 500 of each of 50 custom types
+                 the first 500 of each of 50 custom types and of common built-in ones
   rollouts[]     rolling updates under way, only from the API server: apiVersion, kind, namespace
                  and name of the parent, revisions[]{name,created,children[]}, oldest first
 
@@ -71,8 +71,8 @@ pub(super) struct StatusArgs {
     address: Option<String>,
     /// List all objects with the finalizer of a declared controller that does not exist or does not
     /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
-    /// the cluster; without it, only custom objects that are being deleted are named, and at most
-    /// 500 of each type are read.
+    /// the cluster; without it, only objects of custom and common built-in types that are being
+    /// deleted are named, and at most 500 of each type are read.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
     /// Output format.

@@ -179,6 +179,26 @@ mod tests {
     }
 
     #[test]
+    fn null_in_a_selector_is_an_empty_list_or_map() {
+        for (selector, expected) in [
+            (r#"{"matchLabels":{"a":"b"},"matchExpressions":null}"#, "a=b"),
+            (
+                r#"{"matchLabels":null,"matchExpressions":[{"key":"a","operator":"Exists","values":null}]}"#,
+                "a",
+            ),
+        ] {
+            let parent = format!(r#"{{"spec":{{"selector":{selector}}}}}"#);
+
+            let selector = selector_of(parent.as_bytes(), "u", false);
+
+            assert_eq!(selector.map(|selector| selector.to_string()).as_deref(), Ok(expected));
+        }
+        let none = br#"{"spec":{"selector":{"matchLabels":null,"matchExpressions":null}}}"#;
+        let error = selector_of(none, "u", false).unwrap_err();
+        assert!(error.starts_with("spec.selector: must not be empty"), "{error}");
+    }
+
+    #[test]
     fn a_generated_selector_is_the_uid() {
         for parent in ["{}", r#"{"spec":{"selector":{"matchLabels":{"app":"x"}}}}"#] {
             let selector = selector_of(parent.as_bytes(), "u1", true).unwrap();

@@ -1,13 +1,12 @@
 //! Customize hook: its rules, which name the related objects that the other hooks receive.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+mod declared_rule;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, SeqAccess, Visitor},
-};
 
+use self::declared_rule::{DeclaredRule, declared_rules};
 use super::{
     HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejected::Problems,
     selection,
@@ -15,36 +14,15 @@ use super::{
 use crate::{
     informer::{Interest, ObjectKey, Selection, Selector},
     kind::{Scope, TypeRef},
-    redaction,
 };
 
 /// Maximum number of rules in one response: the rules of a parent's revisions are compared in pairs.
 const MAX_RULES: usize = 1000;
-/// Maximum number of names in one rule, and of namespaces and names that the rules of one parent
-/// select in objects of one type: each is an entry of an index.
+/// Maximum number of names or requirements in one rule, and of namespaces and names that the rules
+/// of one parent select in objects of one type: each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;
-
-/// Rule of a response, as declared.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(rename_all = "camelCase")]
-struct DeclaredRule {
-    #[serde(default, deserialize_with = "or_default")]
-    api_version: String,
-    #[serde(default, deserialize_with = "or_default")]
-    resource: String,
-    label_selector: Option<LabelSelector>,
-    namespace_selector: Option<LabelSelector>,
-    #[serde(default, deserialize_with = "or_default")]
-    namespace: String,
-    #[serde(default, deserialize_with = "or_default")]
-    names: BoundedList<String, MAX_INTERESTS>,
-}
-
-/// List of at most `MOST` elements.
-#[derive(Clone, Debug, PartialEq)]
-struct BoundedList<T, const MOST: usize>(Vec<T>);
 
 /// Rule for related objects of one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +55,8 @@ enum ObjectRule {
 ///
 /// # Errors
 ///
-/// Names the rule and its field. With `strict`, unknown fields of the response are errors too.
+/// Names the rule and its field. With `strict`, unknown and repeated fields, at any depth, are
+/// errors too; otherwise the last of a repeated field counts.
 pub(crate) fn related_rules(
     body: &Bytes,
     strict: bool,
@@ -97,64 +76,14 @@ pub(crate) fn related_rules(
 }
 
 fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Loose {
-        related_resources: Option<BoundedList<DeclaredRule, MAX_RULES>>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase", deny_unknown_fields)]
-    struct Strict {
-        // Decoded by `Loose`.
-        #[serde(rename = "relatedResources")]
-        _related_resources: Option<IgnoredAny>,
-    }
     if !body.trim_ascii_start().starts_with(b"{") {
         return Err("must be an object with relatedResources".to_owned());
     }
     if body.len() > MAX_BYTES {
         return Err(format!("has {} bytes; at most {MAX_BYTES} are read", body.len()));
     }
-    let decoding = |error| redaction::decoding(error);
-    let Loose { related_resources } = serde_json::from_slice(body).map_err(decoding)?;
-    if strict {
-        let Strict { .. } = serde_json::from_slice(body).map_err(decoding)?;
-    }
-    Ok(related_resources.unwrap_or_default().0)
-}
-
-impl<T, const MOST: usize> Default for BoundedList<T, MOST> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
-            type Value = BoundedList<T, MOST>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(
-                self,
-                mut items: A,
-            ) -> Result<BoundedList<T, MOST>, A::Error> {
-                let mut few = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    if few.len() == MOST {
-                        return Err(A::Error::custom(format!("more than {MOST} of them")));
-                    }
-                    few.push(item);
-                }
-                Ok(BoundedList(few))
-            }
-        }
-        deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
-    }
+    let text = std::str::from_utf8(body).map_err(|_| "is not text in UTF-8".to_owned())?;
+    declared_rules(text, strict)
 }
 
 impl RelatedRule {
@@ -168,7 +97,7 @@ impl RelatedRule {
         version: HookVersion,
         parent_namespace: Option<&Arc<str>>,
     ) -> Result<Self, String> {
-        let BoundedList(names) = rule.names;
+        let names = rule.names;
         let namespace = Some(rule.namespace).filter(|namespace| !namespace.is_empty());
         let mut problems = Problems::default();
         let named = type_ref(&field, &rule.api_version, &rule.resource, &mut problems);
@@ -295,13 +224,6 @@ fn everything(interest: Interest) -> Interest {
         return Interest::Everything;
     }
     interest
-}
-
-/// Reads a field that may be `null`.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -479,6 +401,29 @@ mod tests {
         check("{}", true, Ok(0));
         check(r#"{"other":1}"#, false, Ok(0));
         check(r#"{"other":1}"#, true, Err("unknown field"));
+        let rule_with = |fields: &str| {
+            format!(
+                r#"{{"relatedResources":[{{"apiVersion":"v1","resource":"secrets",{fields}}}]}}"#
+            )
+        };
+        for (fields, wrong) in [
+            (r#""labelSelectr":{"matchLabels":{"a":"b"}}"#, "[0]: unknown field \"labelSelectr\""),
+            (r#""names":["a"],"names":["b"]"#, "[0]: duplicate field \"names\""),
+            (r#""labelSelector":{"matchLabel":{}}"#, "[0].labelSelector: unknown field"),
+            (
+                r#""namespaceSelector":{"matchExpressions":[{"key":"a","operator":"Exists","value":1}]}"#,
+                "[0].namespaceSelector.matchExpressions[0]: unknown field \"value\"",
+            ),
+            (
+                r#""labelSelector":{"matchLabels":{"a":"b","a":"c"}}"#,
+                "[0].labelSelector.matchLabels: duplicate field",
+            ),
+        ] {
+            check(&rule_with(fields), false, Ok(1));
+            check(&rule_with(fields), true, Err(wrong));
+        }
+        let nulls = r#""labelSelector":{"matchLabels":null,"matchExpressions":[{"key":"a","operator":"Exists","values":null}]},"namespaceSelector":{"matchLabels":{},"matchExpressions":null}"#;
+        check(&rule_with(nulls), true, Ok(1));
         check("", false, Err("must be an object"));
         check("null", false, Err("must be an object"));
         check("[]", false, Err("must be an object"));
@@ -499,6 +444,25 @@ mod tests {
         let body = format!(r#"{{"relatedResources":[{{"names":[{names}]}}]}}"#);
         check(&body, false, Err("more than 10000"));
         check(&format!("{{\"x\":\"{}\"}}", "x".repeat(MAX_BYTES)), false, Err("at most 1048576"));
+    }
+
+    #[test]
+    fn last_of_a_repeated_field_counts_in_a_loose_response() {
+        let rule = |rule: &str| {
+            let body =
+                Bytes::from(format!(r#"{{"relatedResources":[],"relatedResources":[{rule}]}}"#));
+            related_rules(&body, false, HookVersion::V2, None).unwrap().remove(0)
+        };
+        let expected = rule(
+            r#"{"apiVersion":"v1","resource":"secrets","labelSelector":{"matchLabels":{"a":"c"}}}"#,
+        );
+
+        let found = rule(
+            r#"{"apiVersion":"v2","apiVersion":"v1","resource":"secrets",
+                "labelSelector":{},"labelSelector":{"matchLabels":{"a":"b","a":"c"}}}"#,
+        );
+
+        assert_eq!(found, expected);
     }
 
     #[test]

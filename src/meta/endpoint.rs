@@ -222,9 +222,16 @@ impl EndpointRule {
         &self,
         read: impl Fn(&ObjectReference) -> Result<&'a ObjectContent, EndpointError>,
     ) -> Result<Endpoint, EndpointError> {
+        let none = |object: &ObjectReference, key: &str| {
+            EndpointError::Invalid(format!("{object} has no value of {key}"))
+        };
+        // As in Metacontroller, credentials may be empty, and certificates may not.
+        let any_value = |object: &ObjectReference, key: &str| {
+            read(object)?.get(key).ok_or_else(|| none(object, key))
+        };
         let value = |object: &ObjectReference, key: &str| {
-            let value = read(object)?.get(key).filter(|value| !value.is_empty());
-            value.ok_or_else(|| EndpointError::Invalid(format!("{object} has no value of {key}")))
+            let value = any_value(object, key)?;
+            if value.is_empty() { Err(none(object, key)) } else { Ok(value) }
         };
         let roots = match &self.ca_bundle {
             None => None,
@@ -248,7 +255,7 @@ impl EndpointRule {
             }
         };
         let authorization = self.authorization.as_ref();
-        let authorization = authorization.map(|rule| header(rule, value)).transpose()?;
+        let authorization = authorization.map(|rule| header(rule, any_value)).transpose()?;
         let invalid = |error: rustls::Error| {
             let from = self.references().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             EndpointError::Invalid(format!("the certificates of {from} are unusable: {error}"))
@@ -389,12 +396,18 @@ fn or_default(value: Option<&str>, default: &str) -> String {
     value.filter(|value| !value.is_empty()).unwrap_or(default).to_owned()
 }
 
-/// Returns the certificates of a PEM text; other sections are ignored, as in Go.
+/// Returns the certificates of a PEM text; other and malformed sections are ignored, as in Go.
 fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, EndpointError> {
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
-    certificates
-        .ok_or_else(|| EndpointError::Invalid(format!("{place} holds no certificate as PEM")))
+    const BEGIN: &[u8] = b"-----BEGIN ";
+    let begins = pem.windows(BEGIN.len()).enumerate().filter(|(_, text)| *text == BEGIN);
+    let begins: Vec<_> = begins.map(|(at, _)| at).chain([pem.len()]).collect();
+    let sections = begins.windows(2).map(|ends| &pem[ends[0]..ends[1]]);
+    let certificates: Vec<_> =
+        sections.filter_map(|section| CertificateDer::from_pem_slice(section).ok()).collect();
+    if certificates.is_empty() {
+        return Err(EndpointError::Invalid(format!("{place} holds no certificate as PEM")));
+    }
+    Ok(certificates)
 }
 
 /// Returns the value of `Authorization`.
@@ -402,26 +415,21 @@ fn header<'a>(
     rule: &AuthorizationRule,
     value: impl Fn(&ObjectReference, &str) -> Result<&'a Vec<u8>, EndpointError>,
 ) -> Result<HeaderValue, EndpointError> {
-    let text = |object: &ObjectReference, key: &str| {
-        let text = std::str::from_utf8(value(object, key)?).ok().map(str::trim);
-        text.filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(|| {
-            EndpointError::Invalid(format!("{key} of {object} is empty or not text"))
-        })
-    };
     let (object, header) = match rule {
         AuthorizationRule::Scheme { scheme, secret, key } => {
-            (secret, format!("{scheme} {}", text(secret, key)?))
+            (secret, [scheme.as_bytes(), value(secret, key)?.trim_ascii()].join(&b' '))
         }
         AuthorizationRule::Basic { secret, username, password } => {
-            let (user, password) = (text(secret, username)?, text(secret, password)?);
-            if user.contains(':') {
+            let (user, password) = (value(secret, username)?, value(secret, password)?);
+            if user.contains(&b':') {
                 let message = format!("{username} of {secret} must not contain ':'");
                 return Err(EndpointError::Invalid(message));
             }
-            (secret, format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
+            let pair = [user.trim_ascii(), password.trim_ascii()].join(&b':');
+            (secret, format!("Basic {}", STANDARD.encode(pair)).into_bytes())
         }
     };
-    let mut header = HeaderValue::try_from(header).map_err(|_| {
+    let mut header = HeaderValue::from_bytes(header.trim_ascii_end()).map_err(|_| {
         EndpointError::Invalid(format!("{object} has characters that a header cannot hold"))
     })?;
     header.set_sensitive(true);

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{EndpointRule, HookSpec, WebhookSpec, api::EndpointConfig, rejected::Problems};
+use super::{EndpointRule, WebhookSpec, api::EndpointConfig, rejected::Problems};
 use crate::{
     duration::{self, DurationError},
     redaction,
@@ -97,24 +97,21 @@ pub enum HookVersion {
     V2,
 }
 
-/// Parses the hook at `field`, and adds its errors to `problems`.
+/// Parses the webhook of the hook at `field`, and adds its errors to `problems`.
 pub(super) fn hook_rule(
     field: &str,
-    hook: &HookSpec,
+    version: Option<&str>,
+    webhook: &WebhookSpec,
     configs: &[EndpointConfig],
     problems: &mut Problems,
 ) -> Option<HookRule> {
-    let version = match hook.version.as_deref() {
+    let version = match version {
         None | Some("" | "v1") => Some(HookVersion::V1),
         Some("v2") => Some(HookVersion::V2),
         Some(other) => {
             problems.invalid(format!("{field}.version"), format!("{other:?} is neither v1 nor v2"));
             None
         }
-    };
-    let Some(webhook) = &hook.webhook else {
-        problems.invalid(format!("{field}.webhook"), "is required");
-        return None;
     };
     let field = format!("{field}.webhook");
     let strict = match webhook.response_unmarshall_mode.as_deref() {
@@ -232,13 +229,15 @@ mod tests {
 
     use super::*;
 
+    fn rule(webhook: serde_json::Value, problems: &mut Problems) -> Option<HookRule> {
+        let webhook = serde_json::from_value(webhook).unwrap();
+        hook_rule("sync", None, &webhook, &[], problems)
+    }
+
     #[test]
     fn invalid_port_is_not_replaced_by_the_default() {
         let check = |url: &str, usable: bool| {
-            let hook = json!({"webhook": {"url": url}});
-            let mut problems = Problems::default();
-            let rule =
-                hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
+            let rule = rule(json!({"url": url}), &mut Problems::default());
             assert_eq!(rule.is_some(), usable, "{url}");
         };
 
@@ -265,28 +264,18 @@ mod tests {
             "http://?hush",
             "user:hush@hook",
         ] {
-            let hook = json!({"webhook": {"url": url}});
             let mut problems = Problems::default();
-            let rule =
-                hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
+            let rule = rule(json!({"url": url}), &mut problems);
             let said = problems.rejection().unwrap().to_string();
             assert!(rule.is_none() && !said.contains("hush"), "{said}");
         }
-        let hook = json!({"webhook": {"url": "http://hook/sync?hush"}});
-        let rule = hook_rule(
-            "sync",
-            &serde_json::from_value(hook).unwrap(),
-            &[],
-            &mut Problems::default(),
-        );
+        let rule = rule(json!({"url": "http://hook/sync?hush"}), &mut Problems::default());
         assert!(!format!("{rule:?}").contains("hush"));
     }
 
     fn timeout(text: &str) -> Option<Duration> {
-        let hook = json!({"webhook": {"url": "http://hooks.test/", "timeout": text}});
-        let mut problems = Problems::default();
-        let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &[], &mut problems);
-        rule.map(|rule| rule.timeout)
+        let webhook = json!({"url": "http://hooks.test/", "timeout": text});
+        rule(webhook, &mut Problems::default()).map(|rule| rule.timeout)
     }
 
     #[test]

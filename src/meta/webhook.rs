@@ -233,16 +233,18 @@ impl Webhook {
         };
         let kept =
             subject.as_ref().and_then(|subject| subject.kept.as_ref()).map(|kept| kept.tag.clone());
-        let (mut url, mut redirects) = (self.url.clone(), 0);
+        let (mut url, mut redirects, mut is_own) = (self.url.clone(), 0, true);
         let mut request = Some(request);
         loop {
             let body = request.take().unwrap_or_default();
             // Held for a redirect alone, since the bytes count in the budget until they are
             // dropped.
             let again = self.redirects.then(|| body.clone());
-            let is_own = redirects == 0 || redirect::is_same_host(&url, &self.url);
-            let client =
-                if is_own { Ok(client.clone()) } else { self.anonymous(&url, endpoint.as_deref()) };
+            let client = if is_own && url.scheme() == self.url.scheme() {
+                Ok(client.clone())
+            } else {
+                self.redirected(&url, endpoint.as_deref(), is_own)
+            };
             // As in Go, credentials of the URL count if no others are declared.
             let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
             let authorization = declared.or_else(|| self.authorization.clone());
@@ -263,6 +265,8 @@ impl Webhook {
                 Some(target) if self.redirects && redirects < redirect::MAX_REDIRECTS => {
                     // A short body is read, so that the connection can be reused.
                     drop(read_excerpt(response.into_body()).await);
+                    // As in Go, no host after another one gets credentials.
+                    is_own &= redirect::is_same_host(&target, &self.url);
                     (url, redirects, request) = (target, redirects + 1, again);
                 }
                 Some(_) | None => {
@@ -281,11 +285,16 @@ impl Webhook {
         }
     }
 
-    /// Returns a client for a host to which the hook redirects, without a client certificate.
-    fn anonymous(&self, url: &Uri, endpoint: Option<&Endpoint>) -> Result<HttpClient, HookError> {
+    /// Returns a client for the target of a redirect: another scheme or another host.
+    fn redirected(
+        &self,
+        url: &Uri,
+        endpoint: Option<&Endpoint>,
+        is_own: bool,
+    ) -> Result<HttpClient, HookError> {
         let connections = self.connections.lock();
         let connections = connections.as_ref().ok_or(HookError::Cancelled)?;
-        connections.anonymous(url, endpoint)
+        connections.redirected(url, endpoint, is_own)
     }
 
     fn request(

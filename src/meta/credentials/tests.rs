@@ -112,15 +112,15 @@ async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_st
         harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
     until(&mut endpoint, "Bearer one").await;
 
-    harness.store(" ");
-    harness.store("  ");
+    harness.store("hu\nsh");
+    harness.store("hu\n\nsh");
     tokio::time::sleep(Duration::from_secs(1)).await;
     harness.server.remove("v1", "Secret", "default", "token").unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
 
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
     assert!(matches!(endpoint.ready().verdict(), Verdict::Met(_)));
-    let reported = "token of Secret default/token is empty or not text; \
+    let reported = "Secret default/token has characters that a header cannot hold; \
                     the last usable content stays in use";
     assert_eq!(*reports.lock(), [reported]);
 
@@ -165,7 +165,7 @@ async fn report_of_stale_content_is_called_without_the_lock() {
     });
     until(&mut endpoint, "Bearer one").await;
 
-    harness.store(" ");
+    harness.store("hu\nsh");
     tokio::time::sleep(Duration::from_secs(1)).await;
 
     assert_eq!(*free.lock(), [true], "a report may drop the last reference to an endpoint");

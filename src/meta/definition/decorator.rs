@@ -307,7 +307,6 @@ mod tests {
             &["spec.attachments[2]", "spec.attachments[3].updateStrategy.method"],
         );
         check(|spec| spec["hooks"] = json!({}), &["spec.hooks.sync"]);
-        check(|spec| spec["hooks"]["finalize"] = json!({}), &["spec.hooks.finalize.webhook"]);
-        check(|spec| spec["hooks"]["customize"] = json!({}), &["spec.hooks.customize.webhook"]);
+        check(|spec| spec["hooks"]["sync"] = json!({}), &["spec.hooks.sync.webhook"]);
     }
 }

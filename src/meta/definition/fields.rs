@@ -39,19 +39,26 @@ pub(super) struct HookRules {
     pub(super) customize: Option<HookRule>,
 }
 
-/// Reads the hooks of a specification; `None` if one of them cannot be read.
+/// Reads the hooks of a specification; `None` if one of them cannot be read. As in Metacontroller,
+/// a hook without a webhook counts as absent.
 pub(super) fn hook_rules(hooks: &DeclaredHooks<'_>, problems: &mut Problems) -> Option<HookRules> {
     let DeclaredHooks { sync, finalize, customize, endpoints } = hooks;
     let mut rule = |field, hook: &Option<&HookSpec>| {
-        hook.map(|hook| hook_rule(field, hook, endpoints, problems))
+        let hook = hook.and_then(|hook| Some((hook.version.as_deref(), hook.webhook.as_ref()?)));
+        hook.map(|(version, webhook)| hook_rule(field, version, webhook, endpoints, problems))
     };
     let [read_sync, read_finalize, read_customize] = [
         rule("spec.hooks.sync", sync),
         rule("spec.hooks.finalize", finalize),
         rule("spec.hooks.customize", customize),
     ];
-    if sync.is_none() && finalize.is_none() {
-        problems.invalid("spec.hooks.sync", "is required, unless finalize is declared");
+    if read_sync.is_none() && read_finalize.is_none() {
+        let field = match (sync, finalize) {
+            (None, None) => "spec.hooks.sync",
+            (Some(_), _) => "spec.hooks.sync.webhook",
+            (None, Some(_)) => "spec.hooks.finalize.webhook",
+        };
+        problems.invalid(field, "is required: sync or finalize needs a webhook");
     }
     Some(HookRules {
         sync: inverted(read_sync)?,

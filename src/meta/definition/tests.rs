@@ -205,7 +205,22 @@ fn finalize_hook_stands_alone_or_beside_sync() {
     assert!(both.sync.is_some() && both.finalize.is_some());
     let alone = parse(json!({"finalize": hook()})).unwrap();
     assert_eq!((alone.sync, alone.finalize.unwrap().version), (None, HookVersion::V2));
+}
+
+#[test]
+fn hook_without_a_webhook_is_absent() {
+    let hook = || json!({"webhook": {"url": "http://x/"}});
+    let parse = |hooks: Value| parse(&object(|spec| spec["hooks"] = hooks));
+
+    for absent in [json!({}), json!({"version": "v2"}), json!({"webhook": null})] {
+        let definition =
+            parse(json!({"sync": hook(), "finalize": absent, "customize": absent})).unwrap();
+        assert_eq!((definition.finalize, definition.customize), (None, None), "{absent}");
+        let definition = parse(json!({"sync": absent, "finalize": hook()})).unwrap();
+        assert!(definition.sync.is_none() && definition.finalize.is_some(), "{absent}");
+    }
     check("/hooks", json!({"finalize": {}}), &["spec.hooks.finalize.webhook"]);
+    check("/hooks", json!({"sync": {}, "customize": hook()}), &["spec.hooks.sync.webhook"]);
 }
 
 #[test]
@@ -215,7 +230,6 @@ fn customize_hook_stands_beside_another() {
     let both = parse(json!({"sync": hook(), "customize": hook()})).unwrap();
     assert_eq!(both.customize.unwrap().version, HookVersion::V2);
     assert!(parse(json!({"customize": hook()})).is_err(), "nothing receives related objects");
-    check("/hooks/customize", json!({}), &["spec.hooks.customize.webhook"]);
 }
 
 #[test]

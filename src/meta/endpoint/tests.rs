@@ -169,6 +169,53 @@ fn authorization_follows_from_its_secret() {
 }
 
 #[test]
+fn empty_token_user_name_or_password_is_sent_as_it_is() {
+    let bearer = json!({"authorization":
+        {"secretRef": {"name": "a", "namespace": "ns", "key": "token"}}});
+    for token in ["", " \n"] {
+        let endpoint = resolve(&bearer, &[("a", content(&[("token", token)]))]).unwrap();
+        assert_eq!(endpoint.authorization.unwrap(), "Bearer", "{token:?}");
+    }
+
+    let basic = json!({"basicAuth": reference("a")});
+    for (user, password, expected) in
+        [("me", "", "Basic bWU6"), ("", "pw", "Basic OnB3"), ("", "", "Basic Og==")]
+    {
+        let user = content(&[("username", user), ("password", password)]);
+        let endpoint = resolve(&basic, &[("a", user)]).unwrap();
+        assert_eq!(endpoint.authorization.unwrap(), expected);
+    }
+    let user = ObjectContent::from([
+        ("username".to_owned(), b"me".to_vec()),
+        ("password".to_owned(), b"\xff".to_vec()),
+    ]);
+    let endpoint = resolve(&basic, &[("a", user)]).unwrap();
+    assert_eq!(endpoint.authorization.unwrap(), "Basic bWU6/w==", "any bytes are a password");
+}
+
+#[test]
+fn unusable_certificate_of_a_bundle_is_skipped() {
+    let pem = |name: &str| {
+        let key = KeyPair::generate().unwrap();
+        CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap().pem()
+    };
+    let not_base64 = "-----BEGIN CERTIFICATE-----\n!hush!\n-----END CERTIFICATE-----\n";
+    let not_der = "-----BEGIN CERTIFICATE-----\naHVzaA==\n-----END CERTIFICATE-----\n";
+    let endless = "-----BEGIN CERTIFICATE-----\naHVzaA==\n";
+    let ca = json!({"caBundle": reference("a")});
+    let resolve = |bundle: &str| resolve(&ca, &[("a", content(&[("ca.crt", bundle)]))]);
+
+    for bad in [not_base64, not_der, endless] {
+        for bundle in [format!("{bad}{}", pem("one")), format!("{}{bad}", pem("one"))] {
+            let endpoint = resolve(&bundle);
+            assert!(endpoint.is_ok_and(|endpoint| endpoint.tls.is_some()), "{bundle}");
+        }
+        let error = resolve(bad).unwrap_err().to_string();
+        assert!(error.contains("Secret ns/a") && !error.contains("hush"), "{error}");
+    }
+}
+
+#[test]
 fn unusable_content_is_named_by_object_and_key_and_not_quoted() {
     let own = KeyPair::generate().unwrap();
     let other = KeyPair::generate().unwrap();
@@ -182,14 +229,15 @@ fn unusable_content_is_named_by_object_and_key_and_not_quoted() {
     let (own, other) = (own.serialize_pem(), other.serialize_pem());
     for (webhook, values, expected) in [
         (&token, &[][..], "Secret ns/a has no value of token"),
-        (&token, &[("token", "")], "Secret ns/a has no value of token"),
-        (&token, &[("token", " ")], "token of Secret ns/a is empty or not text"),
         (&token, &[("token", "hu\nsh")], "Secret ns/a has characters that a header cannot hold"),
         (
             &basic,
             &[("username", "hu:sh"), ("password", "hush")],
             "username of Secret ns/a must not contain ':'",
         ),
+        (&basic, &[("username", "me")], "Secret ns/a has no value of password"),
+        (&ca, &[("ca.crt", "")], "Secret ns/a has no value of ca.crt"),
+        (&client, &[("tls.crt", ""), ("tls.key", &*own)], "Secret ns/a has no value of tls.crt"),
         (&ca, &[("ca.crt", "hush")], "ca.crt of Secret ns/a holds no certificate as PEM"),
         (
             &client,

@@ -61,14 +61,18 @@ impl Connections {
         Ok(Self { client, endpoint, tasks, proxies, series })
     }
 
-    /// Returns a client for another host: without a client certificate, but with the trusted
-    /// certificates of the endpoint. Its connections close with it.
-    pub(super) fn anonymous(
+    /// Returns a client for the target of a redirect, with the trusted certificates of the
+    /// endpoint, and on the hook's own host with its client certificate. Its connections close with
+    /// it.
+    pub(super) fn redirected(
         &self,
         url: &Uri,
         endpoint: Option<&Endpoint>,
+        is_own: bool,
     ) -> Result<HttpClient, HookError> {
-        let declared = endpoint.and_then(|endpoint| endpoint.anonymous_tls.clone());
+        let declared = endpoint.and_then(|endpoint| {
+            if is_own { endpoint.tls.clone() } else { endpoint.anonymous_tls.clone() }
+        });
         Ok(self.client_of(declared.map_or_else(|| tls::shared(url), Ok)?))
     }
 

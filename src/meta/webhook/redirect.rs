@@ -38,14 +38,11 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
     (is_http && target.host().is_some_and(|host| !host.is_empty())).then_some(target)
 }
 
-/// Returns whether credentials of one URL may be sent to the other: scheme, host and port are
-/// equal.
+/// Returns whether credentials of one URL may be sent to the other: the names of their hosts are
+/// equal, whatever scheme and port are. Go also sends them to subdomains.
 pub(super) fn is_same_host(one: &Uri, other: &Uri) -> bool {
-    let port = |url: &Uri| {
-        url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })
-    };
     let host = |url: &Uri| url.host().map(str::to_ascii_lowercase);
-    one.scheme() == other.scheme() && host(one) == host(other) && port(one) == port(other)
+    host(one) == host(other)
 }
 
 #[cfg(test)]
@@ -77,11 +74,12 @@ mod tests {
     }
 
     #[test]
-    fn credentials_stay_with_their_scheme_host_and_port() {
+    fn credentials_stay_with_their_host() {
         let of = |url: &'static str| Uri::from_static(url);
         assert!(is_same_host(&of("https://Hook.test/a"), &of("https://hook.test:443/b")));
-        assert!(!is_same_host(&of("https://hook.test/"), &of("http://hook.test/")));
-        assert!(!is_same_host(&of("https://hook.test/"), &of("https://hook.test:8443/")));
+        assert!(is_same_host(&of("https://hook.test/"), &of("http://hook.test/")));
+        assert!(is_same_host(&of("https://hook.test/"), &of("https://hook.test:8443/")));
         assert!(!is_same_host(&of("https://hook.test/"), &of("https://a.hook.test/")));
+        assert!(!is_same_host(&of("https://hook.test/"), &of("https://ahook.test/")));
     }
 }

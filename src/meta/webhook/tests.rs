@@ -1,6 +1,7 @@
 //! Tests of single calls.
 
 mod proxy;
+mod redirects;
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -142,67 +143,6 @@ async fn no_other_status_is_success() {
         // The body may hold data of the request.
         assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
     }
-}
-
-#[tokio::test]
-async fn redirect_is_an_error_and_is_not_followed() {
-    let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let target_url = format!("http://{}/", target.local_addr().unwrap());
-    // A metadata service, plain http and a loop are treated like any other redirect.
-    for location in [&target_url, "/sync", "http://169.254.169.254/latest/meta-data"] {
-        for code in [301, 302, 303, 307, 308] {
-            let answer = ask(response(&format!("{code} Word\r\nLocation: {location}"), "")).await;
-
-            assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
-        }
-    }
-    let asked = timeout(Duration::from_millis(50), target.accept()).await;
-    assert!(asked.is_err(), "a connection was made: {asked:?}");
-}
-
-#[tokio::test]
-async fn redirect_is_followed_with_its_body_if_that_is_enabled() {
-    for code in [307, 308] {
-        let mut target = server(response("200 OK", "{\"a\":1}"), false).await;
-        let location = format!("{code} Word\r\nLocation: {}", target.url);
-        let first = server(response(&location, ""), false).await;
-        let hook = Webhook::new(first.url.clone(), Duration::from_secs(5)).redirects(true);
-
-        let answer = hook.call(Bytes::from_static(b"{}")).await;
-
-        assert_eq!(answer.as_deref(), Ok(&b"{\"a\":1}"[..]));
-        let request = target.tasks.join_next().await.unwrap().unwrap();
-        assert!(request.starts_with("POST /sync"), "{request}");
-        assert!(request.ends_with("\r\n\r\n{}"), "{request}");
-    }
-}
-
-#[tokio::test]
-async fn endless_redirect_is_an_error_after_ten() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-    let mut answering = JoinSet::new();
-    answering.spawn(async move {
-        for calls in 1.. {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut buffer = [0; 4096];
-            while !stream.read(&mut buffer).await.is_ok_and(|read| buffer[..read].ends_with(b"{}"))
-            {
-            }
-            let again = "308 Word\r\nLocation: /\r\nConnection: close";
-            stream.write_all(response(again, "").as_bytes()).await.unwrap();
-            if calls == 11 {
-                return calls;
-            }
-        }
-        0
-    });
-    let hook = Webhook::new(url, Duration::from_secs(5)).redirects(true);
-
-    let answer = hook.call(Bytes::from_static(b"{}")).await;
-
-    assert_eq!(answer, Err(HookError::Status { code: 308, body: String::new(), proxy: None }));
-    assert_eq!(answering.join_next().await.unwrap().unwrap(), 11);
 }
 
 #[tokio::test]

@@ -32,11 +32,12 @@ pub(super) fn shared(url: &Uri) -> Result<ClientConfig, HookError> {
     Ok(shared.get_or_init(|| created).clone())
 }
 
-/// Returns a TLS configuration that trusts `roots`, or else the system's. TLS 1.2 or 1.3.
+/// Returns a TLS configuration that trusts `roots`, or else the system's. TLS 1.2 or 1.3. As in Go,
+/// roots that cannot be used are left out.
 ///
 /// # Errors
 ///
-/// If a certificate cannot be used, or the key is not that of the certificate.
+/// If none of the roots can be used, or the key is not that of the client certificate.
 pub(in crate::meta) fn configuration(
     roots: Option<&[CertificateDer<'static>]>,
     identity: Option<ClientCertificate>,
@@ -48,8 +49,12 @@ pub(in crate::meta) fn configuration(
         None => builder.try_with_platform_verifier()?,
         Some(certificates) => {
             let mut roots = RootCertStore::empty();
+            let mut unusable = None;
             for certificate in certificates {
-                roots.add(certificate.clone())?;
+                unusable = roots.add(certificate.clone()).err().or(unusable);
+            }
+            if let Some(error) = unusable.filter(|_| roots.is_empty()) {
+                return Err(error);
             }
             if roots.is_empty() {
                 builder.with_root_certificates(roots)

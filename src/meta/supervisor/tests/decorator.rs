@@ -291,13 +291,49 @@ async fn decorator_waits_for_the_first_of_its_kinds_and_names_all() {
 
 #[tokio::test(start_paused = true)]
 async fn missing_crd_holds_up_its_own_kind_alone() {
-    let (harness, _calls) = start().await;
-    harness.server.uninstall(&ControllerKind::Composite.crd_name()).unwrap();
-    harness.until(SUPERVISOR, |it| it.state == ControllerState::Waiting).await;
+    for missing in ControllerKind::ALL {
+        let (harness, _calls) = start().await;
+        harness.server.uninstall(&missing.crd_name()).unwrap();
+        harness.until(missing.plural(), |it| it.state == ControllerState::Waiting).await;
 
+        match missing {
+            ControllerKind::Composite => {
+                declare(&harness, "b", decorating(&["sync"]));
+                running(&harness, "b").await;
+            }
+            ControllerKind::Decorator => {
+                harness.declare("b", good());
+                harness.running("b", 1).await;
+            }
+        }
+        harness.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_crd_of_revisions_holds_up_composites_with_rolling_children_alone() {
+    let (harness, _calls) = start().await;
+    let revisions = "controllerrevisions.metacontroller.k8s.io";
+    let crd = crds().into_iter().find(|crd| crd.metadata.name.as_deref() == Some(revisions));
+    harness.server.uninstall(revisions).unwrap();
+    let with_children = |method: &str| {
+        let mut spec = good();
+        spec["childResources"] = json!([{
+            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": method},
+        }]);
+        spec
+    };
+
+    harness.declare("rolling", with_children("RollingRecreate"));
+    harness.declare("plain", with_children("Recreate"));
     declare(&harness, "b", decorating(&["sync"]));
 
+    harness.running("plain", 1).await;
     running(&harness, "b").await;
+    let is_waiting = |status: &RunnableStatus| status.state == ControllerState::Waiting;
+    harness.until(&runnable("rolling"), is_waiting).await;
+    harness.server.install(&crd.unwrap()).unwrap();
+    harness.until(&runnable("rolling"), |it| it.state == ControllerState::Running).await;
     harness.end().await;
 }
 

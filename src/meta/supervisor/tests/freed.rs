@@ -33,6 +33,34 @@ async fn parents_are_freed_when_the_finalize_hook_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parents_are_freed_at_the_start_if_the_finalize_hook_was_dropped_while_no_process_ran() {
+    let (harness, calls) = harness(teardown).await;
+    let held = |name: &str, labels: Value| {
+        let mut thing = thing(labels);
+        thing["metadata"]["name"] = json!(name);
+        thing["metadata"]["finalizers"] = json!([OURS, "example.com/other"]);
+        harness.server.apply(thing).unwrap();
+    };
+    held("selected", json!({"app": "x"}));
+    held("unselected", json!({"app": "y"}));
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("finalize");
+
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    pass().await;
+
+    for name in ["selected", "unselected"] {
+        let parent = harness.server.get(WIDGET.0, WIDGET.1, "", name).unwrap();
+        assert_eq!(parent["metadata"]["finalizers"], json!(["example.com/other"]), "{name}");
+    }
+    let calls = calls.lock().unwrap().clone();
+    let synced = calls.iter().map(|(_, request)| &request["parent"]["metadata"]["name"]);
+    assert!(synced.clone().count() > 0 && synced.clone().all(|name| name == "selected"));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn parents_of_a_deleted_controller_are_freed_without_the_hook() {
     let (harness, calls) = harness(teardown).await;
     harness.declare("a", finalizing());
