@@ -10,6 +10,7 @@ mod delta;
 pub(crate) mod fuzzing;
 mod index;
 mod interest;
+mod lookups;
 mod mailbox;
 mod metrics;
 mod object;
@@ -27,6 +28,7 @@ mod set;
 mod share;
 mod shared_informer;
 mod shared_set;
+mod sorted_objects;
 mod store;
 mod string_map;
 mod subscriber;
@@ -45,7 +47,7 @@ pub(crate) use decode::is_in_headers;
 pub use delta::Delta;
 pub use index::Index;
 pub(crate) use index::IndexPanic;
-#[cfg(all(test, feature = "meta"))]
+#[cfg(test)]
 pub(crate) use interest::COMPARED;
 #[cfg(feature = "meta")]
 pub(crate) use interest::InterestIndex;
@@ -59,7 +61,7 @@ pub use selector::{Selector, SelectorError};
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
-pub use store::{KeepsEntries, Store};
+pub use store::{KeepsEntries, Store, UnknownIndex};
 pub(crate) use store::{LiveObject, Overlay};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};

@@ -291,7 +291,9 @@ impl Builder {
         self.last("predicate", |kind| kind.predicates.push(predicate))
     }
 
-    /// Adds an index of this input's objects.
+    /// Adds an index of this input's objects, which
+    /// [`Store::by_index`](crate::informer::Store::by_index) reads. Objects that the input keeps as
+    /// metadata entries are in no index: build it with [`Builder::whole`] to find all objects.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
     }

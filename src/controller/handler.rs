@@ -131,7 +131,8 @@ impl std::fmt::Debug for OnWatchError {
 /// let named_by = Handler::typed(move |event: Event<ConfigMap>, queue| {
 ///     let Some(widgets) = queue.store(&cached) else { return };
 ///     let name = event.object().metadata.name.clone().unwrap_or_default();
-///     for widget in widgets.by_index("config", &name) {
+///     let naming = widgets.by_index("config", &name).expect("the input has this index");
+///     for widget in naming {
 ///         queue.add(widget.key().clone());
 ///     }
 /// });

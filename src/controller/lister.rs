@@ -5,7 +5,7 @@ use std::{marker::PhantomData, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    informer::{KeepsEntries, Object, ObjectKey, Selector, Store},
+    informer::{KeepsEntries, Object, ObjectKey, Selector, Store, UnknownIndex},
     kind::TypeRef,
 };
 
@@ -124,9 +124,14 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     }
 
     /// Returns the cached objects under a value of an index that
-    /// [`Builder::index`](super::Builder::index) added.
-    pub fn by_index(&self, name: &str, value: &str) -> Decoded<K> {
-        decoded(&self.store.by_index(name, value))
+    /// [`Builder::index`](super::Builder::index) added. Objects that the input keeps as metadata
+    /// entries are in no index.
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownIndex`] if the input has no index of that name, or its epoch has ended.
+    pub fn by_index(&self, name: &str, value: &str) -> Result<Decoded<K>, UnknownIndex> {
+        Ok(decoded(&self.store.by_index(name, value)?))
     }
 }
 

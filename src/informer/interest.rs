@@ -7,6 +7,10 @@ use kube::core::Expression;
 use super::{Header, ObjectKey, Selector};
 use crate::kind::GroupKind;
 
+/// Maximum number of values of a label by which an interest is routed, each a place in the index. A
+/// parent may have an interest with thousands of values in each of thousands of namespaces.
+const VALUES_MAX: usize = 100;
+
 /// Objects that concern a subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interest {
@@ -59,6 +63,8 @@ pub(crate) struct InterestIndex<T> {
     names: HashMap<Arc<str>, Vec<T>>,
     // By one positive requirement of the selector: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
+    // Of a requirement with more than `VALUES_MAX` values: by label key and namespace.
+    by_label_key: HashMap<Box<str>, Vec<(Interest, T)>>,
     // Selectors without a positive requirement, compared with each object of their namespace.
     by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,
     // Selectors of all namespaces without a positive requirement, compared with each object.
@@ -110,14 +116,16 @@ impl Selection {
             && self.selector.matches(&object.labels)
     }
 
-    /// Returns the requirements that only objects with one of certain values of a label meet.
+    /// Returns the requirements that only objects with one of certain values of a label meet, which
+    /// are sorted.
     pub(crate) fn positive(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
         self.selector.expressions().iter().filter_map(|expression| match expression {
             Expression::Equal(key, value) => Some((key.as_str(), vec![value.as_str()])),
-            Expression::In(key, values) => {
+            Expression::In(key, values) if !values.is_empty() => {
                 Some((key.as_str(), values.iter().map(String::as_str).collect()))
             }
-            Expression::NotIn(..)
+            Expression::In(..)
+            | Expression::NotIn(..)
             | Expression::NotEqual(..)
             | Expression::Exists(_)
             | Expression::DoesNotExist(_) => None,
@@ -147,7 +155,8 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                 // The requirement with the fewest interests so far: a label that all selectors
                 // share separates none of them.
                 let requirement = selection.positive().min_by_key(|(key, values)| {
-                    self.routed_count(key, values, selection.namespace.as_deref())
+                    let routed = self.routed_count(key, values, selection.namespace.as_deref());
+                    (values.len() > VALUES_MAX, routed)
                 });
                 let Some((key, values)) = requirement else {
                     let routed = (interest.clone(), holder);
@@ -157,6 +166,11 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
                     }
                     return None;
                 };
+                if values.len() > VALUES_MAX {
+                    let place = place(key, selection.namespace.as_deref());
+                    add(&mut self.by_label_key, &place, (interest.clone(), holder));
+                    return Some(key.into());
+                }
                 let by_value = self.labelled.entry(key.into()).or_default();
                 for value in values {
                     let routed = (interest.clone(), holder.clone());
@@ -175,43 +189,52 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
 
     /// Removes an interest of a holder; returns the label by which it was routed.
     pub(crate) fn remove(&mut self, interest: &Interest, holder: &T) -> Option<Box<str>> {
+        let is_holder = |it: &T| it == holder;
         match interest {
-            Interest::Everything => take(&mut self.everything, |it| it == holder),
-            Interest::OwnerKind(kind) => subtract(&mut self.owner_kinds, kind, holder),
-            Interest::OwnerUid(uid) => subtract(&mut self.owner_uids, uid, holder),
-            Interest::Named(key) => subtract(&mut self.named, key, holder),
-            Interest::NamedAnywhere(name) => subtract(&mut self.names, name, holder),
+            Interest::Everything => take(&mut self.everything, is_holder),
+            Interest::OwnerKind(kind) => subtract(&mut self.owner_kinds, kind, is_holder),
+            Interest::OwnerUid(uid) => subtract(&mut self.owner_uids, uid, is_holder),
+            Interest::Named(key) => subtract(&mut self.named, key, is_holder),
+            Interest::NamedAnywhere(name) => subtract(&mut self.names, name, is_holder),
             Interest::Selected(selection) | Interest::Orphans(selection) => {
-                let is_it = |(other, of): &(Interest, T)| of == holder && other == interest;
-                for (key, values) in selection.positive() {
-                    let Some(by_value) = self.labelled.get_mut(key) else { continue };
-                    let mut found = false;
-                    for value in values {
-                        let place = place(value, selection.namespace.as_deref());
-                        let Some(routed) = by_value.get_mut(&*place) else { continue };
-                        let before = routed.len();
-                        take(routed, is_it);
-                        found |= routed.len() < before;
-                        if routed.is_empty() {
-                            by_value.remove(&*place);
-                        }
-                    }
-                    if by_value.is_empty() {
-                        self.labelled.remove(key);
-                    }
-                    if found {
-                        return Some(key.into());
-                    }
+                return self.remove_selected(interest, selection, holder);
+            }
+        };
+        None
+    }
+
+    fn remove_selected(
+        &mut self,
+        interest: &Interest,
+        selection: &Selection,
+        holder: &T,
+    ) -> Option<Box<str>> {
+        let is_it = |(other, of): &(Interest, T)| of == holder && other == interest;
+        for (key, values) in selection.positive() {
+            if values.len() > VALUES_MAX {
+                let place = place(key, selection.namespace.as_deref());
+                if subtract(&mut self.by_label_key, &place, is_it) {
+                    return Some(key.into());
                 }
-                match &selection.namespace {
-                    Some(namespace) => {
-                        let routed = (interest.clone(), holder.clone());
-                        subtract(&mut self.by_namespace, namespace, &routed);
-                    }
-                    None => take(&mut self.unindexed, is_it),
-                }
+                continue;
+            }
+            let Some(by_value) = self.labelled.get_mut(key) else { continue };
+            let mut found = false;
+            for value in values {
+                let place = place(value, selection.namespace.as_deref());
+                found |= subtract(by_value, &place, is_it);
+            }
+            if by_value.is_empty() {
+                self.labelled.remove(key);
+            }
+            if found {
+                return Some(key.into());
             }
         }
+        match &selection.namespace {
+            Some(namespace) => subtract(&mut self.by_namespace, namespace, is_it),
+            None => take(&mut self.unindexed, is_it),
+        };
         None
     }
 
@@ -245,17 +268,24 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         {
             compare(routed.iter());
         }
+        // Interests of the object's namespace, and those of all namespaces.
+        let namespace = object.key.namespace.as_deref();
+        let namespaces = [namespace, None];
+        let namespaces = &namespaces[..1 + usize::from(namespace.is_some())];
         if !self.labelled.is_empty() {
             for (key, value) in object.labels.iter() {
                 let Some(by_value) = self.labelled.get(key) else { continue };
-                // Interests of the object's namespace, and those of all namespaces.
-                let namespace = object.key.namespace.as_deref();
-                for namespace in
-                    [namespace, None].into_iter().take(1 + usize::from(namespace.is_some()))
-                {
-                    if let Some(routed) = by_value.get(&*place(value, namespace)) {
-                        compare(routed.iter());
-                    }
+                for namespace in namespaces {
+                    let routed = by_value.get(&*place(value, *namespace));
+                    routed.into_iter().for_each(|routed| compare(routed.iter()));
+                }
+            }
+        }
+        if !self.by_label_key.is_empty() {
+            for (key, _) in object.labels.iter() {
+                for namespace in namespaces {
+                    let routed = self.by_label_key.get(&*place(key, *namespace));
+                    routed.into_iter().for_each(|routed| compare(routed.iter()));
                 }
             }
         }
@@ -273,6 +303,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
             self.owner_kinds.contains_key(&*owner.kind) || self.owner_uids.contains_key(&owner.uid)
         });
         let has_selectors = !self.labelled.is_empty()
+            || !self.by_label_key.is_empty()
             || !self.unindexed.is_empty()
             || !self.by_namespace.is_empty();
         if owned || !has_selectors {
@@ -288,8 +319,11 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         !self.everything.is_empty()
     }
 
-    /// Number of interests that are routed by these values of a label.
+    /// Number of interests that are routed by these values of a label, or by their label key.
     fn routed_count(&self, key: &str, values: &[&str], namespace: Option<&str>) -> usize {
+        if values.len() > VALUES_MAX {
+            return self.by_label_key.get(&*place(key, namespace)).map_or(0, Vec::len);
+        }
         let Some(by_value) = self.labelled.get(key) else { return 0 };
         let routed = |value: &&str| by_value.get(&*place(value, namespace)).map_or(0, Vec::len);
         values.iter().map(routed).sum()
@@ -305,16 +339,17 @@ impl<T> Default for InterestIndex<T> {
             named: HashMap::new(),
             names: HashMap::new(),
             labelled: HashMap::new(),
+            by_label_key: HashMap::new(),
             by_namespace: HashMap::new(),
             unindexed: Vec::new(),
         }
     }
 }
 
-/// Returns the place of interests in one value of a label, in one namespace or in all. Neither may
-/// contain a slash.
-fn place(value: &str, namespace: Option<&str>) -> Box<str> {
-    format!("{value}/{}", namespace.unwrap_or_default()).into()
+/// Returns the place of interests in one label, by its value or its key, in one namespace or in all.
+/// A namespace has no slash.
+fn place(label: &str, namespace: Option<&str>) -> Box<str> {
+    format!("{label}/{}", namespace.unwrap_or_default()).into()
 }
 
 fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: T) {
@@ -325,20 +360,24 @@ fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder:
     }
 }
 
-fn subtract<K: Eq + Hash, T: PartialEq>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: &T) {
-    if let Some(holders) = index.get_mut(key) {
-        take(holders, |it| it == holder);
-        if holders.is_empty() {
-            index.remove(key);
-        }
+/// Removes one holder of a key; returns whether it was there.
+fn subtract<K: Eq + Hash, T>(
+    index: &mut HashMap<K, Vec<T>>,
+    key: &K,
+    is_it: impl Fn(&T) -> bool,
+) -> bool {
+    let Some(holders) = index.get_mut(key) else { return false };
+    let was_there = take(holders, is_it);
+    if holders.is_empty() {
+        index.remove(key);
     }
+    was_there
 }
 
-/// Removes one element.
-fn take<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool) {
-    if let Some(at) = list.iter().position(is_it) {
-        list.swap_remove(at);
-    }
+/// Removes one element; returns whether it was there.
+fn take<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool) -> bool {
+    let found = list.iter().position(is_it);
+    found.map(|at| list.swap_remove(at)).is_some()
 }
 
 #[cfg(test)]
@@ -350,7 +389,13 @@ mod tests {
 
     fn interest() -> impl Strategy<Value = Interest> {
         let name = || select(vec!["a", "b", "c"]);
+        let many = (0..=VALUES_MAX).map(|number| format!(",v{number}")).collect::<String>();
         let selector = select(vec![
+            format!("app in (x{many})"),
+            format!("app in (x,y{many}),tier=t"),
+            format!("app in (x{many}),tier in (t{many})"),
+        ]);
+        let few = select(vec![
             "app=x",
             "app=y,tier=t",
             "app in (x,y)",
@@ -360,6 +405,7 @@ mod tests {
             "app",
             "",
         ]);
+        let selector = prop_oneof![1 => selector, 4 => few.prop_map(str::to_owned)];
         let selection = (prop::option::of(select(vec!["n", "m"])), selector).prop_map(
             |(namespace, selector)| Selection {
                 namespace: namespace.map(Arc::from),
@@ -441,6 +487,7 @@ mod tests {
             prop_assert!(index.owner_kinds.is_empty() && index.owner_uids.is_empty());
             prop_assert!(index.named.is_empty() && index.everything.is_empty());
             prop_assert!(index.names.is_empty() && index.by_namespace.is_empty());
+            prop_assert!(index.by_label_key.is_empty());
         }
     }
 
@@ -468,5 +515,37 @@ mod tests {
 
         // The first interest came before any other and is routed by the shared label.
         assert_eq!(index.routed_count("app", &["x"], None), 1);
+    }
+
+    #[test]
+    fn selector_of_ten_thousand_values_takes_one_place_and_shares_them() {
+        let values = (0..10_000).map(|number| format!("v{number}")).collect();
+        let selector = Selector::new(vec![Expression::In("app".into(), values)]);
+        let interest = |namespace: usize| {
+            let namespace = Some(format!("ns-{namespace}").into());
+            Interest::Orphans(Selection { namespace, selector: selector.clone() })
+        };
+        let mut index = InterestIndex::default();
+        for namespace in 0..100 {
+            let label = index.insert(&interest(namespace), namespace);
+            assert_eq!(label.as_deref(), Some("app"));
+        }
+
+        let held = |of: &Interest| match of {
+            Interest::Orphans(selection) => selection.selector.expressions().as_ptr(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((index.labelled.len(), index.by_label_key.len()), (0, 100));
+        let places = index.by_label_key.values().flatten();
+        assert!(places.clone().all(|(it, _)| held(it) == selector.expressions().as_ptr()));
+        let object = Fixture::new("a").namespace("ns-7").label("app", "v9").object();
+        let mut visited = Vec::new();
+        COMPARED.set(0);
+        index.visit(object.header(), |holder| visited.push(*holder));
+        assert_eq!((visited, COMPARED.get()), (vec![7], 1));
+        for namespace in 0..100 {
+            assert_eq!(index.remove(&interest(namespace), &namespace).as_deref(), Some("app"));
+        }
+        assert!(index.by_label_key.is_empty());
     }
 }

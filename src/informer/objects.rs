@@ -7,12 +7,17 @@ use std::{
     borrow::Borrow,
     cmp::Ordering,
     collections::{BTreeMap, HashMap},
-    mem,
     ops::Bound,
+    slice,
     sync::Arc,
 };
 
-use super::{Interest, Object, ObjectKey, interest::Selection, share::ObjectCount};
+use super::{
+    Interest, Object, ObjectKey,
+    lookups::{CountedIndex, Lookup, LookupIndexes},
+    share::ObjectCount,
+    sorted_objects::SortedObjects,
+};
 use crate::kind::GroupKind;
 
 /// Objects by key and by their indexes.
@@ -22,8 +27,7 @@ pub(super) struct Objects {
     by_key: BTreeMap<OrderedObject, ListNumber>,
     owners: HashMap<Arc<str>, SortedObjects>,
     owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind>,
-    // Objects without a controller, by the labels that interests in orphans are routed by.
-    orphans: HashMap<Box<str>, LabelIndex>,
+    lookups: LookupIndexes,
 }
 
 /// Number of a list. Objects that a complete list lacks have the number of an earlier one.
@@ -36,16 +40,6 @@ struct OwnedByKind {
     accounted: usize,
     entries: usize,
 }
-
-#[derive(Default)]
-struct LabelIndex {
-    users: usize,
-    values: HashMap<Box<str>, SortedObjects>,
-}
-
-/// Objects sorted by key.
-#[derive(Default)]
-struct SortedObjects(Vec<Object>);
 
 /// An object that is compared by its key, so that an element is one pointer.
 struct OrderedObject(Object);
@@ -82,30 +76,64 @@ impl Objects {
 
     /// Returns the whole objects with the owner of a uid.
     pub(super) fn owned_by(&self, uid: &str) -> &[Object] {
-        self.owners.get(uid).map_or(&[], |bucket| &bucket.0)
+        self.owners.get(uid).map_or(&[], SortedObjects::all)
     }
 
-    /// Returns the objects without a controller that a selection selects: by the smallest index of
-    /// its labels, or by a scan if none of them is indexed.
-    pub(super) fn orphans(&self, selection: &Selection) -> Vec<Object> {
-        let interest = Interest::Orphans(selection.clone());
-        let is_selected = |object: &&Object| interest.concerns(object.header());
-        let indexed = selection.positive().filter_map(|(key, values)| {
-            let index = self.orphans.get(key)?;
-            Some(values.into_iter().filter_map(|value| index.values.get(value)).collect::<Vec<_>>())
-        });
-        let namespace = selection.namespace.as_ref();
-        let parts = indexed.map(|buckets| {
-            buckets.into_iter().map(|bucket| bucket.within(namespace)).collect::<Vec<_>>()
-        });
-        let smallest = parts.min_by_key(|parts| parts.iter().map(|it| it.len()).sum::<usize>());
-        match (smallest, &selection.namespace) {
-            (Some(parts), _) => parts.into_iter().flatten().filter(is_selected).cloned().collect(),
-            (None, Some(namespace)) => {
-                self.in_namespace(namespace).filter(is_selected).cloned().collect()
-            }
-            (None, None) => self.iter().filter(is_selected).cloned().collect(),
+    /// Returns the objects that an interest concerns, by index if one has them.
+    pub(super) fn concerned_by(&self, interest: &Interest) -> Vec<Object> {
+        let is_concerned = |object: &&Object| interest.concerns(object.header());
+        self.candidates(interest).filter(is_concerned).cloned().collect()
+    }
+
+    /// Returns the whole objects that interests concern, each once.
+    pub(super) fn whole_of<'a>(
+        &'a self,
+        interests: &'a [Interest],
+    ) -> impl Iterator<Item = &'a Object> {
+        interests.iter().enumerate().flat_map(move |(at, interest)| {
+            let earlier = &interests[..at];
+            let candidates: Box<dyn Iterator<Item = &'a Object> + 'a> = match interest {
+                Interest::OwnerKind(kind) => Box::new(self.owned_by_kind(kind, None)),
+                Interest::OwnerUid(uid) => Box::new(self.owned_by(uid).iter()),
+                Interest::Everything
+                | Interest::Selected(_)
+                | Interest::Orphans(_)
+                | Interest::Named(_)
+                | Interest::NamedAnywhere(_) => self.candidates(interest),
+            };
+            candidates.filter(move |object| {
+                let concerns = |it: &Interest| it.concerns(object.header());
+                object.is_whole() && concerns(interest) && !earlier.iter().any(concerns)
+            })
+        })
+    }
+
+    /// Returns objects among which are all that an interest concerns.
+    fn candidates<'a>(
+        &'a self,
+        interest: &'a Interest,
+    ) -> Box<dyn Iterator<Item = &'a Object> + 'a> {
+        if let Some(found) = self.lookups.find(interest) {
+            return Box::new(found.into_iter().flatten());
         }
+        match interest {
+            Interest::Named(key) => Box::new(self.get(key).into_iter()),
+            Interest::Selected(selection) | Interest::Orphans(selection) => {
+                match &selection.namespace {
+                    Some(namespace) => Box::new(self.in_namespace(namespace)),
+                    None => Box::new(self.iter()),
+                }
+            }
+            Interest::Everything
+            | Interest::OwnerKind(_)
+            | Interest::OwnerUid(_)
+            | Interest::NamedAnywhere(_) => Box::new(self.iter()),
+        }
+    }
+
+    /// Returns the whole objects with an owner of a kind, after a key.
+    fn owned_by_kind(&self, kind: &GroupKind, key: Option<&ObjectKey>) -> slice::Iter<'_, Object> {
+        self.owner_kinds.get(kind).map_or_else(|| [].iter(), |owned| owned.whole.after(key))
     }
 
     /// Adds or replaces an object; returns the old one.
@@ -155,18 +183,21 @@ impl Objects {
         examine: usize,
     ) -> Scanned {
         let concerns = |object: &&Object| interests.iter().any(|it| it.concerns(object.header()));
-        let part = match interests {
-            [] => Vec::new(),
+        let part = match interests.iter().map(owner_kind).collect::<Option<Vec<_>>>() {
             // Whole, since the subscriber keeps them so.
-            [Interest::OwnerKind(kind)] => {
-                let all = self.owner_kinds.get(kind).map_or(&[][..], |owned| &owned.whole.0);
-                let from = key.map_or(0, |key| all.partition_point(|it| it.key() <= key));
-                all[from..].iter().take(examine + 1).collect()
+            Some(kinds) => {
+                let next = |&kind| self.owned_by_kind(kind, key).take(examine + 1);
+                let mut part: Vec<_> = kinds.iter().flat_map(next).collect();
+                if kinds.len() > 1 {
+                    part.sort_unstable_by_key(|object| object.key());
+                    part.dedup_by_key(|object| object.key());
+                }
+                part
             }
-            _ => {
+            None => {
                 let from = key.map_or(Bound::Unbounded, Bound::Excluded);
                 let rest = self.by_key.range::<ObjectKey, _>((from, Bound::Unbounded));
-                rest.take(examine + 1).map(|(object, _)| &object.0).collect::<Vec<_>>()
+                rest.take(examine + 1).map(|(object, _)| &object.0).collect()
             }
         };
         let end = part.len() <= examine;
@@ -181,7 +212,7 @@ impl Objects {
     /// Returns the count of the whole objects with an owner of a kind.
     pub(super) fn count_of(&self, kind: &GroupKind) -> ObjectCount {
         let count = |owned: &OwnedByKind| ObjectCount {
-            objects: owned.whole.0.len(),
+            objects: owned.whole.all().len(),
             accounted: owned.accounted,
         };
         self.owner_kinds.get(kind).map(count).unwrap_or_default()
@@ -193,42 +224,28 @@ impl Objects {
             Interest::OwnerKind(kind) => {
                 self.owner_kinds.get(kind).is_some_and(|owned| owned.entries > 0)
             }
-            Interest::Named(key) => self.get(key).is_some_and(|object| !object.is_whole()),
             Interest::Everything
             | Interest::OwnerUid(_)
             | Interest::NamedAnywhere(_)
+            | Interest::Named(_)
             | Interest::Selected(_)
             | Interest::Orphans(_) => {
-                let mut entries = self.iter().filter(|object| !object.is_whole());
+                let mut entries = self.candidates(interest).filter(|object| !object.is_whole());
                 entries.any(|object| interest.concerns(object.header()))
             }
         }
     }
 
-    /// Indexes the objects without a controller by a label, until the last user is gone.
-    pub(super) fn index_label(&mut self, key: &str) {
-        if let Some(index) = self.orphans.get_mut(key) {
-            index.users += 1;
-            return;
-        }
-        let mut index = LabelIndex { users: 1, values: HashMap::new() };
-        for object in self.by_key.keys().map(|object| &object.0) {
-            if object.controller().is_none()
-                && let Some(value) = object.header().labels.get(key)
-            {
-                index.insert(value, object);
-            }
-        }
-        self.orphans.insert(key.into(), index);
+    /// Adds a user of a lookup index, which is built for the first one.
+    pub(super) fn join_lookup(&mut self, lookup: &Lookup) {
+        let Self { by_key, lookups, .. } = self;
+        lookups.join(lookup, by_key.keys().map(|object| &object.0));
     }
 
-    pub(super) fn unindex_label(&mut self, key: &str) {
-        if let Some(index) = self.orphans.get_mut(key) {
-            index.users -= 1;
-            if index.users == 0 {
-                self.orphans.remove(key);
-            }
-        }
+    /// Removes a user of a lookup index; returns the index after the last one. It is not to be
+    /// dropped under a lock.
+    pub(super) fn leave_lookup(&mut self, lookup: &Lookup) -> Option<CountedIndex> {
+        self.lookups.leave(lookup)
     }
 
     fn index(&mut self, object: &Object) {
@@ -241,7 +258,7 @@ impl Objects {
                 owned.entries += 1;
             }
         }
-        self.index_labels(object);
+        self.lookups.insert(object);
     }
 
     /// Replaces the object of the same places in the indexes.
@@ -254,17 +271,7 @@ impl Objects {
                 bucket.insert(object);
             }
         }
-        self.index_labels(object);
-    }
-
-    fn index_labels(&mut self, object: &Object) {
-        if !self.orphans.is_empty() && object.controller().is_none() {
-            for (key, value) in object.header().labels.iter() {
-                if let Some(index) = self.orphans.get_mut(key) {
-                    index.insert(value, object);
-                }
-            }
-        }
+        self.lookups.insert(object);
     }
 
     fn unindex(&mut self, object: &Object) {
@@ -275,31 +282,29 @@ impl Objects {
                 } else {
                     owned.entries -= 1;
                 }
-                if owned.entries == 0 && owned.whole.0.is_empty() {
+                if owned.entries == 0 && owned.whole.all().is_empty() {
                     self.owner_kinds.remove(&owner.kind);
                 }
             }
             if let Some(bucket) = self.owners.get_mut(&owner.uid) {
                 bucket.remove(object.key());
-                if bucket.0.is_empty() {
+                if bucket.all().is_empty() {
                     self.owners.remove(&owner.uid);
                 }
             }
         }
-        if !self.orphans.is_empty() && object.controller().is_none() {
-            for (key, value) in object.header().labels.iter() {
-                if let Some(index) = self.orphans.get_mut(key) {
-                    index.remove(value, object);
-                }
-            }
-        }
+        self.lookups.remove(object);
     }
 
     #[cfg(test)]
     pub(super) fn has_indexes(&self) -> bool {
-        !self.owners.is_empty()
-            || !self.owner_kinds.is_empty()
-            || self.orphans.values().any(|index| !index.values.is_empty())
+        !self.owners.is_empty() || !self.owner_kinds.is_empty() || self.lookup_places() > 0
+    }
+
+    /// Number of places of objects in the lookup indexes.
+    #[cfg(test)]
+    pub(super) fn lookup_places(&self) -> usize {
+        self.lookups.places()
     }
 }
 
@@ -315,23 +320,15 @@ impl OwnedByKind {
     }
 }
 
-impl LabelIndex {
-    fn insert(&mut self, value: &str, object: &Object) {
-        match self.values.get_mut(value) {
-            Some(bucket) => drop(bucket.insert(object)),
-            None => {
-                drop(self.values.insert(value.into(), SortedObjects(Vec::from([object.clone()]))))
-            }
-        }
-    }
-
-    fn remove(&mut self, value: &str, object: &Object) {
-        if let Some(bucket) = self.values.get_mut(value) {
-            bucket.remove(object.key());
-            if bucket.0.is_empty() {
-                self.values.remove(value);
-            }
-        }
+fn owner_kind(interest: &Interest) -> Option<&GroupKind> {
+    match interest {
+        Interest::OwnerKind(kind) => Some(kind),
+        Interest::Everything
+        | Interest::OwnerUid(_)
+        | Interest::Selected(_)
+        | Interest::Orphans(_)
+        | Interest::Named(_)
+        | Interest::NamedAnywhere(_) => None,
     }
 }
 
@@ -341,43 +338,6 @@ fn has_same_places(old: &Object, new: &Object) -> bool {
     old.is_whole() == new.is_whole()
         && before.owners == after.owners
         && before.labels == after.labels
-}
-
-impl SortedObjects {
-    /// Returns the objects of a namespace; all, without one.
-    fn within(&self, namespace: Option<&Arc<str>>) -> &[Object] {
-        let Some(namespace) = namespace else { return &self.0 };
-        let namespace_of = |object: &Object| object.key().namespace.clone();
-        let wanted = Some(namespace.clone());
-        let from = self.0.partition_point(|object| namespace_of(object) < wanted);
-        let until = self.0.partition_point(|object| namespace_of(object) <= wanted);
-        &self.0[from..until]
-    }
-
-    /// Adds or replaces an object; returns the old one.
-    fn insert(&mut self, object: &Object) -> Option<Object> {
-        // Lists arrive in the order of keys.
-        if self.0.last().is_none_or(|last| last.key() < object.key()) {
-            self.0.push(object.clone());
-            return None;
-        }
-        match self.find(object.key()) {
-            Ok(at) => Some(mem::replace(&mut self.0[at], object.clone())),
-            Err(at) => {
-                self.0.insert(at, object.clone());
-                None
-            }
-        }
-    }
-
-    fn remove(&mut self, key: &ObjectKey) -> Option<Object> {
-        let at = self.find(key).ok()?;
-        Some(self.0.remove(at))
-    }
-
-    fn find(&self, key: &ObjectKey) -> Result<usize, usize> {
-        self.0.binary_search_by(|object| object.key().cmp(key))
-    }
 }
 
 impl Borrow<ObjectKey> for OrderedObject {
@@ -403,5 +363,73 @@ impl PartialOrd for OrderedObject {
 impl Ord for OrderedObject {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.key().cmp(other.0.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::informer::{COMPARED, Selection, fixture::Fixture};
+
+    /// A thousand foreign objects, six of owners of two kinds, and one of an owner of each.
+    fn objects() -> Objects {
+        let mut objects = Objects::default();
+        for number in 0..1_000 {
+            let name = format!("foreign-{number}");
+            objects.put(&Fixture::new(&name).namespace("far").object(), 0);
+        }
+        let owner =
+            |kind: &str| json!({"apiVersion": "v1", "kind": kind, "name": "p", "uid": kind});
+        let mut owned = |name: &str, kinds: &[&str]| {
+            let owners = kinds.iter().map(|kind| owner(kind)).collect();
+            let fixture = Fixture::new(name).namespace("ns");
+            objects.put(&fixture.set("ownerReferences", owners).object(), 0);
+        };
+        for number in 0..6 {
+            owned(&format!("o{number}"), &[["A", "B"][number % 2]]);
+        }
+        owned("o6", &["A", "B"]);
+        objects
+    }
+
+    fn kinds() -> Vec<Interest> {
+        let kind = |kind: &str| GroupKind { group: String::new(), kind: kind.to_owned() };
+        ["A", "B"].map(|it| Interest::OwnerKind(kind(it))).to_vec()
+    }
+
+    #[test]
+    fn scan_for_two_kinds_of_owners_examines_their_objects_only() {
+        let objects = objects();
+        for examine in [1, 2, 3, 100] {
+            COMPARED.set(0);
+            let (mut names, mut key) = (Vec::new(), None);
+            loop {
+                let scanned = objects.after(key.as_ref(), &kinds(), examine);
+                assert!(scanned.objects.len() <= examine);
+                names.extend(scanned.objects.iter().map(|object| object.key().name.to_string()));
+                if scanned.end {
+                    break;
+                }
+                key = scanned.last;
+            }
+
+            assert_eq!(names, ["o0", "o1", "o2", "o3", "o4", "o5", "o6"]);
+            assert!(COMPARED.get() <= 14, "{} comparisons", COMPARED.get());
+        }
+    }
+
+    #[test]
+    fn subscriber_that_joins_is_compared_with_objects_of_its_kinds_names_and_namespaces_only() {
+        let objects = objects();
+        let selection = Selection { namespace: Some("ns".into()), selector: "!x".parse().unwrap() };
+        let named = Interest::Named(ObjectKey::namespaced("ns", "o3"));
+        let interests = [kinds(), vec![named, Interest::Selected(selection)]].concat();
+
+        COMPARED.set(0);
+        assert_eq!(objects.whole_of(&interests).count(), 7, "each object once");
+        assert!(!interests.iter().any(|interest| objects.has_entries_of(interest)));
+        assert!(COMPARED.get() < 50, "{} comparisons", COMPARED.get());
     }
 }

@@ -1,16 +1,17 @@
 //! Label selectors: parsed once, then matched against labels without an allocation.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use kube::core::Expression;
 
 use super::StringMap;
 
-/// A parsed label selector; an empty one selects everything.
+/// A parsed label selector; an empty one selects everything. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    requirements: Vec<Expression>,
-    bounds: Vec<Bound>,
+    // Shared: a requirement may have very many values, and each interest has a copy.
+    requirements: Arc<[Expression]>,
+    bounds: Arc<[Bound]>,
 }
 
 /// Bound of a label whose value is a whole number: `tier>1`.
@@ -24,7 +25,7 @@ struct Bound {
 impl Selector {
     /// Returns the selector of these requirements, all of which must hold.
     pub fn new(requirements: Vec<Expression>) -> Self {
-        Self { requirements, bounds: Vec::new() }
+        Self { requirements: requirements.into(), bounds: Arc::default() }
     }
 
     /// Selects the objects with this label.
@@ -97,14 +98,14 @@ impl FromStr for Selector {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        let mut selector = Self::default();
+        let (mut expressions, mut bounds) = (Vec::new(), Vec::new());
         for part in requirements(text) {
             match bound(part)? {
-                Some(bound) => selector.bounds.push(bound),
-                None => selector.requirements.push(requirement(part)?),
+                Some(bound) => bounds.push(bound),
+                None => expressions.push(requirement(part)?),
             }
         }
-        Ok(selector)
+        Ok(Self { requirements: expressions.into(), bounds: bounds.into() })
     }
 }
 

@@ -60,19 +60,15 @@ impl ObjectCount {
 }
 
 impl Shares {
-    /// Adds a subscription to a store with these objects.
+    /// Adds a subscription to a store in which its interests concern these whole objects.
     pub(super) fn join<'a>(
         &mut self,
         id: SubscriberId,
         interests: &[Interest],
-        objects: impl Iterator<Item = &'a Object>,
+        concerned: impl Iterator<Item = &'a Object>,
     ) {
-        let is_concerned =
-            |object: &Object| interests.iter().any(|it| it.concerns(object.header()));
         let mut count = ObjectCount::default();
-        for object in objects.filter(|object| object.is_whole() && is_concerned(object)) {
-            count.add(object);
-        }
+        concerned.for_each(|object| count.add(object));
         for interest in interests {
             self.index.insert(interest, id);
         }

@@ -17,6 +17,7 @@ use super::{
     Ended, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectError,
     ObjectKey, Store,
     interest::{InterestIndex, SubscriberId},
+    lookups::{CountedIndex, Lookup},
     mailbox::Mailbox,
     objects::ListNumber,
     retention::Retention,
@@ -162,6 +163,7 @@ impl SharedInformer {
     /// Removes a subscriber; returns whether it was the last one. Its objects stay whole for the
     /// linger time. Frees the objects if the informer is closed and has no subscribers left.
     pub(super) fn leave(&self, id: SubscriberId, linger: Linger) -> bool {
+        let mut freed = Vec::new();
         let mut state = self.lock();
         let left = state.subscribers.remove(&id);
         let last = left.is_some() && state.subscribers.is_empty();
@@ -170,7 +172,7 @@ impl SharedInformer {
                 state.index.remove(interest, &id);
             }
             for interest in left.moving.values().flatten() {
-                self.remove_interest(&mut state, interest, id);
+                freed.extend(self.remove_interest(&mut state, interest, id));
             }
             let linger = match linger {
                 Linger::Default => self.linger,
@@ -183,8 +185,8 @@ impl SharedInformer {
             self.idle.send_replace(Some(Instant::now()));
         }
         drop(state);
-        // Pending changes may be the last owners of objects.
-        drop(left);
+        // Pending changes may be the last owners of objects, and an index may be large.
+        drop((left, freed));
         self.discard();
         last
     }
@@ -204,23 +206,32 @@ impl SharedInformer {
             return;
         }
         for interest in &new {
-            if let Some(label) = state.index.insert(interest, id) {
-                self.store.index_label(&label);
+            if let Some(lookup) = Lookup::of(interest, state.index.insert(interest, id)) {
+                self.store.join_lookup(&lookup);
             }
         }
         let old = match new.is_empty() {
             true => subscriber.moving.remove(&name),
             false => subscriber.moving.insert(name, new),
         };
-        for interest in old.iter().flatten() {
-            self.remove_interest(state, interest, id);
-        }
+        let old = old.iter().flatten();
+        let freed: Vec<_> =
+            old.filter_map(|interest| self.remove_interest(state, interest, id)).collect();
+        drop(guard);
+        // Not under the lock: an index may be large.
+        drop(freed);
     }
 
-    fn remove_interest(&self, state: &mut InformerContents, interest: &Interest, id: SubscriberId) {
-        if let Some(label) = state.index.remove(interest, &id) {
-            self.store.unindex_label(&label);
-        }
+    /// Removes a moving interest; returns an index without users, which is not to be dropped under
+    /// a lock.
+    fn remove_interest(
+        &self,
+        state: &mut InformerContents,
+        interest: &Interest,
+        id: SubscriberId,
+    ) -> Option<CountedIndex> {
+        let lookup = Lookup::of(interest, state.index.remove(interest, &id))?;
+        self.store.leave_lookup(&lookup)
     }
 
     /// Continues the scan of a subscriber; returns whether it has moved.

@@ -22,6 +22,7 @@ pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection, SubscriberId},
+    lookups::{CountedIndex, Lookup},
     objects::{ListNumber, Objects, Scanned},
     share::{ObjectCount, Shares},
 };
@@ -55,6 +56,13 @@ pub struct Store {
      to list all objects"
 )]
 pub struct KeepsEntries;
+
+/// Error: the subscription has no index of this name, or has ended.
+///
+/// Build the input with [`Builder::index`](crate::controller::Builder::index).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no index {0:?}: build the input with .index(…); the indexes of an epoch end with it")]
+pub struct UnknownIndex(pub String);
 
 /// Identity of a subscription in the store of its informer.
 struct StoreReader {
@@ -138,22 +146,30 @@ impl Store {
         })
     }
 
-    /// Returns the objects under `value` in an index added by [`Store::add_index`]. Empty if this
-    /// subscriber has no index of that name, or has left.
-    pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
-        self.of_parts(|store| store.by_own_index(name, value))
+    /// Returns the objects under `value` in an index added by [`Store::add_index`]. Objects that the
+    /// subscription keeps as metadata entries are in no index.
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownIndex`] if the subscription has no index of that name, or has ended.
+    pub fn by_index(&self, name: &str, value: &str) -> Result<Vec<Object>, UnknownIndex> {
+        let mut known = true;
+        let found = self.of_parts(|store| {
+            let found = store.by_own_index(name, value);
+            known &= found.is_some();
+            found.unwrap_or_default()
+        });
+        if known { Ok(found) } else { Err(UnknownIndex(name.to_owned())) }
     }
 
-    fn by_own_index(&self, name: &str, value: &str) -> Vec<Object> {
+    /// Returns the objects of this part; `None` if it has no index of that name.
+    fn by_own_index(&self, name: &str, value: &str) -> Option<Vec<Object>> {
         let state = self.read();
-        let index = self.reader.as_ref().and_then(|reader| state.indexes.get(reader.id, name));
-        let bucket = index.and_then(|(_, buckets)| buckets.get(value));
-        let found = bucket.into_iter().flatten().map(|entry| entry.object().clone()).collect();
-        let has_value = |object: &Object| {
-            let values = index.map(|(index, _)| index.values(object));
-            values.is_some_and(|values| values.iter().any(|it| it == value))
-        };
-        self.updated(&state, found, |object| self.keeps(object) && has_value(object))
+        let (index, buckets) = state.indexes.get(self.reader.as_ref()?.id, name)?;
+        let bucket = buckets.get(value).into_iter().flatten();
+        let found = bucket.map(|entry| entry.object().clone()).collect();
+        let has_value = |object: &Object| index.values(object).iter().any(|it| it == value);
+        Some(self.updated(&state, found, |object| self.keeps(object) && has_value(object)))
     }
 
     /// Adds an index, over the current and future objects that the subscription keeps whole, until
@@ -268,16 +284,19 @@ impl Store {
     /// Returns the objects without a controller that a selection selects: by index, if an interest
     /// in them is set, and by a scan otherwise. They may be metadata entries.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
-        self.of_parts(|store| store.orphans_here(selection))
+        self.concerned_by(&Interest::Orphans(selection.clone()))
     }
 
-    fn orphans_here(&self, selection: &Selection) -> Vec<Object> {
-        let state = self.read();
-        let is_orphan =
-            |object: &Object| Interest::Orphans(selection.clone()).concerns(object.header());
-        let orphans = self.updated(&state, state.objects.orphans(selection), is_orphan);
-        drop(state);
-        orphans.into_iter().map(|object| self.view(object)).collect()
+    /// Returns the objects that an interest concerns, in any order: by index if the interest is a
+    /// moving one of a subscriber, and by a scan otherwise. They may be metadata entries.
+    pub(crate) fn concerned_by(&self, interest: &Interest) -> Vec<Object> {
+        self.of_parts(|store| {
+            let state = store.read();
+            let found = state.objects.concerned_by(interest);
+            let found = store.updated(&state, found, |object| interest.concerns(object.header()));
+            drop(state);
+            found.into_iter().map(|object| store.view(object)).collect()
+        })
     }
 
     fn keeps_all(&self) -> Result<(), KeepsEntries> {
@@ -323,7 +342,7 @@ impl Store {
             [Interest::OwnerKind(kind)] => CountedObjects::OfKind(kind.clone()),
             interests => {
                 let StoreState { objects, shares, .. } = &mut *self.write();
-                shares.join(id, interests, objects.iter());
+                shares.join(id, interests, objects.whole_of(interests));
                 CountedObjects::Of(interests.to_vec())
             }
         };
@@ -406,15 +425,25 @@ impl Store {
 
     /// Returns whether an interest concerns an object that is kept as a metadata entry.
     pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
-        self.entries() > 0 && self.read().objects.has_entries_of(interest)
+        self.entries() > 0
+            && (*interest == Interest::Everything || self.read().objects.has_entries_of(interest))
     }
 
-    pub(super) fn index_label(&self, key: &str) {
-        self.write().objects.index_label(key);
+    /// Adds a user of a lookup index, which is built for the first one.
+    pub(super) fn join_lookup(&self, lookup: &Lookup) {
+        self.write().objects.join_lookup(lookup);
     }
 
-    pub(super) fn unindex_label(&self, key: &str) {
-        self.write().objects.unindex_label(key);
+    /// Removes a user of a lookup index; returns the index after the last one. It is not to be
+    /// dropped under a lock.
+    pub(super) fn leave_lookup(&self, lookup: &Lookup) -> Option<CountedIndex> {
+        self.write().objects.leave_lookup(lookup)
+    }
+
+    /// Number of places of objects in the lookup indexes.
+    #[cfg(test)]
+    pub(super) fn lookup_places(&self) -> usize {
+        self.read().objects.lookup_places()
     }
 
     /// Drops all objects and the maps' memory.
@@ -536,13 +565,13 @@ mod tests {
         store.add_index(index.clone());
         store.add_index(index);
         put(&store, &fixture("b").label("app", "x").object());
-        assert_eq!(names(store.by_index("app", "x")), ["ns/a", "ns/b"]);
+        assert_eq!(names(store.by_index("app", "x").unwrap()), ["ns/a", "ns/b"]);
 
         put(&store, &fixture("a").label("app", "y").object());
         store.remove(&ObjectKey::namespaced("ns", "b"));
-        assert!(store.by_index("app", "x").is_empty());
-        assert_eq!(names(store.by_index("app", "y")), ["ns/a"]);
-        assert!(store.by_index("nothing", "x").is_empty());
+        assert!(store.by_index("app", "x").unwrap().is_empty());
+        assert_eq!(names(store.by_index("app", "y").unwrap()), ["ns/a"]);
+        assert_eq!(store.by_index("nothing", "x").unwrap_err(), UnknownIndex("nothing".to_owned()));
     }
 
     #[test]
@@ -553,7 +582,7 @@ mod tests {
         put(&store, &fixture("a").object());
 
         assert_eq!(names(store.list().unwrap()), ["ns/a"]);
-        assert!(store.by_index("bad", "x").is_empty());
+        assert!(store.by_index("bad", "x").unwrap().is_empty());
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! The handlers of the inputs read the index only, so that an event never calls a hook.
 
 mod concerned;
-mod lookup;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,10 +14,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use self::{
-    concerned::ConcernedParents,
-    lookup::{by_label, by_name, select},
-};
+use self::concerned::ConcernedParents;
 use super::{
     customize::{MAX_INTERESTS, RelatedRule},
     fingerprint::Fingerprint,
@@ -296,7 +292,7 @@ impl Related {
         let describe = move |builder: Builder| {
             let builder = builder.claims_type(type_ref, handler).whole().optional();
             let builder = if managed_fields { builder.managed_fields() } else { builder };
-            builder.index(by_label()).index(by_name()).on_synced(move |enqueue| {
+            builder.on_synced(move |enqueue| {
                 related.parents_of(&name).into_iter().for_each(|parent| enqueue.add(parent));
             })
         };
@@ -409,6 +405,14 @@ impl Related {
     fn lock(&self) -> MutexGuard<'_, RelatedState> {
         self.state.lock()
     }
+}
+
+/// Returns the objects that interests concern, in the order of their keys: by index, since the
+/// interests were set before.
+fn select(store: &Store, interests: &[Interest]) -> Vec<Object> {
+    let found = interests.iter().flat_map(|interest| store.concerned_by(interest));
+    let found: BTreeMap<_, _> = found.map(|object| (object.key().clone(), object)).collect();
+    found.into_values().collect()
 }
 
 /// Returns whether two uids, each with or without the name of a revision, are those of one parent.

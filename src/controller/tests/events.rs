@@ -52,14 +52,14 @@ async fn reconciled(handler: Handler) -> [Vec<String>; 4] {
 async fn handler_finds_those_who_name_an_object_by_an_index_of_their_cache() {
     let typed = Handler::typed(|event: Event<Part>, queue| {
         let name = event.object().metadata.name.clone().unwrap();
-        for widget in queue.lister::<Widget>().unwrap().by_index("part", &name) {
+        for widget in queue.lister::<Widget>().unwrap().by_index("part", &name).unwrap() {
             let name = widget.unwrap().metadata.name.clone().unwrap();
             queue.add(crate::informer::ObjectKey::namespaced("ns", name));
         }
     });
     let untyped = Handler::events(|event, queue| {
         let store = queue.store(&widgets()).unwrap();
-        for widget in store.by_index("part", &event.object().key().name) {
+        for widget in store.by_index("part", &event.object().key().name).unwrap() {
             queue.add(widget.key().clone());
         }
     });

@@ -379,8 +379,8 @@ async fn indexes_of_one_name_are_each_subscribers_own() {
     one.store().add_index(Index::new("by", |object| vec![object.key().name.to_string()]));
     other.store().add_index(Index::new("by", |_object| vec!["all".to_owned()]));
 
-    assert_eq!(one.store().by_index("by", "a").len(), 1);
-    assert_eq!(other.store().by_index("by", "all").len(), 1);
+    assert_eq!(one.store().by_index("by", "a").unwrap().len(), 1);
+    assert_eq!(other.store().by_index("by", "all").unwrap().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -395,9 +395,12 @@ async fn index_is_removed_with_its_subscriber() {
         vec![object.key().name.to_string()]
     }));
 
+    let store = one.store();
+    assert!(store.by_index("by", "none").unwrap().is_empty());
     one.release(Linger::Default).await;
     run_until_idle().await;
 
+    assert!(store.by_index("by", "a").is_err(), "no result would look like no object");
     assert_eq!(Arc::strong_count(&held), 1, "its function is kept, and called for every object");
     drop(other);
 }

@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((live.len(), store.len()), (3, 3));
         assert_eq!(names(&live.in_namespace("ns").unwrap()), all);
         assert_eq!(live.in_namespace("other").unwrap().len(), 0);
-        assert_eq!(names(&live.by_index("a", "b")), all);
+        assert_eq!(names(&live.by_index("a", "b").unwrap()), all);
         assert_eq!(names(&live.controlled_by("p")), ["new@8", "orphan@9"]);
         assert_eq!(names(&live.owned_by("q")), ["old@7"]);
         let selection = Selection { namespace: None, selector: Selector::label("a", "b") };

@@ -20,10 +20,10 @@ impl Store {
 
     /// Returns the objects that `read` finds in each part, in the order of their keys if there are
     /// several.
-    pub(super) fn of_parts(&self, read: impl Fn(&Self) -> Vec<Object>) -> Vec<Object> {
+    pub(super) fn of_parts(&self, mut read: impl FnMut(&Self) -> Vec<Object>) -> Vec<Object> {
         let mut found = read(self);
         if let Some(others) = &self.others {
-            found.extend(others.iter().flat_map(&read));
+            found.extend(others.iter().flat_map(read));
             found.sort_unstable_by(|one, other| one.key().cmp(other.key()));
         }
         found

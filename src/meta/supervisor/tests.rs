@@ -1,5 +1,6 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
+mod adopt;
 mod built_in;
 mod child_status;
 mod contested;

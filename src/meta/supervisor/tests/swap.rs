@@ -99,6 +99,45 @@ async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a
     assert_eq!(released.load(Ordering::SeqCst), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn edit_reads_no_child_that_exists_in_the_running_epoch_and_in_a_new_one() {
+    let (harness, calls) = harness(|_, request| {
+        let name = &request["parent"]["metadata"]["name"];
+        json!({"children": [{
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": "default"}, "data": {"a": "b"},
+        }]})
+    })
+    .await;
+    for name in ["p", "q"] {
+        harness.server.apply(thing(name)).unwrap();
+    }
+    let child = |resource: &str| json!({"apiVersion": "v1", "resource": resource});
+    let mut spec = good();
+    spec["childResources"] = json!([child("configmaps")]);
+    harness.declare("a", spec.clone());
+    harness.running("a", 1).await;
+    pass().await;
+    assert_eq!(harness.server.list("v1", "ConfigMap").unwrap().len(), 2);
+    take(&calls, HookKind::Sync);
+    harness.server.forget_requests();
+
+    spec["hooks"]["sync"]["webhook"]["url"] = json!("http://other/");
+    harness.declare("a", spec.clone());
+    pass().await;
+    assert_eq!(take(&calls, HookKind::Sync), ["p", "q"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    assert_eq!(reads(&harness), [""; 0]);
+
+    spec["childResources"] = json!([child("configmaps"), child("secrets")]);
+    harness.declare("a", spec);
+    harness.running("a", 2).await;
+    pass().await;
+    assert_eq!(take(&calls, HookKind::Sync), ["p", "q"]);
+    assert_eq!(reads(&harness), ["List secrets"]);
+    harness.end().await;
+}
+
 fn sync_only(spec: Value) -> Value {
     let mut spec = spec;
     let hooks = json!({"sync": {"webhook": {"url": "http://scripted/"}}});

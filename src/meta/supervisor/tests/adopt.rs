@@ -1,0 +1,87 @@
+//! Adoption of orphans that are kept as metadata entries.
+
+use super::{
+    responding_hook::{Calls, harness, pass},
+    *,
+};
+use crate::testing::{Verb, simulated::AccessRule};
+
+fn thing(name: &str, round: usize) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": name, "labels": {"round": round.to_string()}},
+    })
+}
+
+/// Response that wants the children that exist.
+fn same(_: HookKind, request: &Value) -> Value {
+    let children = request["children"]["ConfigMap.v1"].as_object().unwrap().values();
+    let child = |child: &Value| {
+        let (name, namespace) = (&child["metadata"]["name"], &child["metadata"]["namespace"]);
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": namespace},
+        })
+    };
+    json!({"children": children.map(child).collect::<Vec<_>>()})
+}
+
+/// Removes the recorded calls. Returns the parent of each, with the number of its children.
+fn take(calls: &Calls) -> Vec<(String, usize)> {
+    let calls = std::mem::take(&mut *calls.lock().unwrap());
+    let of_call = |(_, request): &(HookKind, Value)| {
+        let parent = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
+        (parent, request["children"]["ConfigMap.v1"].as_object().unwrap().len())
+    };
+    let mut calls: Vec<_> = calls.iter().map(of_call).collect();
+    calls.dedup();
+    calls
+}
+
+/// Number of reads of the orphan.
+fn reads(harness: &Harness) -> usize {
+    let requests = harness.server.requests();
+    let infos = requests.iter().map(|request| &request.info);
+    infos.filter(|info| info.verb == Verb::Get && info.name == "orphan").count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn live_read_of_an_orphan_that_fails_is_retried_for_its_parent_alone_without_a_call_of_a_hook()
+ {
+    let (harness, calls) = harness(same).await;
+    for name in ["p", "q"] {
+        harness.server.apply(thing(name, 1)).unwrap();
+    }
+    let mut spec = good();
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    pass().await;
+    take(&calls);
+    let parent = harness.server.get("example.com/v1", "Thing", "", "p").unwrap();
+    let uid = &parent["metadata"]["uid"];
+    let denied = AccessRule::deny().verbs(["get"]).resources(["configmaps"]);
+    harness.server.set_rbac([denied]);
+
+    let orphan = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "orphan", "namespace": "default", "labels": {"controller-uid": uid}},
+        "data": {"a": "b"},
+    });
+    harness.server.apply(orphan).unwrap();
+    pass().await;
+    assert!(reads(&harness) > 1, "{} reads", reads(&harness));
+    assert_eq!(take(&calls), [], "no hook is called without the content of a child");
+    harness.server.apply(thing("q", 2)).unwrap();
+    pass().await;
+    assert_eq!(take(&calls), [("q".to_owned(), 0)], "the other parent is not delayed");
+
+    harness.server.set_rbac([]);
+    sleep(Duration::from_secs(600)).await;
+    let calls = take(&calls);
+    assert_eq!(calls.first(), Some(&("p".to_owned(), 1)), "{calls:?}");
+    let adopted = harness.server.get("v1", "ConfigMap", "default", "orphan").unwrap();
+    assert_eq!(adopted["metadata"]["ownerReferences"][0]["uid"], *uid);
+    assert_eq!(adopted["data"], json!({"a": "b"}));
+    harness.end().await;
+}
