@@ -242,14 +242,16 @@ impl KindOptions {
             Projection::Metadata => "metadata_only",
             Projection::Keys => "keys_only",
         };
-        let code = match &self.role {
-            Role::Watched(Handler::Decoded(_)) | Role::Claimed(Handler::Decoded(_)) => {
-                Some("handler")
-            }
-            _ if event_filters.iter().chain(&self.predicates).any(Predicate::decodes) => {
-                Some("predicate")
-            }
-            _ => self.indexes.iter().any(Index::decodes).then_some("index"),
+        let handler_decodes = matches!(
+            &self.role,
+            Role::Watched(Handler::Decoded(_)) | Role::Claimed(Handler::Decoded(_))
+        );
+        let code = if handler_decodes {
+            Some("handler")
+        } else if event_filters.iter().chain(&self.predicates).any(Predicate::decodes) {
+            Some("predicate")
+        } else {
+            self.indexes.iter().any(Index::decodes).then_some("index")
         };
         if let Some(code) = code {
             return Err(BuildError::DecodedProjection(name.clone(), type_ref(), method, code));
