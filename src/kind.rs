@@ -106,11 +106,48 @@ impl TypeRef {
         Self::resource(K::group(&()), K::version(&()), K::plural(&()))
     }
 
+    /// Returns whether a type with these names is the one that this references.
+    pub(crate) fn names(&self, group: &str, version: &str, plural: &str, kind: &str) -> bool {
+        let is_named = match &self.name {
+            TypeName::Resource(name) => name == plural,
+            TypeName::Kind(name) => name == kind,
+        };
+        is_named && self.group == group && self.version.as_deref().is_none_or(|it| it == version)
+    }
+
+    /// Returns whether a Rust type is the one that this references.
+    pub(crate) fn names_resource(&self, resource: &ApiResource) -> bool {
+        self.names(&resource.group, &resource.version, &resource.plural, &resource.kind)
+    }
+
+    /// Returns whether both reference one type, at any version. A kind and a plural name match if
+    /// the plural is the regular one of the kind.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let is_plural_of = |plural: &str, kind: &str| {
+            let regular = GroupVersionKind::gvk("", "", kind);
+            ApiResource::from_gvk(&regular).plural == plural
+        };
+        self.group == other.group
+            && match (&self.name, &other.name) {
+                (TypeName::Resource(one), TypeName::Resource(other))
+                | (TypeName::Kind(one), TypeName::Kind(other)) => one == other,
+                (TypeName::Resource(plural), TypeName::Kind(kind))
+                | (TypeName::Kind(kind), TypeName::Resource(plural)) => is_plural_of(plural, kind),
+            }
+    }
+
     /// References the same type at any version that the server serves.
     #[must_use]
     pub fn any_version(mut self) -> Self {
         self.version = None;
         self
+    }
+}
+
+impl From<&ServedType> for TypeRef {
+    fn from(served: &ServedType) -> Self {
+        let TypeIdentity { group, version, plural, .. } = &served.identity;
+        Self::resource(&**group, &**version, &**plural)
     }
 }
 
@@ -243,6 +280,25 @@ pub struct ServedType {
 }
 
 impl ServedType {
+    /// Returns the type of a Rust struct, as a server of it would serve it: for a context made by
+    /// hand in a test. It has no subresources.
+    pub fn of<K: kube::Resource<DynamicType = ()>>(scope: Scope) -> Self {
+        let kind = K::kind(&());
+        Self {
+            identity: TypeIdentity {
+                group: K::group(&()).into(),
+                version: K::version(&()).into(),
+                plural: K::plural(&()).into(),
+                scope,
+                uid: None,
+            },
+            list_kind: format!("{kind}List").into(),
+            kind: kind.into(),
+            subresources: Subresources::default(),
+            version_order: VersionOrder::Comparable,
+        }
+    }
+
     /// Returns the type as kube's `ApiResource`, for `Api::dynamic` and `DynamicObject`.
     pub fn api_resource(&self) -> ApiResource {
         ApiResource {
@@ -257,5 +313,22 @@ impl ServedType {
     /// Returns the kind without its version.
     pub fn group_kind(&self) -> GroupKind {
         GroupKind { group: self.identity.group.to_string(), kind: self.kind.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kind_and_regular_plural_reference_one_type_at_any_version() {
+        let policies = TypeRef::resource("example.com", "v1", "policies");
+        let policy = TypeRef::kind("example.com", "v2", "Policy");
+
+        assert!(policies.is_alike(&policy) && policy.is_alike(&policies));
+        assert!(policy.is_alike(&policy.clone().any_version()));
+        assert!(!policies.is_alike(&TypeRef::resource("other.com", "v1", "policies")));
+        assert!(!policy.is_alike(&TypeRef::kind("example.com", "v2", "Police")));
+        assert!(!policies.is_alike(&TypeRef::kind("example.com", "v1", "Police")));
     }
 }

@@ -47,13 +47,17 @@ mod tasks;
 mod tests;
 mod verdict;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// Registry of metrics, of the version that the library takes.
 pub use prometheus_client;
 use prometheus_client::registry::Registry;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 pub use backoff::RestartBackoff;
 pub use checks::{Check, CheckResult, Checks};
@@ -105,6 +109,8 @@ pub struct Manager {
     waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
     election: Option<Election>,
     parts: Vec<MeteredPart>,
+    // True once `register_metrics` was called, which includes no later part.
+    has_registered: AtomicBool,
 }
 
 /// Part of a manager with metrics of its own, such as a cluster.
@@ -134,7 +140,8 @@ impl Manager {
             transitions: broadcast::Sender::new(1024),
         };
         let (waiting, parts) = (Vec::new(), Vec::new());
-        Self { options, handle, commands, snapshot, waiting, election: None, parts }
+        let has_registered = AtomicBool::new(false);
+        Self { options, handle, commands, snapshot, waiting, election: None, parts, has_registered }
     }
 
     /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while
@@ -161,7 +168,8 @@ impl Manager {
     /// that were added to it, with their controllers and informers.
     ///
     /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
-    /// Encode them with [`metrics_text`]. Those of the connections are apart: `TransportMetrics`.
+    /// Encode them with [`metrics_text`]. Add all clusters before: those that are added later are not
+    /// included, which is logged. The metrics of the connections are apart: `TransportMetrics`.
     ///
     /// ```
     /// use pilotlight::manager::{
@@ -175,6 +183,7 @@ impl Manager {
     /// assert!(metrics_text(&metrics).unwrap().contains("pilotlight_controller_tasks"));
     /// ```
     pub fn register_metrics(&self, registry: &mut Registry) {
+        self.has_registered.store(true, Ordering::Relaxed);
         self.options.metrics.register(registry);
         if let Some(election) = &self.election {
             election.metrics().register(registry);
@@ -196,6 +205,9 @@ impl Manager {
         name: ControllerName,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
+        if self.has_registered.load(Ordering::Relaxed) {
+            warn!(%name, "cluster was added after register_metrics, which lacks its metrics");
+        }
         self.parts.push(MeteredPart { name, register: Box::new(register) });
     }
 
@@ -247,7 +259,7 @@ impl Manager {
     ///
     /// Dropping the future aborts the runnables without draining them.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
-        let Self { options, handle, commands, snapshot, waiting, election, parts: _ } = self;
+        let Self { options, handle, commands, snapshot, waiting, election, .. } = self;
         let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);

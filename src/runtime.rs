@@ -3,7 +3,7 @@
 //! [`adopt`] runs a controller of `kube_runtime` as a conditional runnable. [`events`] turns the
 //! subscription of a shared informer into a stream that kube's reflector and applier read.
 //! [`object_predicate`] uses a predicate of kube in a [`Controller`](crate::controller::Controller)
-//! of this crate. [`publish`] sends an Event that the reconcile does not wait for.
+//! of this crate, and [`object_condition`] a condition of kube. [`publish`] sends an Event that the reconcile does not wait for.
 //!
 //! Three parts of [`kube_runtime`] keep the promises of an epoch as they are: `finalizer`,
 //! `events::Recorder` and `wait`. Each sends its requests through the client that it is given, so
@@ -12,6 +12,7 @@
 
 mod adopt;
 mod adopted_run;
+mod condition;
 mod event;
 mod events;
 mod predicate;
@@ -20,6 +21,7 @@ mod predicate;
 mod tests;
 
 pub use adopt::{Adopted, adopt};
+pub use condition::object_condition;
 pub use event::publish;
 pub use events::events;
 pub use predicate::object_predicate;

@@ -5,6 +5,7 @@ mod input_options;
 
 use std::{sync::Arc, time::Duration};
 
+use kube::core::ApiResource;
 use serde::de::DeserializeOwned;
 
 pub use self::error::BuildError;
@@ -21,7 +22,7 @@ use super::{
     spec::NewLimiter,
 };
 use crate::{
-    guard::GuardedDrop,
+    guard::{self, GuardedDrop},
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup, WatchState},
@@ -125,13 +126,20 @@ impl Builder {
 
     /// Adds a custom source. [`Builder::predicate`] applies to the changes that it delivers.
     pub fn source(self, source: impl ConditionalSource) -> Self {
-        self.watches_source(source, Handler::Object)
+        self.custom(Arc::new(source), Handler::Object)
     }
 
     /// Adds a custom source, with a handler that maps the changes that it delivers
-    /// ([`SourceContext::deliver`](super::SourceContext::deliver)) to requests.
+    /// ([`SourceContext::deliver`](super::SourceContext::deliver)) to requests. Not for a source that
+    /// only adds requests, such as [`ChannelSource`](super::ChannelSource).
     pub fn watches_source(mut self, source: impl ConditionalSource, handler: Handler) -> Self {
-        let source: Arc<dyn ConditionalSource> = Arc::new(source);
+        if !delivers(&source) {
+            self.record(BuildError::RequestsOnly, "watches_source");
+        }
+        self.custom(Arc::new(source), handler)
+    }
+
+    fn custom(mut self, source: Arc<dyn ConditionalSource>, handler: Handler) -> Self {
         self.inputs.push(InputOptions {
             kind: InputKind::Source(GuardedDrop::new(source), SourceHandlers::new(handler)),
             mode: InputMode::Plain,
@@ -141,7 +149,8 @@ impl Builder {
     }
 
     /// Adds a condition to the input, besides that its type is served: a required input with an
-    /// unmet condition keeps the controller waiting, and an optional one comes and goes alone.
+    /// unmet condition keeps the controller waiting, and an optional one comes and goes alone. A
+    /// plain input takes no condition: call `conditional` or `optional`, too.
     ///
     /// ```
     /// # use pilotlight::{controller::{Builder, Handler}, discovery::TypeRegistry, kind::TypeRef};
@@ -282,10 +291,14 @@ impl Builder {
 
     /// Adds a predicate to this input; a change must pass all predicates.
     pub fn predicate(mut self, predicate: Predicate) -> Self {
-        if let Some(InputOptions { kind: InputKind::Source(_, handlers), .. }) =
+        if let Some(InputOptions { kind: InputKind::Source(source, handlers), .. }) =
             self.inputs.last_mut()
         {
-            handlers.predicates.push(predicate);
+            if delivers(&***source) {
+                handlers.predicates.push(predicate);
+            } else {
+                self.record(BuildError::RequestsOnly, "predicate");
+            }
             return self;
         }
         self.last("predicate", |kind| kind.predicates.push(predicate))
@@ -443,6 +456,27 @@ impl Builder {
         Ok(primaries.into())
     }
 
+    /// Checks that the type whose objects a reconciler takes is the only primary type.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::NotTheOnlyPrimary`].
+    pub(super) fn check_object_type(
+        &self,
+        primaries: &[TypeRef],
+        taken: Option<ApiResource>,
+    ) -> Result<(), BuildError> {
+        let Some(taken) = taken else { return Ok(()) };
+        if let [primary] = primaries
+            && primary.names_resource(&taken)
+        {
+            return Ok(());
+        }
+        let ApiResource { group, version, plural, .. } = taken;
+        let type_ref = TypeRef::resource(group, version, plural);
+        Err(BuildError::NotTheOnlyPrimary(self.name.clone(), type_ref))
+    }
+
     /// Returns whether an input is a primary type.
     pub(super) fn has_primary(&self) -> bool {
         self.inputs.iter().any(|input| input.primary().is_some())
@@ -493,4 +527,10 @@ impl Builder {
         let name = self.name.clone();
         self.error.get_or_insert_with(|| error(name, method));
     }
+}
+
+/// Returns whether a source may deliver changes.
+fn delivers(source: &dyn ConditionalSource) -> bool {
+    // A panic is that of a source whose answer is not known.
+    guard::run(|| source.delivers()).unwrap_or(true)
 }

@@ -22,8 +22,8 @@ use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, CheckResult, ControllerName, Epoch, Manager, RunResult, Runnable, RunnableGroup,
-        RunnableOptions,
+        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, RunResult, Runnable,
+        RunnableGroup, RunnableOptions,
     },
 };
 
@@ -204,6 +204,25 @@ impl ClusterRunnable {
         let check = cluster.readiness_check();
         manager.handle().readiness().add(format!("discovery/{name}"), check);
         manager.add_metrics(name, move |registry| cluster.register_metrics(registry));
+        Ok(())
+    }
+
+    /// Adds the cluster by a handle of a manager that may run already, with its readiness: the
+    /// manager ends if it fails. Its metrics are not those of the manager: register them with
+    /// [`Cluster::register_metrics`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_to_running(
+        self,
+        manager: &ManagerHandle,
+        name: impl Into<ControllerName>,
+    ) -> Result<(), AddError> {
+        let (name, check) = (name.into(), self.cluster.readiness_check());
+        let options = RunnableOptions::fail_fast();
+        manager.add_runnable(name.clone(), Arc::new(self), options).await?;
+        manager.readiness().add(format!("discovery/{name}"), check);
         Ok(())
     }
 }

@@ -86,16 +86,49 @@ impl Context {
     /// Returns a context without inputs, to call a reconciler directly, as in a test.
     ///
     /// `client` is put behind the epoch's fence.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use k8s_openapi::api::core::v1::ConfigMap;
+    /// # use pilotlight::{controller::*, informer::{Object, Store}, kind::{Scope, ServedType}, manager::Epoch};
+    /// # async fn example<R: Reconciler>(
+    /// #     reconciler: R,
+    /// #     client: kube::Client,
+    /// #     cached: ConfigMap,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+    /// let cached = Object::from_json(serde_json::to_vec(&cached)?, &maps)?;
+    /// let epoch = Epoch::new("settings", 1, Duration::ZERO);
+    /// let context = Context::new(epoch, &client)
+    ///     .with_input(&maps, maps.clone(), Store::of([cached]))
+    ///     .with_request(Request::namespaced("default", "settings"));
+    /// let outcome = reconciler.reconcile(Request::namespaced("default", "settings"), context).await;
+    /// # drop(outcome);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(epoch: Epoch, client: &Client) -> Self {
-        let (statuses, _settled) = InputStatuses::new(epoch.clone(), Vec::new());
+        let (statuses, _settled) = InputStatuses::new(epoch.clone(), None, Vec::new());
         let cancel = epoch.token();
         let writes = Fence::unobserved();
         Self::of(epoch, client.clone(), writes, cancel, statuses, None, None)
     }
 
-    /// Adds an input with its cache.
+    /// Returns this context with a request, as a reconcile has it.
     #[must_use]
-    pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
+    pub fn with_request(self, request: impl Into<Request>) -> Self {
+        Self { request: Some(request.into()), ..self }
+    }
+
+    /// Adds an input with its cache, such as that of [`Store::of`].
+    #[must_use]
+    pub fn with_input(
+        self,
+        type_ref: impl Into<TypeRef>,
+        served: impl Into<Arc<ServedType>>,
+        store: Store,
+    ) -> Self {
+        let (type_ref, served) = (type_ref.into(), served.into());
         let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
         let (status, moving, others) = (None, None, Vec::new());
@@ -282,6 +315,11 @@ impl Context {
         self.shared.statuses.attached(cluster, type_ref)
     }
 
+    fn attached_of<K: kube::Resource<DynamicType = ()>>(&self) -> Result<Attached, ListerError> {
+        let cluster = self.foreign.as_ref().map(|foreign| &foreign.types);
+        self.shared.statuses.attached_of::<K>(cluster)
+    }
+
     /// Returns the cache of an input that was added by this name; `None` while it has no complete
     /// list.
     pub fn store_of(&self, input: &str) -> Option<Store> {
@@ -326,16 +364,15 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`ListerError::Projected`] for an input that is cached in part. [`ListerError::NoCache`]
-    /// where [`Context::store`] returns `None`. Objects may exist all the same: return the error to
-    /// be retried after a back-off or, for an optional input, reconcile without it. Once the
-    /// objects are listed, their events enqueue the requests again.
+    /// [`ListerError::Projected`] for an input that is cached in part, [`ListerError::NotAnInput`]
+    /// for a type that is none, and [`ListerError::Unavailable`] with the reason while an input has
+    /// no complete list. Objects may exist all the same: return the error to be retried after a
+    /// back-off or, for an optional input, reconcile without it. Once the objects are listed, their
+    /// events enqueue the requests again.
     pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
-        let type_ref = TypeRef::of::<K>();
-        let attached = self.attached(&type_ref);
-        let attached = attached.ok_or_else(|| ListerError::NoCache(type_ref.clone()))?;
+        let attached = self.attached_of::<K>()?;
         let store = self.reader_of(&attached);
-        Attached { store, others: Vec::new(), ..attached }.lister(type_ref)
+        Attached { store, others: Vec::new(), ..attached }.lister(TypeRef::of::<K>())
     }
 
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
@@ -356,9 +393,7 @@ impl Context {
         &self,
         key: &ObjectKey,
     ) -> Result<Option<K>, FetchError> {
-        let type_ref = TypeRef::of::<K>();
-        let attached = self.attached(&type_ref);
-        let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
+        let attached = self.attached_of::<K>()?;
         let is_cached_whole = attached.key.projection == Projection::Full;
         let path = attached.served.identity.path(key.namespace.as_deref());
         match self.reader_of(&attached).get(key) {

@@ -85,8 +85,9 @@ impl ControllerDefaults {
         Self { recover_panic: Some(recovers), ..self }
     }
 
-    /// Sets the defaults of the inputs of a type, which the inputs must name in the same way: by
-    /// its kind, or by its plural name as a Rust type does.
+    /// Sets the defaults of the inputs of a type, at any version. An input that is named by its
+    /// kind, where this is named by the plural or the reverse, matches if the plural is the regular
+    /// one of the kind.
     pub fn of_type(mut self, type_ref: impl Into<TypeRef>, defaults: TypeDefaults) -> Self {
         self.types.push((type_ref.into(), defaults));
         self
@@ -95,7 +96,7 @@ impl ControllerDefaults {
     /// Returns the defaults of a type: those that were set last.
     pub(super) fn of(&self, type_ref: &TypeRef) -> Option<&TypeDefaults> {
         let mut newest_first = self.types.iter().rev();
-        newest_first.find(|(known, _)| known == type_ref).map(|(_, defaults)| defaults)
+        newest_first.find(|(known, _)| known.is_alike(type_ref)).map(|(_, defaults)| defaults)
     }
 }
 

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Add, Cached, Event, Lister, ListerError, Request, run::input_status::InputStatuses};
+use super::{
+    Add, Cached, Cluster, Event, Lister, ListerError, Request, run::input_status::InputStatuses,
+};
 use crate::{
+    discovery::TypeRegistry,
     guard::GuardedDrop,
     informer::{Delta, Object, ObjectKey, Store},
     kind::{GroupKind, Scope, TypeRef},
@@ -20,6 +23,8 @@ pub struct Enqueue<'a> {
     requests: &'a mut Vec<MappedRequest>,
     /// Inputs whose caches are read; `None` while no epoch runs.
     inputs: Option<&'a InputStatuses>,
+    /// Cluster whose caches are read, if it was chosen.
+    cluster: Option<TypeRegistry>,
     /// Object that could not be mapped, with the reason.
     failed: Option<(ObjectKey, String)>,
 }
@@ -32,7 +37,26 @@ impl<'a> Enqueue<'a> {
         requests: &'a mut Vec<MappedRequest>,
         inputs: Option<&'a InputStatuses>,
     ) -> Self {
-        Self { requests, inputs, failed: None }
+        Self { requests, inputs, cluster: None, failed: None }
+    }
+
+    /// Returns a view that reads the caches of another cluster, those of the inputs of
+    /// [`Builder::in_cluster`](super::Builder::in_cluster), and adds to the same queue.
+    ///
+    /// ```
+    /// # use pilotlight::{controller::{Cluster, Enqueue, Handler}, kind::TypeRef};
+    /// # fn example(other: Cluster, widgets: TypeRef) -> Handler {
+    /// Handler::delta(move |change, queue: &mut Enqueue<'_>| {
+    ///     let there = queue.of_cluster(&other).store(&widgets);
+    ///     if there.is_some_and(|there| there.get(&change.key).is_some()) {
+    ///         queue.add(change.key.clone());
+    ///     }
+    /// })
+    /// # }
+    /// ```
+    pub fn of_cluster(&mut self, cluster: &Cluster) -> Enqueue<'_> {
+        let (requests, inputs) = (&mut *self.requests, self.inputs);
+        Enqueue { requests, inputs, cluster: Some(cluster.types.clone()), failed: None }
     }
 
     /// Adds a request; a request added twice is queued once.
@@ -51,7 +75,7 @@ impl<'a> Enqueue<'a> {
     ///
     /// Another input may be behind. It adds its own requests when it has caught up.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        let attached = self.inputs?.attached(None, type_ref)?;
+        let attached = self.inputs?.attached(self.cluster.as_ref(), type_ref)?;
         Some(attached.joined(|part| part.store.clone()))
     }
 
@@ -62,9 +86,9 @@ impl<'a> Enqueue<'a> {
     /// As for [`Context::lister`](super::Context::lister).
     pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
-        match self.inputs.and_then(|inputs| inputs.attached(None, &type_ref)) {
-            Some(attached) => attached.lister(type_ref),
-            None => Err(ListerError::NoCache(type_ref)),
+        match self.inputs {
+            Some(inputs) => inputs.attached_of::<K>(self.cluster.as_ref())?.lister(type_ref),
+            None => Err(ListerError::NotAnInput(type_ref)),
         }
     }
 
@@ -160,6 +184,8 @@ pub enum Handler {
     Map(MapFn),
     /// Function of the whole change.
     Delta(DeltaFn),
+    /// Function of the whole change that decodes the objects: [`Handler::typed`].
+    Decoded(DeltaFn),
 }
 
 impl Handler {
@@ -189,13 +215,17 @@ impl Handler {
     pub fn typed<K: DeserializeOwned>(
         handle: impl Fn(Event<K>, &mut Enqueue<'_>) + Send + Sync + 'static,
     ) -> Self {
-        Self::events(move |event, queue| match event.clone().decode() {
-            Ok(event) => handle(event, queue),
-            Err(error) => {
-                let key = event.object().key().clone();
-                queue.failed = Some((key, redaction::message(&error)));
-            }
-        })
+        let handle =
+            move |event: Event<&Object>, queue: &mut Enqueue<'_>| match event.clone().decode() {
+                Ok(event) => handle(event, queue),
+                Err(error) => {
+                    let key = event.object().key().clone();
+                    queue.failed = Some((key, redaction::message(&error)));
+                }
+            };
+        Self::Decoded(Arc::new(move |delta, queue| {
+            Event::all(delta).for_each(|event| handle(event, queue));
+        }))
     }
 
     /// Appends the requests of a change, perhaps some of them twice: the queue merges them.
@@ -236,7 +266,7 @@ impl Handler {
                     requests.extend(map(object).into_iter().map(|request| (request, None)));
                 }
             }
-            Self::Delta(map) => map(delta, queue),
+            Self::Delta(map) | Self::Decoded(map) => map(delta, queue),
         }
     }
 }
@@ -248,6 +278,7 @@ impl std::fmt::Debug for Handler {
             Self::Owner { .. } => "Owner",
             Self::Map(_) => "Map",
             Self::Delta(_) => "Delta",
+            Self::Decoded(_) => "Decoded",
         })
     }
 }

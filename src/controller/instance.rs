@@ -100,7 +100,16 @@ impl Controller {
     ///
     /// As [`Manager::add`].
     pub fn add_to(self, manager: &mut Manager) -> Result<(), AddError> {
-        manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default())
+        self.add_with(manager, RunnableOptions::default())
+    }
+
+    /// Like [`Controller::add_to`], with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_with(self, manager: &mut Manager, options: RunnableOptions) -> Result<(), AddError> {
+        manager.add(self.name().clone(), Arc::new(self), options)
     }
 
     /// Adds the controller by a handle of a manager that may run already, under its own name and
@@ -110,7 +119,20 @@ impl Controller {
     ///
     /// As [`ManagerHandle::add`].
     pub async fn add_to_running(self, manager: &ManagerHandle) -> Result<(), AddError> {
-        manager.add(self.name().clone(), Arc::new(self), RunnableOptions::default()).await
+        self.add_running_with(manager, RunnableOptions::default()).await
+    }
+
+    /// Like [`Controller::add_to_running`], with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_running_with(
+        self,
+        manager: &ManagerHandle,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        manager.add(self.name().clone(), Arc::new(self), options).await
     }
 
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.
@@ -160,6 +182,7 @@ impl Builder {
             return Err(BuildError::NoInput(self.name));
         }
         let (primaries, defaults) = (self.primaries()?, &cluster.defaults);
+        self.check_object_type(&primaries, reconciler.object_type())?;
         let of_type = primaries.first().and_then(|primary| defaults.of(primary));
         let of_type = of_type.and_then(|of_type| of_type.max_concurrent_reconciles);
         let workers = self.workers.or(of_type).or(defaults.workers).unwrap_or(1);

@@ -21,13 +21,19 @@ impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'sta
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListerError {
-    /// Add the type as an input. For an optional input: wait until its type is served and listed,
-    /// or reconcile without it.
+    /// Add the type as an input.
     #[error(
-        "no cache of {0}: it is not an input of this controller, or it is optional and not served, \
-         not listed yet or forbidden"
+        "no cache of {0}: it is not an input of this controller; add it with for_, owns or watches"
     )]
-    NoCache(TypeRef),
+    NotAnInput(TypeRef),
+    /// Wait until the type of this input is served and listed, or reconcile without it.
+    #[error("no cache of {type_ref}: {why}")]
+    Unavailable {
+        /// Type that is read.
+        type_ref: TypeRef,
+        /// Reason: the type is not served, not listed yet, or forbidden.
+        why: String,
+    },
     /// Build the input without `metadata_only` and `keys_only`, or read the headers of
     /// [`Context::store`](super::Context::store).
     #[error(
@@ -137,4 +143,44 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
 
 fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> Decoded<K> {
     objects.iter().map(Object::decode_shared).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
+
+    use super::*;
+    use crate::kind::{Scope, ServedType};
+
+    fn map(namespace: &str, name: &str, app: &str) -> Object {
+        let owner = json!({
+            "apiVersion": "example.com/v1", "kind": "Widget", "name": "w", "uid": format!("uid-{app}"),
+            "controller": name != "b",
+        });
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                "namespace": namespace, "name": name, "uid": name, "resourceVersion": "1",
+                "labels": {"app": app}, "ownerReferences": [owner],
+            },
+        });
+        let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+        Object::from_json(map.to_string(), &maps).unwrap()
+    }
+
+    #[test]
+    fn objects_are_listed_by_namespace_label_and_controller() {
+        let objects = [map("one", "a", "x"), map("one", "b", "x"), map("two", "c", "y")];
+        let lister = Lister::<ConfigMap>::of(Store::of(objects));
+        let names = |found: Decoded<ConfigMap>| -> Vec<_> {
+            found.into_iter().map(|map| map.unwrap().metadata.name.clone().unwrap()).collect()
+        };
+
+        assert_eq!(names(lister.list().unwrap()), ["a", "b", "c"]);
+        assert_eq!(names(lister.in_namespace("one").unwrap()), ["a", "b"]);
+        assert_eq!(names(lister.matching(&Selector::label("app", "y")).unwrap()), ["c"]);
+        assert_eq!(names(lister.controlled_by("uid-x")), ["a"], "b has an owner of another role");
+        assert_eq!(names(lister.in_namespace("three").unwrap()), [""; 0]);
+    }
 }

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Condition that is met while one object exists and passes a check.
+/// Condition that is met while one object passes a check.
 ///
 /// The condition is unmet while the object's type is not served, and unknown while the object cannot be read.
 /// The condition is a runnable too, which watches the object: add it to the manager. Cheap to clone.
@@ -45,7 +45,7 @@ pub struct ObjectCondition {
     cluster: Cluster,
     type_ref: TypeRef,
     key: ObjectKey,
-    check: Arc<dyn Fn(&Object) -> bool + Send + Sync>,
+    check: Arc<dyn Fn(Option<&Object>) -> bool + Send + Sync>,
     verdicts: watch::Sender<Verdict>,
 }
 
@@ -56,6 +56,17 @@ impl ObjectCondition {
         type_ref: impl Into<TypeRef>,
         key: ObjectKey,
         check: impl Fn(&Object) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self::optional(cluster, type_ref, key, move |object| object.is_some_and(&check))
+    }
+
+    /// Returns a condition like [`ObjectCondition::new`], whose check is called with `None` while
+    /// the object does not exist.
+    pub fn optional(
+        cluster: &Cluster,
+        type_ref: impl Into<TypeRef>,
+        key: ObjectKey,
+        check: impl Fn(Option<&Object>) -> bool + Send + Sync + 'static,
     ) -> Self {
         let (cluster, type_ref, check) = (cluster.clone(), type_ref.into(), Arc::new(check));
         let not_read = "was not read yet: add its condition to a manager";
@@ -110,9 +121,9 @@ impl ObjectCondition {
                 type_ref: None,
             }])
         };
-        let Some(object) = object else { return unmet("does not exist") };
         match guard::run(|| (self.check)(object)) {
             Ok(true) => Verdict::Met(Vec::new()),
+            Ok(false) if object.is_none() => unmet("does not exist"),
             Ok(false) => unmet("is not in the required state"),
             Err(panic) => self.unknown(&format!("cannot be judged: the check panicked: {panic}")),
         }

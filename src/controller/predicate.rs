@@ -21,13 +21,15 @@ pub struct Predicate {
     pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,
     // Field that the predicate reads and `keys_only` does not keep, if known.
     reads: Option<&'static str>,
+    // True if the predicate decodes the objects.
+    decodes: bool,
 }
 
 impl Predicate {
     /// Returns a predicate that passes the changes for which a function returns `true`.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
         let pass = GuardedDrop::new(pass);
-        Self { pass: Arc::new(move |delta| pass(delta)), reads: None }
+        Self { pass: Arc::new(move |delta| pass(delta)), reads: None, decodes: false }
     }
 
     /// Returns a predicate of each event of an object: create, update or delete. A change of two
@@ -61,7 +63,8 @@ impl Predicate {
     pub fn typed<K: DeserializeOwned>(
         pass: impl Fn(Event<K>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self::events(move |event| event.decode().map_or(true, &pass))
+        let passes = Self::events(move |event| event.decode().map_or(true, &pass));
+        Self { decodes: true, ..passes }
     }
 
     /// Passes changes of the specification, and the begin of a deletion.
@@ -112,15 +115,17 @@ impl Predicate {
     /// Passes changes that both predicates pass.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let reads = self.reads.or(other.reads);
-        Self { reads, ..Self::new(move |delta| self.passes(delta) && other.passes(delta)) }
+        let (reads, decodes) = self.reads_with(&other);
+        let both = Self::new(move |delta| self.passes(delta) && other.passes(delta));
+        Self { reads, decodes, ..both }
     }
 
     /// Passes changes that at least one of both predicates passes.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        let reads = self.reads.or(other.reads);
-        Self { reads, ..Self::new(move |delta| self.passes(delta) || other.passes(delta)) }
+        let (reads, decodes) = self.reads_with(&other);
+        let either = Self::new(move |delta| self.passes(delta) || other.passes(delta));
+        Self { reads, decodes, ..either }
     }
 
     /// Returns whether a change passes.
@@ -132,6 +137,16 @@ impl Predicate {
     /// user's function, which may read any field.
     pub(super) fn reads(&self) -> Option<&'static str> {
         self.reads
+    }
+
+    /// Returns whether the predicate decodes the objects to a Rust type.
+    pub(super) fn decodes(&self) -> bool {
+        self.decodes
+    }
+
+    /// Returns what both predicates read.
+    fn reads_with(&self, other: &Self) -> (Option<&'static str>, bool) {
+        (self.reads.or(other.reads), self.decodes || other.decodes)
     }
 
     fn reading(self, field: &'static str) -> Self {
@@ -154,7 +169,8 @@ impl std::ops::Not for Predicate {
     type Output = Self;
 
     fn not(self) -> Self {
-        Self { reads: self.reads, ..Self::new(move |delta| !self.passes(delta)) }
+        let Self { reads, decodes, .. } = self;
+        Self { reads, decodes, ..Self::new(move |delta| !self.passes(delta)) }
     }
 }
 

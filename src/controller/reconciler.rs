@@ -2,7 +2,9 @@
 
 use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{Add, Cached, Context, LookupError, Request};
+use kube::core::ApiResource;
+
+use super::{Add, Cached, Context, ListerError, LookupError, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
@@ -124,6 +126,12 @@ pub trait Reconciler: Send + Sync + 'static {
         request: Request,
         context: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send;
+
+    /// Returns the type whose objects the reconciler takes in place of requests: the controller is
+    /// built only if this is its only primary type. `None` for a reconciler of requests.
+    fn object_type(&self) -> Option<ApiResource> {
+        None
+    }
 }
 
 impl<F, R> Reconciler for F
@@ -140,10 +148,16 @@ where
     }
 }
 
-/// Returns a reconciler that takes the object of a request from the cache, decoded; `None` for a deleted object, which [`Context::request`] names.
+/// Returns a reconciler that takes the object of a request from the cache, decoded; `None` for a
+/// deleted object, which [`Context::request`] names.
 ///
-/// `K` is the type of an input that is kept whole, such as the primary type. An object that does
-/// not have the shape of `K` is an error, retried at its next change.
+/// `K` is the only primary type of the controller, which is not built otherwise: a request for an
+/// object of another type would look like a deletion. An object that does not have the shape of `K`
+/// is an error, retried at its next change.
+///
+/// While the cache is missing, as for an optional type that is not served, no object is known to be
+/// deleted. The request is then retried after a growing back-off, without an error and without a
+/// call.
 ///
 /// ```no_run
 /// # use k8s_openapi::api::core::v1::ConfigMap;
@@ -184,10 +198,18 @@ where
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let object = match context.lister::<K>()?.get(&request) {
+        let objects = match context.lister::<K>() {
+            Err(ListerError::Unavailable { .. }) => return Ok(Outcome::Requeue),
+            objects => objects?,
+        };
+        let object = match objects.get(&request) {
             Err(LookupError::Decode(error)) => return Err(error).terminal(),
             found => found?,
         };
         (self.reconcile)(object, context).await
+    }
+
+    fn object_type(&self) -> Option<ApiResource> {
+        Some(ApiResource::erase::<K>(&()))
     }
 }

@@ -102,6 +102,8 @@ pub(super) async fn run(
     epoch: Epoch,
     prepared: HashMap<usize, Subscription>,
 ) -> RunResult {
+    let refused = Arc::clone(&spec);
+    let epoch = epoch.on_refused(move || refused.refused());
     let mut run = EpochRun::start(spec, epoch.clone(), prepared);
     let end = run.work().await;
     if end.is_err() || epoch.stop_reason().is_none() {
@@ -133,7 +135,8 @@ impl EpochRun {
             status.prepared = prepared.remove(&number);
             status
         });
-        let (statuses, settled) = InputStatuses::new(epoch.clone(), inputs.collect());
+        let types = Some(spec.named.cluster.types.clone());
+        let (statuses, settled) = InputStatuses::new(epoch.clone(), types, inputs.collect());
         spec.series.watch_inputs(Arc::downgrade(&statuses));
         let cancel = epoch.token().child_token();
         let writes = spec.carried_over.unconfirmed.observer();
@@ -371,7 +374,6 @@ impl EpochRun {
             let reconcile = reconciling.run(async {
                 let result = (spec.reconcile)(request, context).await;
                 if result.as_ref().is_err_and(ReconcileError::is_forbidden) {
-                    spec.refused();
                     epoch.refused();
                 }
                 result

@@ -159,4 +159,11 @@ pub trait ConditionalSource: Send + Sync + 'static {
     fn name(&self) -> String {
         "a source".to_owned()
     }
+
+    /// Returns whether the source may deliver changes ([`SourceContext::deliver`]): true by default.
+    /// A source that only adds requests takes neither a handler nor a predicate, since nothing would
+    /// reach them.
+    fn delivers(&self) -> bool {
+        true
+    }
 }

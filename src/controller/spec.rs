@@ -73,9 +73,11 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Tells the conditions that the API server has refused a request.
+    /// Reports to all conditions that the API server has refused a request.
     pub(super) fn refused(&self) {
-        let of_inputs = self.inputs.iter().flat_map(|input| &input.conditions);
+        let named = self.named.inputs();
+        let inputs = || self.inputs.iter().chain(&named);
+        let of_inputs = inputs().flat_map(|input| &input.conditions);
         let report = |refused: Result<(), String>| {
             if let Err(error) = refused {
                 warn!(controller = %self.name, error, "`Condition::refused` panicked");
@@ -84,7 +86,7 @@ impl Spec {
         for condition in self.conditions.iter().chain(of_inputs) {
             report(guard::run(|| condition.refused()));
         }
-        for input in &self.inputs {
+        for input in inputs() {
             if let InputSource::Other(source, _) = &input.source {
                 report(guard::run(|| source.ready().refused()));
             }

@@ -35,12 +35,15 @@ mod cluster;
 mod clusters;
 mod conditions;
 mod delivering_sources;
+mod direct;
 mod durations;
 mod events;
 mod flapping;
 mod handlers;
 mod interests;
+mod mistakes;
 mod named;
+mod options;
 mod own_sources;
 mod panics;
 mod preparation;
@@ -226,8 +229,10 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
                 object.metadata.name.as_deref().unwrap_or_default(),
                 lister.list()?.len(),
                 match unknown {
-                    ListerError::NoCache(type_ref) => type_ref,
-                    ListerError::Projected(type_ref) => panic!("{type_ref} is kept in part"),
+                    ListerError::NotAnInput(type_ref) => type_ref,
+                    other @ (ListerError::Unavailable { .. } | ListerError::Projected(_)) => {
+                        panic!("{other}")
+                    }
                 },
             ));
             Ok(Outcome::Done)

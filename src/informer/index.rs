@@ -23,6 +23,8 @@ pub struct Index {
     name: Arc<str>,
     values: Arc<Values>,
     panics: Option<watch::Sender<Option<IndexPanic>>>,
+    // True if the function decodes the objects.
+    decodes: bool,
 }
 
 /// Panic of an index function.
@@ -44,7 +46,8 @@ impl Index {
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
         let values = GuardedDrop::new(values);
-        Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
+        let (name, values) = (name.into(), Arc::new(move |object: &Object| values(object)));
+        Self { name, values, panics: None, decodes: false }
     }
 
     /// Creates an index of objects that are decoded to their Rust type. An object that cannot be
@@ -53,10 +56,16 @@ impl Index {
         name: impl Into<Arc<str>>,
         values: impl Fn(&K) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(name, move |object| match object.decode() {
+        let index = Self::new(name, move |object| match object.decode() {
             Ok(object) => values(&object),
             Err(_) => Vec::new(),
-        })
+        });
+        Self { decodes: true, ..index }
+    }
+
+    /// Returns whether the function decodes the objects to a Rust type.
+    pub(crate) fn decodes(&self) -> bool {
+        self.decodes
     }
 
     /// Returns the same index, with its panics sent to `panics`.

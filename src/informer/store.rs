@@ -314,6 +314,16 @@ impl Store {
         if object.is_whole() && !self.keeps(&object) { object.reduced() } else { object }
     }
 
+    /// Returns a store of these objects, without an informer: to call a reconciler in a test.
+    /// [`Store::add_index`] adds the indexes that it reads.
+    pub fn of(objects: impl IntoIterator<Item = Object>) -> Self {
+        let store = Self::new();
+        for object in objects {
+            store.put(&object, ListNumber::default());
+        }
+        store.join(SubscriberId(0), &[Interest::Everything])
+    }
+
     /// Creates an empty store, with a reader of everything.
     pub(super) fn new() -> Self {
         let mut whole = InterestIndex::default();

@@ -89,7 +89,7 @@ impl Epoch {
     }
 
     /// Returns this epoch with another function for [`Epoch::refused`].
-    pub(super) fn on_refused(self, refused: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn on_refused(self, refused: impl Fn() + Send + Sync + 'static) -> Self {
         let before = self.refused.clone();
         let refused = move || {
             refused();
@@ -98,9 +98,10 @@ impl Epoch {
         Self { refused: Some(Arc::new(refused)), ..self }
     }
 
-    /// Tells the conditions that [`Conditional`](super::Conditional) has added to the runnable that
-    /// the API server has refused a request (403), as [`Condition::refused`] describes. A controller
-    /// calls it itself.
+    /// Reports to the conditions of the runnable that the API server has refused a request (403), as
+    /// [`Condition::refused`] describes: to those that [`Conditional`](super::Conditional) has
+    /// added, and to all conditions of a controller and its inputs. A controller calls it itself for
+    /// an error of its reconciler.
     ///
     /// [`Condition::refused`]: super::Condition::refused
     pub fn refused(&self) {

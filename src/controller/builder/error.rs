@@ -15,6 +15,14 @@ pub enum BuildError {
     /// Call `for_` once for each primary type.
     #[error("{0} has the primary type {1} twice")]
     PrimaryTwice(ControllerName, TypeRef),
+    /// Take the request in place of the object, and read the object with
+    /// [`Context::lister`](crate::controller::Context::lister): a request for an object of another
+    /// type would look like a deletion.
+    #[error(
+        "{0}: the reconciler takes objects of {1}, which must be the only primary type; take the \
+         request instead, and read the object with Context::lister"
+    )]
+    NotTheOnlyPrimary(ControllerName, TypeRef),
     /// Call `for_`, which names the type of the owner.
     #[error("{0} owns {1} but has no primary type; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),
@@ -31,6 +39,18 @@ pub enum BuildError {
          owns_type or watches_type"
     )]
     TypedProjection(ControllerName, TypeRef, &'static str),
+    /// Read the headers of the objects there, or build the input without `metadata_only` and
+    /// `keys_only`.
+    #[error(
+        "{0}: {2} keeps too little of {1} to be decoded by the {3}; read the headers of its objects"
+    )]
+    DecodedProjection(ControllerName, TypeRef, &'static str, &'static str),
+    /// Map the requests before they are sent: a handler and predicates apply to changes only.
+    #[error("{0}: {1} has no effect, since the source adds requests and delivers no changes")]
+    RequestsOnly(ControllerName, &'static str),
+    /// Call `conditional` or `optional`.
+    #[error("{0}: input_when does not stop a plain input; call conditional or optional for {1}")]
+    PlainCondition(ControllerName, String),
     /// Call `metadata_only` instead.
     #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
     NotKept(ControllerName, TypeRef, &'static str),

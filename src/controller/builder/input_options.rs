@@ -89,6 +89,13 @@ impl InputOptions {
         cluster: &Cluster,
     ) -> Result<Vec<Input>, BuildError> {
         let mode = self.mode;
+        if mode == InputMode::Plain && !self.conditions.is_empty() {
+            let label = match &self.kind {
+                InputKind::Kind(kind) => kind.filter.type_ref.to_string(),
+                InputKind::Source(source, _) => guard::run(|| source.name()).unwrap_or_default(),
+            };
+            return Err(BuildError::PlainCondition(name.clone(), label));
+        }
         let source = match self.kind {
             InputKind::Source(source, handlers) => match guard::run(|| source.name()) {
                 Ok(name) => {
@@ -235,6 +242,20 @@ impl KindOptions {
             Projection::Metadata => "metadata_only",
             Projection::Keys => "keys_only",
         };
+        let handler_decodes = matches!(
+            &self.role,
+            Role::Watched(Handler::Decoded(_)) | Role::Claimed(Handler::Decoded(_))
+        );
+        let code = if handler_decodes {
+            Some("handler")
+        } else if event_filters.iter().chain(&self.predicates).any(Predicate::decodes) {
+            Some("predicate")
+        } else {
+            self.indexes.iter().any(Index::decodes).then_some("index")
+        };
+        if let Some(code) = code {
+            return Err(BuildError::DecodedProjection(name.clone(), type_ref(), method, code));
+        }
         if self.typed {
             return Err(BuildError::TypedProjection(name.clone(), type_ref(), method));
         }
@@ -249,9 +270,9 @@ impl KindOptions {
             _ if !self.indexes.is_empty() => Some("fields to index"),
             Role::Primary
             | Role::Claimed(_)
-            | Role::Watched(Handler::Object | Handler::Map(_) | Handler::Delta(_)) => {
-                predicates.find_map(Predicate::reads)
-            }
+            | Role::Watched(
+                Handler::Object | Handler::Map(_) | Handler::Delta(_) | Handler::Decoded(_),
+            ) => predicates.find_map(Predicate::reads),
         };
         match field {
             Some(field) => Err(BuildError::NotKept(name.clone(), type_ref(), field)),

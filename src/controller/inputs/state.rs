@@ -145,6 +145,11 @@ impl NamedInputs {
         state.wanted.iter().map(of).collect()
     }
 
+    /// Returns the inputs that are to run.
+    pub(in crate::controller) fn inputs(&self) -> Vec<Input> {
+        self.state().wanted.values().map(|wanted| wanted.input.clone()).collect()
+    }
+
     /// Begins an epoch, whose run starts and stops the inputs from now on.
     pub(in crate::controller) fn begin(&self, epoch: u64) {
         self.state().epoch = Some(epoch);

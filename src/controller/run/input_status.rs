@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use kube::core::ApiResource;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
@@ -38,6 +39,8 @@ pub(in crate::controller) enum InputMode {
 #[derive(Debug)]
 pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
+    // Types of the controller's cluster; `None` for a context from `Context::new`.
+    types: Option<TypeRegistry>,
     // True once the sync timeout is over.
     overdue: AtomicBool,
     inputs: Mutex<StatusByNumber>,
@@ -98,12 +101,18 @@ impl InputStatuses {
     /// Returns the statuses of an epoch, and a channel of the numbers of settled inputs.
     pub(in crate::controller) fn new(
         epoch: Epoch,
+        types: Option<TypeRegistry>,
         inputs: Vec<InputStatus>,
     ) -> (Arc<Self>, mpsc::Receiver<usize>) {
         let (settled, numbers) = mpsc::channel(inputs.len().max(1));
         let inputs = inputs.into_iter().map(Box::new).enumerate().collect();
-        let statuses =
-            Self { epoch, overdue: AtomicBool::new(false), inputs: Mutex::new(inputs), settled };
+        let statuses = Self {
+            epoch,
+            types,
+            overdue: AtomicBool::new(false),
+            inputs: Mutex::new(inputs),
+            settled,
+        };
         statuses.report(&statuses.inputs());
         (Arc::new(statuses), numbers)
     }
@@ -173,7 +182,7 @@ impl InputStatuses {
         cluster: Option<&TypeRegistry>,
         type_ref: &TypeRef,
     ) -> Option<Attached> {
-        let inputs = self.inputs();
+        let (inputs, cluster) = (self.inputs(), self.foreign(cluster));
         let of_cluster =
             || inputs.values().map(|input| &**input).filter(|input| input.is_of(cluster));
         let named = |input: &&InputStatus| {
@@ -196,6 +205,42 @@ impl InputStatuses {
             }
         }
         Some(attached)
+    }
+
+    /// Returns the cache of an input of a Rust type, or the reason why there is none.
+    pub(in crate::controller) fn attached_of<K: kube::Resource<DynamicType = ()>>(
+        &self,
+        cluster: Option<&TypeRegistry>,
+    ) -> Result<Attached, ListerError> {
+        let type_ref = TypeRef::of::<K>();
+        let attached = self.attached(cluster, &type_ref);
+        attached.ok_or_else(|| self.unavailable(cluster, type_ref, &ApiResource::erase::<K>(&())))
+    }
+
+    fn unavailable(
+        &self,
+        cluster: Option<&TypeRegistry>,
+        type_ref: TypeRef,
+        resource: &ApiResource,
+    ) -> ListerError {
+        let (inputs, cluster) = (self.inputs(), self.foreign(cluster));
+        let of_type = inputs.values().filter(|input| {
+            let named = input.type_ref.as_ref().is_some_and(|it| it.names_resource(resource));
+            named && input.is_of(cluster)
+        });
+        // Of several namespaces, one that is not listed.
+        match of_type.min_by_key(|input| input.attached.is_some()) {
+            Some(input) if input.state == State::Synced => {
+                ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
+            }
+            Some(input) => ListerError::Unavailable { type_ref, why: input.why() },
+            None => ListerError::NotAnInput(type_ref),
+        }
+    }
+
+    /// Returns a cluster if it is not that of the controller.
+    fn foreign<'a>(&self, cluster: Option<&'a TypeRegistry>) -> Option<&'a TypeRegistry> {
+        cluster.filter(|cluster| !self.types.as_ref().is_some_and(|own| own.is(cluster)))
     }
 
     /// Returns the group and kind of an input's type, as it is served in this epoch.
@@ -437,12 +482,6 @@ impl InputStatus {
 
 /// Returns whether a served type is the one that a reference names.
 fn matches(type_ref: &TypeRef, served: &ServedType) -> bool {
-    use crate::kind::TypeName::{Kind, Resource};
-    let named = match &type_ref.name {
-        Resource(plural) => **plural == *served.identity.plural,
-        Kind(kind) => **kind == *served.kind,
-    };
-    named
-        && *type_ref.group == *served.identity.group
-        && type_ref.version.as_ref().is_none_or(|version| **version == *served.identity.version)
+    let identity = &served.identity;
+    type_ref.names(&identity.group, &identity.version, &identity.plural, &served.kind)
 }

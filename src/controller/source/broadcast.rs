@@ -122,4 +122,8 @@ impl ConditionalSource for BroadcastSource {
     fn name(&self) -> String {
         "a broadcast".to_owned()
     }
+
+    fn delivers(&self) -> bool {
+        false
+    }
 }

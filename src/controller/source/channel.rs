@@ -95,4 +95,8 @@ impl ConditionalSource for ChannelSource {
     fn name(&self) -> String {
         "a channel".to_owned()
     }
+
+    fn delivers(&self) -> bool {
+        false
+    }
 }

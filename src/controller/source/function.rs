@@ -40,6 +40,7 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 pub struct FunctionSource {
     name: Arc<str>,
     function: Arc<SourceFn>,
+    delivers: bool,
 }
 
 type SourceFn = dyn Fn(SourceContext) -> BoxFuture<'static, ()> + Send + Sync;
@@ -54,14 +55,14 @@ impl FunctionSource {
         F: Future<Output = ()> + Send + 'static,
     {
         let function = move |context| function(context).boxed();
-        Self { name: name.into(), function: Arc::new(function) }
+        Self { name: name.into(), function: Arc::new(function), delivers: true }
     }
 
     /// Returns a source that adds a request at each end of an interval (1 ms at least), from the
     /// start of the epoch on.
     pub fn interval(interval: Duration, request: impl Into<Request>) -> Self {
         let (interval, request) = (interval.max(SHORTEST_INTERVAL), request.into());
-        Self::new(format!("an interval of {interval:?}"), move |context| {
+        let ticks = Self::new(format!("an interval of {interval:?}"), move |context| {
             let request = request.clone();
             async move {
                 let mut ticks = interval_at(Instant::now() + interval, interval);
@@ -71,7 +72,8 @@ impl FunctionSource {
                     context.enqueue(request.clone());
                 }
             }
-        })
+        });
+        Self { delivers: false, ..ticks }
     }
 }
 
@@ -95,6 +97,10 @@ impl ConditionalSource for FunctionSource {
 
     fn name(&self) -> String {
         self.name.to_string()
+    }
+
+    fn delivers(&self) -> bool {
+        self.delivers
     }
 }
 

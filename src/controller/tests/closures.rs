@@ -43,6 +43,40 @@ async fn closure_takes_the_object_of_a_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_whose_type_is_gone_counts_as_deleted_once_its_type_is_listed_again() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let log = Arc::clone(&harness.log);
+    let reconcile = for_object(move |widget: Option<Arc<Widget>>, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let request = context.request().ok_or("no request")?;
+            let size = widget.map(|widget| widget.spec.size);
+            log.lock().unwrap().push(format!("{request} {size:?}"));
+            Ok(Outcome::Done)
+        }
+    });
+    let described = builder().for_::<Widget>().optional();
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    harness.server.apply(sized("a", json!(1)));
+    harness.server.apply(sized("b", json!(1)));
+    assert_eq!(harness.log().await, ["ns/a Some(1)", "ns/b Some(1)"]);
+
+    harness.server.uninstall("widgets");
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!(harness.log().await, [""; 0], "nothing can be read");
+    let status = harness.status();
+    assert_eq!((status.epoch, status.report.last_error.as_deref()), (1, None));
+
+    harness.install("Widget");
+    harness.server.apply(sized("a", json!(2)));
+    sleep(Duration::from_secs(1000)).await;
+    assert_eq!(harness.log().await, ["ns/a Some(2)", "ns/b None"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn panic_without_recovery_ends_the_run_and_with_fail_fast_the_manager() {
     let harness = Harness::new();
     harness.install("Widget");

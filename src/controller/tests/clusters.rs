@@ -90,6 +90,47 @@ async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn handler_reads_the_caches_of_another_cluster() {
+    let mut harness = Harness::new();
+    let server = Server::new();
+    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    harness.install("Widget");
+    server.install(crd("Widget"), &["v1"]);
+    server.apply(widget("a", "there"));
+    let (log, own, there) = (Arc::clone(&harness.log), harness.cluster.clone(), other.clone());
+    let handler = Handler::delta(move |change, queue| {
+        let seen = |queue: &Enqueue<'_>| match queue.store(&widgets()) {
+            None => "missing".to_owned(),
+            Some(store) => store
+                .get(&change.key)
+                .map_or("none".to_owned(), |it| it.header().labels.get("mark").unwrap().to_owned()),
+        };
+        let notes = [seen(queue), seen(&queue.of_cluster(&own)), seen(&queue.of_cluster(&there))];
+        queue.of_cluster(&there).add(change.key.clone());
+        log.lock().unwrap().push(notes.join(" "));
+    });
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, _: Context| {
+        log.lock().unwrap().push(request.to_string());
+        async { Ok(Outcome::Done) }
+    };
+    let described = builder()
+        .watches_type(widgets(), handler)
+        .watches_type(widgets(), Handler::map(|_| Vec::new()))
+        .in_cluster(&other);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    harness.server.apply(widget("a", "here"));
+
+    assert_eq!(harness.log().await, ["here here there", "ns/a"]);
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_watched_types_can_be_of_another_cluster() {
     let harness = Harness::new();
     let (other, _runnable) = Cluster::new(Server::new().client(), ClusterOptions::default());

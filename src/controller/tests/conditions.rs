@@ -5,9 +5,10 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     manager::{
-        Condition, Conditional, ConditionalRunnable, Readiness, Unmet, Verdict, all_of, always, not,
+        Condition, Conditional, ConditionalRunnable, Readiness, Subresource, Unmet, Verdict,
+        all_of, always, not, subresource_served,
     },
-    testing::{Action, Reply, Rule},
+    testing::{Action, Reply, Rule, simulated::AccessRule},
 };
 
 async fn add_condition(harness: &Harness, condition: impl ConditionalRunnable) {
@@ -20,19 +21,33 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.install("Part");
+    harness.install("Thing");
+    let path = "/apis/example.com/v1/things";
+    let things = TypeRef::resource("example.com", "v1", "things");
     let permission = Permission::new(&harness.cluster, "create", "example.com", "parts");
     add_condition(&harness, permission.clone()).await;
-    harness.add(builder().for_type(widgets()).when(permission)).await;
+    harness.add(builder().for_type(things).when(permission)).await;
     let plain = Controller::builder("plain").for_type(widgets());
     let plain = Arc::new(harness.build(plain));
     harness.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
 
     for round in 1..=2 {
         assert_eq!(harness.state(ControllerState::Running).await.epoch, round);
+        harness.server.apply(object("Thing", "a", "a"));
+        assert!(harness.log().await.iter().any(|note| note.starts_with("ns/a")));
+        assert_eq!(harness.server.watches(path), 1);
         harness.server.forbid("parts.example.com");
         let waiting = harness.until(|status| status.reason == "Forbidden").await;
         assert_eq!(waiting.state, ControllerState::Waiting);
         assert!(waiting.message.contains("not allowed to create parts"), "{}", waiting.message);
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+        let asked = harness.server.asked(path);
+        harness.server.apply(object("Thing", "a", "a"));
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!((harness.server.asked(path), harness.log().await.len()), (asked, 0));
+        assert_eq!((harness.server.watches(path), harness.server.watches(WIDGETS)), (0, 1));
+        assert_eq!(harness.cluster.informers.status().len(), 1, "that of the other controller");
         harness.server.allow("parts.example.com");
     }
 
@@ -44,27 +59,50 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
 
 #[tokio::test(start_paused = true)]
 async fn permission_is_asked_for_again_after_a_refused_write() {
-    for place in ["the builder", "a combination", "the outside", "two layers outside"] {
+    let places = [
+        "the builder",
+        "a combination",
+        "the outside",
+        "two layers outside",
+        "an optional input",
+        "an input by name",
+        "a report of the reconciler",
+    ];
+    for place in places {
         let harness = Harness::new();
         harness.install("Widget");
         let day = Duration::from_secs(24 * 3600);
         let permission = Permission::new(&harness.cluster, "create", "", "configmaps");
         let permission = permission.interval(day);
         add_condition(&harness, permission.clone()).await;
-        let refuse = |_: Request, _: Context| async {
+        let refuse = move |_: Request, context: Context| async move {
+            if place == "a report of the reconciler" {
+                context.epoch().refused();
+                return Ok(Outcome::Done);
+            }
             let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
             Err(kube::Error::Api(status.boxed()).into())
         };
         let described = builder().for_type(widgets());
         let (added, combined) = (permission.clone(), permission.clone());
+        let (asked, by_name) = (permission.clone(), permission.clone());
         let described = match place {
-            "the builder" => described.when(permission),
+            "the builder" | "a report of the reconciler" => described.when(permission),
+            "an optional input" => {
+                described.watches_type(parts(), Handler::Object).optional().input_when(permission)
+            }
             "a combination" => {
                 described.when(move || all_of([always(), not(not(combined.watch()))]))
             }
             _ => described,
         };
         let controller = Arc::new(described.build(&harness.cluster, refuse).unwrap());
+        if place == "an input by name" {
+            let add = |input: Builder| {
+                input.watches_type(parts(), Handler::Object).optional().input_when(by_name)
+            };
+            drop(controller.inputs().add("parts", add).unwrap());
+        }
         let controller: Arc<dyn ConditionalRunnable> = match place {
             "the outside" => Arc::new(Conditional::also(controller, added)),
             "two layers outside" => {
@@ -75,17 +113,100 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
         };
         harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
         harness.state(ControllerState::Running).await;
+        let mut asked = asked.watch();
+        assert!(matches!(asked.verdict(), Verdict::Met(_)), "{place}");
         let begin = Instant::now();
 
         harness.server.forbid("configmaps");
         sleep(Duration::from_secs(3600)).await;
         assert_eq!(harness.status().state, ControllerState::Running, "nothing was refused yet");
         harness.server.apply(widget("a", "a"));
-        harness.state(ControllerState::Waiting).await;
+        while !matches!(asked.verdict(), Verdict::Unmet(_)) {
+            asked.changed().await;
+        }
+        if !place.contains("input") {
+            harness.state(ControllerState::Waiting).await;
+        }
 
         assert!(begin.elapsed() < Duration::from_secs(3700), "{place}: {:?}", begin.elapsed());
         harness.shutdown().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_is_that_of_its_namespace_and_subresource() {
+    let harness = Harness::new();
+    let rules = [
+        AccessRule::deny().resources(["parts.example.com"]).namespaces(["two"]),
+        AccessRule::deny().resources(["parts/status.example.com"]).namespaces(["ns"]),
+    ];
+    harness.server.rules(rules);
+    let cases = [
+        ("parts", "ns", None),
+        ("parts", "two", Some("parts of group \"example.com\" in the namespace two")),
+        ("parts/status", "two", None),
+        ("parts/status", "ns", Some("parts/status of group \"example.com\" in the namespace ns")),
+    ];
+    for (resource, namespace, refused) in cases {
+        let permission = Permission::new(&harness.cluster, "patch", "example.com", resource);
+        let permission = permission.namespace(namespace);
+        let mut asked = permission.watch();
+        add_condition(&harness, permission).await;
+        while matches!(asked.verdict(), Verdict::Unknown(_)) {
+            asked.changed().await;
+        }
+
+        let verdict = asked.verdict();
+        let expected = refused.map(|refused| format!("not allowed to patch {refused}"));
+        let message = verdict.reasons().first().map(|unmet| unmet.message.clone());
+        assert_eq!(message, expected, "{resource} {namespace}");
+
+        harness.manager.remove("condition").await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_lives_with_an_available_api_service_twice_round() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let name = "v1beta1.metrics.example.com";
+    let metrics = ObjectCondition::api_service(&harness.cluster, name);
+    add_condition(&harness, metrics.clone()).await;
+    harness.add(builder().for_type(widgets()).when(metrics)).await;
+    harness.until(|status| status.message.contains("does not exist")).await;
+
+    harness.server.add_api_service(name);
+    for epoch in 1..=2 {
+        let waiting = harness.until(|status| status.message.contains("required state")).await;
+        assert!(waiting.message.contains(name), "{}", waiting.message);
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(harness.server.watches(WIDGETS), 0);
+        harness.server.set_available(name, true);
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+        harness.server.set_available(name, false);
+    }
+    harness.state(ControllerState::Waiting).await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_waits_for_a_subresource_of_its_type() {
+    let harness = Harness::new();
+    harness.server.install(crd("Widget").without_status(), &["v1"]);
+    let types = harness.cluster.types.clone();
+    let has_status = move || subresource_served(&types, &widgets(), Subresource::Status);
+    harness.add(builder().for_type(widgets()).when(has_status)).await;
+    harness.until(|status| status.message.contains("status")).await;
+    assert_eq!(harness.server.watches(WIDGETS), 0);
+
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    harness.server.install(crd("Widget").without_status(), &["v1"]);
+    harness.until(|status| status.message.contains("status")).await;
+    harness.state(ControllerState::Waiting).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

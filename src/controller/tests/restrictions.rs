@@ -242,6 +242,38 @@ async fn concurrency_is_that_of_the_controller_then_of_its_type_then_the_default
 }
 
 #[tokio::test(start_paused = true)]
+async fn defaults_of_a_type_apply_whatever_name_and_version_the_input_has() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply_in("two", widget("b", "b"));
+    let kind = TypeRef::kind("example.com", "v1", "Widget");
+    let names =
+        [(widgets(), kind.clone()), (kind.clone(), widgets()), (kind.any_version(), widgets())];
+    for (default, input) in names {
+        let two = TypeDefaults { namespaces: vec!["two".into()], ..TypeDefaults::default() };
+        let other = TypeDefaults { namespaces: vec!["no".into()], ..TypeDefaults::default() };
+        let defaults = ControllerDefaults::default()
+            .of_type(default, two)
+            .of_type(TypeRef::kind("other.example.com", "v1", "Widget"), other.clone())
+            .of_type(parts(), other);
+        let cluster = harness.cluster.clone().with_defaults(defaults);
+        let reconcile = LoggingReconciler { log: Arc::clone(&harness.log) };
+        let controller = builder().for_type(input).build(&cluster, reconcile).unwrap();
+        harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        run_until_idle().await;
+
+        let watched = [WIDGETS.to_owned(), namespaced("two")];
+        assert_eq!(watched.map(|path| harness.server.watches(&path)), [0, 1]);
+
+        harness.manager.remove(NAME).await;
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn own_back_off_takes_precedence_over_a_default_rate_limiter() {
     let harness = Harness::new();
     harness.install("Widget");

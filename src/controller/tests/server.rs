@@ -134,6 +134,31 @@ impl Server {
         self.simulated.set_rbac([rule]);
     }
 
+    /// Sets the rules of all requests.
+    pub(super) fn rules(&self, rules: impl IntoIterator<Item = AccessRule>) {
+        self.simulated.set_rbac(rules);
+    }
+
+    /// Creates an APIService (`version.group`) whose service is not available.
+    pub(super) fn add_api_service(&self, name: &str) {
+        let (version, group) = name.split_once('.').unwrap();
+        self.simulated.back_api_service(name, &[CrdBuilder::new(group, "Gear").version(version)]);
+        let service = json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": { "name": name },
+            "spec": {
+                "group": group, "version": version, "groupPriorityMinimum": 100,
+                "versionPriority": 10, "service": { "namespace": NAMESPACE, "name": "gears" },
+            },
+        });
+        self.simulated.apply(service).unwrap();
+    }
+
+    /// Sets whether the service of an APIService answers.
+    pub(super) fn set_available(&self, name: &str, available: bool) {
+        self.simulated.set_available(name, available);
+    }
+
     fn set_rules(&self) {
         let forbidden = self.forbidden.lock().unwrap();
         let rule = |resource: &String| AccessRule::deny().resources([resource.as_str()]);

@@ -10,6 +10,7 @@ use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
 use super::*;
+use crate::testing::{Action, Rule, Verb};
 
 /// Custom resource, as a user would derive it.
 #[derive(Clone, Debug, Deserialize)]
@@ -181,6 +182,60 @@ async fn lister_without_a_cache_is_an_error_and_not_empty() {
     harness.install("Part");
     harness.server.apply(part("p", "a"));
     assert_eq!(harness.log().await, ["ns/a 1 1"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn type_that_cannot_be_read_is_named_with_its_reason() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let (of_reconciler, of_handler) = (Log::default(), Log::default());
+    let (reconciled, handled) = (Arc::clone(&of_reconciler), Arc::clone(&of_handler));
+    let handler = Handler::delta(move |change, queue| {
+        let error = queue.lister::<Part>().map(drop).unwrap_err().to_string();
+        handled.lock().unwrap().push(error);
+        queue.add(change.key.clone());
+    });
+    let reconcile = move |_: Request, context: Context| {
+        let errors = [
+            context.lister::<Part>().map(drop).unwrap_err(),
+            context.lister::<k8s_openapi::api::core::v1::ConfigMap>().map(drop).unwrap_err(),
+        ];
+        assert!(matches!(errors[1], ListerError::NotAnInput(_)), "{}", errors[1]);
+        reconciled.lock().unwrap().push(errors[0].to_string());
+        async { Ok(Outcome::Done) }
+    };
+    let by_kind = TypeRef::kind("example.com", "v1", "Part");
+    let described = builder().watches_type(widgets(), handler);
+    let described = described.watches_type(by_kind, Handler::map(|_| Vec::new())).optional();
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let said = async |expected: &str| {
+        of_handler.lock().unwrap().clear();
+        of_reconciler.lock().unwrap().clear();
+        harness.server.apply(sized("a", json!(1)));
+        run_until_idle().await;
+        for log in [&of_handler, &of_reconciler] {
+            let log = log.lock().unwrap();
+            assert!(log[0].starts_with("no cache of parts.example.com/v1: "), "{log:?}");
+            assert!(log[0].contains(expected), "{log:?}");
+        }
+    };
+
+    said("is not installed").await;
+    harness.server.forbid("parts.example.com");
+    harness.install("Part");
+    run_until_idle().await;
+    said("cannot list resource").await;
+    let hangs = Rule::new(Action::Hang).verb(Verb::List).resource("example.com", "parts");
+    harness.server.fault(hangs);
+    harness.server.uninstall("parts");
+    run_until_idle().await;
+    harness.server.allow("parts.example.com");
+    harness.install("Part");
+    run_until_idle().await;
+    said("is syncing").await;
     harness.shutdown().await;
 }
 

@@ -5,6 +5,18 @@ use tokio::sync::watch;
 use super::*;
 use crate::manager::{Readiness, Unmet, Verdict, WatchState};
 
+/// Returns whether nothing of a type is left: no watch, no informer, and no request or reconcile
+/// within an hour.
+async fn assert_absent(harness: &Harness, path: &str) {
+    assert_eq!(harness.server.watches(path), 0);
+    let informers = harness.cluster.informers.status();
+    assert!(informers.iter().all(|it| !path.ends_with(&*it.key.identity.plural)), "{informers:?}");
+    let asked = harness.server.asked(path);
+    harness.log().await;
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!((harness.server.asked(path), harness.log().await.len()), (asked, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn conditional_controller_lives_with_its_type_twice_round() {
     let harness = Harness::new();
@@ -24,13 +36,61 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
 
         harness.server.uninstall("widgets");
         harness.state(ControllerState::Waiting).await;
-        assert_eq!(harness.server.watches(WIDGETS), 0);
         assert!(harness.cluster.informers.status().is_empty());
-        let asked = harness.server.asked(WIDGETS);
-        harness.log().await;
-        sleep(Duration::from_secs(3600)).await;
-        assert_eq!((harness.server.asked(WIDGETS), harness.log().await.len()), (asked, 0));
+        assert_absent(&harness, WIDGETS).await;
     }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_lives_with_a_type_that_it_owns_or_watches_twice_round() {
+    let owns = builder().for_type(widgets()).owns_type(parts()).conditional();
+    let watches =
+        builder().for_type(widgets()).watches_type(parts(), Handler::Object).conditional();
+    for described in [owns, watches] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.add(described).await;
+        harness.until(|status| status.reason == "TypeAbsent").await;
+        assert_eq!((harness.server.asked(PARTS), harness.server.asked(WIDGETS)), (0, 0));
+
+        for epoch in 1..=2 {
+            harness.install("Part");
+            assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+            harness.server.apply(part("a", "a"));
+            assert_eq!(harness.log().await, ["ns/a gone"]);
+            assert_eq!((harness.server.watches(PARTS), harness.server.watches(WIDGETS)), (1, 1));
+
+            harness.server.uninstall("parts");
+            harness.state(ControllerState::Waiting).await;
+            assert_absent(&harness, PARTS).await;
+            assert_absent(&harness, WIDGETS).await;
+        }
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_lives_with_the_served_version_of_its_type_twice_round() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "kept"));
+    harness.add(builder().for_type(widgets()).conditional()).await;
+
+    for epoch in 1..=2 {
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+        assert_eq!(harness.log().await, ["ns/a kept"]);
+        assert_eq!(harness.server.watches(WIDGETS), 1);
+
+        harness.server.install(crd("Widget"), &["v2"]);
+        let waiting = harness.state(ControllerState::Waiting).await;
+        assert!(waiting.message.contains("widgets.example.com/v1"), "{}", waiting.message);
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+        assert_absent(&harness, WIDGETS).await;
+        harness.install("Widget");
+    }
+    harness.state(ControllerState::Running).await;
     harness.shutdown().await;
 }
 

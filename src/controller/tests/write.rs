@@ -44,6 +44,23 @@ async fn applied_object_is_the_controllers_and_keeps_its_version_while_nothing_c
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_of_a_type_known_at_run_time_is_applied_with_its_status() {
+    let server = Server::new();
+    server.install(crd("Widget"), &["v1"]);
+    let (context, resource) = (context(&server), crd("Widget").api_resource("v1"));
+    let mut widget = DynamicObject::new("a", &resource).within("ns");
+    widget.data = json!({ "spec": { "size": 1 }, "status": { "ready": 1 } });
+
+    let first = context.apply_with(&widget, &resource).await.unwrap();
+    let second = context.apply_status_with(&widget, &resource).await.unwrap();
+
+    assert_eq!(first.data, json!({ "spec": { "size": 1 } }));
+    assert_eq!(second.data, widget.data);
+    let managers = second.metadata.managed_fields.unwrap();
+    assert!(managers.iter().all(|it| it.manager.as_deref() == Some("writer")), "{managers:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_is_created_patched_by_its_difference_or_left_alone() {
     let server = Server::new();
     let context = context(&server);

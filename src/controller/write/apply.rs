@@ -52,7 +52,36 @@ impl Context {
     where
         K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
     {
-        self.apply_at(object, None).await
+        self.apply_at(object, &(), None).await
+    }
+
+    /// Like [`Context::apply`], for a type known at run time only, such as a `DynamicObject`.
+    ///
+    /// ```
+    /// # use kube::core::{DynamicObject, ObjectMeta};
+    /// # use pilotlight::{controller::{Context, ReconcileError}, kind::TypeRef};
+    /// # async fn example(context: Context, widgets: TypeRef) -> Result<(), ReconcileError> {
+    /// let resource = context.served(&widgets).ok_or("not served")?.api_resource();
+    /// let mut widget = DynamicObject::new("a", &resource).within("default");
+    /// widget.data = serde_json::json!({ "spec": { "size": 1 } });
+    /// let applied = context.apply_with(&widget, &resource).await?;
+    /// # drop(applied);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::apply`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Context::apply`].
+    pub async fn apply_with<K>(&self, object: &K, of: &K::DynamicType) -> Result<K, ApplyError>
+    where
+        K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
+    {
+        self.apply_at(object, of, None).await
     }
 
     /// Applies the status of an object: like [`Context::apply`], at the subresource `status`. Only
@@ -69,17 +98,42 @@ impl Context {
     where
         K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
     {
-        self.apply_at(object, Some("status")).await
+        self.apply_at(object, &(), Some("status")).await
     }
 
-    async fn apply_at<K>(&self, object: &K, subresource: Option<&str>) -> Result<K, ApplyError>
+    /// Like [`Context::apply_status`], for a type known at run time only.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::apply`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Context::apply`].
+    pub async fn apply_status_with<K>(
+        &self,
+        object: &K,
+        of: &K::DynamicType,
+    ) -> Result<K, ApplyError>
     where
-        K: Resource<DynamicType = ()> + Clone + fmt::Debug + Serialize + DeserializeOwned,
+        K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
+    {
+        self.apply_at(object, of, Some("status")).await
+    }
+
+    async fn apply_at<K>(
+        &self,
+        object: &K,
+        of: &K::DynamicType,
+        subresource: Option<&str>,
+    ) -> Result<K, ApplyError>
+    where
+        K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
     {
         let name = object.meta().name.as_deref().ok_or(ApplyError::NoName)?;
-        let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, subresource));
+        let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, of, subresource));
         let by = PatchParams::apply(self.epoch().controller().as_str()).force();
-        let request = Request::new(K::url_path(&(), object.namespace().as_deref()));
+        let request = Request::new(K::url_path(of, object.namespace().as_deref()));
         let request = match subresource {
             None => request.patch(name, &by, &patch)?,
             Some(subresource) => request.patch_subresource(subresource, name, &by, &patch)?,
@@ -89,9 +143,9 @@ impl Context {
 }
 
 /// Returns the fields to be sent: an intent has a type, and no metadata of the server.
-fn intent<K: Resource<DynamicType = ()>>(mut object: Value, subresource: Option<&str>) -> Value {
-    object["apiVersion"] = K::api_version(&()).as_ref().into();
-    object["kind"] = K::kind(&()).as_ref().into();
+fn intent<K: Resource>(mut object: Value, of: &K::DynamicType, subresource: Option<&str>) -> Value {
+    object["apiVersion"] = K::api_version(of).as_ref().into();
+    object["kind"] = K::kind(of).as_ref().into();
     let Some(fields) = object.as_object_mut() else { return object };
     if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.retain(|field, _| match subresource {
@@ -136,7 +190,7 @@ mod tests {
         });
         let typed = json!({ "apiVersion": "apps/v1", "kind": "Deployment" });
 
-        let whole = intent::<Deployment>(read.clone(), None);
+        let whole = intent::<Deployment>(read.clone(), &(), None);
         let mut expected = typed.clone();
         expected["metadata"] = json!({
             "name": "a", "namespace": "ns", "uid": "1", "labels": { "app": "a" },
@@ -145,7 +199,7 @@ mod tests {
         expected["status"] = json!({ "replicas": 1 });
         assert_eq!(whole, expected);
 
-        let status = intent::<Deployment>(read, Some("status"));
+        let status = intent::<Deployment>(read, &(), Some("status"));
         let mut expected = typed;
         expected["metadata"] = json!({ "name": "a", "namespace": "ns", "uid": "1" });
         expected["status"] = json!({ "replicas": 1 });

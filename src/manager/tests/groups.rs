@@ -66,6 +66,34 @@ async fn late_runnables_are_named_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn shutdown_waits_for_no_runnable_or_for_every_one_by_its_timeout() {
+    let waits = Duration::from_secs(3 * 3600);
+    for (timeout, expected) in [(Some(Duration::ZERO), None), (None, Some(waits))] {
+        let options =
+            ManagerOptions { graceful_shutdown_timeout: timeout, ..ManagerOptions::default() };
+        let harness = Harness::start(Manager::new(options));
+        let drains = Probe::new(Body::Drains(waits)).arc();
+        let options = RunnableOptions { grace: 2 * waits, ..RunnableOptions::default() };
+        harness.handle.add("slow", drains, options).await.unwrap();
+        harness.until("slow", ControllerState::Running).await;
+        let began = tokio::time::Instant::now();
+
+        let ended = harness.stop().await;
+
+        match expected {
+            None => {
+                assert_eq!(ended.unwrap_err().to_string(), "not stopped in time: slow");
+                assert_eq!(began.elapsed(), Duration::ZERO);
+            }
+            Some(waits) => {
+                ended.unwrap();
+                assert_eq!(began.elapsed().as_secs(), waits.as_secs());
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_added_once_the_manager_stops() {
     let harness = Harness::new();
     let deaf = Probe::new(Body::Drains(Duration::from_secs(3))).arc();

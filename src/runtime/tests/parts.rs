@@ -12,9 +12,9 @@ use kube_runtime::{
 use super::*;
 use crate::{
     controller::Context,
-    informer::{Delta, Object, fixture::Fixture},
-    manager::StopReason,
-    runtime::{object_predicate, publish},
+    informer::{Delta, Object, ObjectKey, fixture::Fixture},
+    manager::{Condition, StopReason, Verdict},
+    runtime::{object_condition, object_predicate, publish},
 };
 
 async fn finalize(object: Arc<Widget>, shared: Arc<Shared>) -> Result<Action, Refused> {
@@ -119,6 +119,32 @@ async fn reconcile_does_not_wait_for_the_event_that_it_publishes() {
     publish(&context, &recorder, event(), object);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(recorded(), 1, "the fence refuses it");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_lives_with_a_condition_of_kube_on_an_object_twice_round() {
+    let harness = Harness::new();
+    harness.install().await;
+    let sized =
+        |size: u32| move |widget: Option<&Widget>| widget.is_some_and(|it| it.spec.size == size);
+    let key = || ObjectKey::namespaced("default", "a");
+    let large = object_condition::<Widget>(&harness.cluster, key(), sized(2));
+    let deleted =
+        object_condition::<Widget>(&harness.cluster, key(), conditions::is_deleted("none"));
+    for (name, condition) in [("large", &large), ("deleted", &deleted)] {
+        let condition = Arc::new(condition.clone());
+        harness.manager.add(name, condition, RunnableOptions::default()).await.unwrap();
+    }
+    let (mut large, mut deleted) = (large.watch(), deleted.watch());
+    for _ in 0..2 {
+        for (size, met) in [(1, false), (2, true)] {
+            harness.apply("a", json!({ "size": size }));
+            sleep(Duration::from_secs(3)).await;
+            assert_eq!(matches!(large.verdict(), Verdict::Met(_)), met, "{size}");
+        }
+    }
+    assert!(matches!(deleted.verdict(), Verdict::Met(_)), "another uid");
     harness.shutdown().await;
 }
 

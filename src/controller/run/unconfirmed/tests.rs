@@ -55,7 +55,8 @@ async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_reques
     let unconfirmed = Arc::default();
     create(&unconfirmed, 500).await;
     let request = Request::namespaced("ns", "a");
-    let (statuses, _settled) = InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), Vec::new());
+    let (statuses, _settled) =
+        InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), None, Vec::new());
 
     let mut reconciling = unconfirmed.begin(&request);
     reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &[]).await.unwrap();

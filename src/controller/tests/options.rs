@@ -1,0 +1,168 @@
+//! Options of the builder and defaults of the cluster, each by its effect.
+
+use super::*;
+use crate::manager::RunnableGroup;
+
+/// Reconciler that logs its requests, and fails.
+fn failing(log: &Log) -> impl Reconciler {
+    let log = Arc::clone(log);
+    move |request: Request, _: Context| {
+        log.lock().unwrap().push(request.to_string());
+        async { Err("boom".into()) }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_owner_of_an_object_is_enqueued_on_request() {
+    for (every, expected) in [(false, vec![]), (true, vec!["ns/a gone"])] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Part");
+        let owned = builder().for_type(widgets()).owns_type(parts());
+        harness.add(if every { owned.every_owner() } else { owned }).await;
+        harness.state(ControllerState::Running).await;
+        let mut part = part("one", "a");
+        part["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+
+        harness.server.apply(part);
+
+        assert_eq!(harness.log().await, expected);
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn field_selector_is_applied_by_the_server() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(widget("b", "b"));
+    harness.add(builder().for_type(widgets()).fields("metadata.name=b")).await;
+    harness.state(ControllerState::Running).await;
+
+    assert_eq!(harness.log().await, ["ns/b b"]);
+    let query = harness.server.list_queries("widgets").pop().unwrap();
+    assert!(query.contains("fieldSelector=metadata.name%3Db"), "{query}");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_filter_applies_to_all_types() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let unmarked = Predicate::new(|delta| {
+        let object = delta.new.as_ref().or(delta.old.as_ref());
+        object.is_some_and(|it| it.header().labels.get("mark") != Some("dropped"))
+    });
+    let described = builder().for_type(widgets()).watches_type(parts(), Handler::Object);
+    harness.add(described.event_filter(unmarked)).await;
+    harness.state(ControllerState::Running).await;
+
+    harness.server.apply(widget("a", "dropped"));
+    harness.server.apply(object("Part", "b", "dropped"));
+    assert_eq!(harness.log().await, [""; 0]);
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(object("Part", "b", "b"));
+    let mut log = harness.log().await;
+    log.sort();
+    assert_eq!(log, ["ns/a a", "ns/b gone"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_limit_bounds_the_retries_of_all_requests() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    for name in ["a", "b", "c", "d"] {
+        harness.server.apply(widget(name, name));
+    }
+    let (fast, log) = (Duration::from_millis(1), Arc::clone(&harness.log));
+    let described = builder()
+        .for_type(widgets())
+        .backoff(Backoff { base: fast, max: fast })
+        .retry_limit(Limit { per_second: 0.1, burst: 1 });
+    let controller = described.build(&harness.cluster, failing(&log)).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    sleep(Duration::from_secs(101)).await;
+
+    // Four first attempts, one retry at once, and one every ten seconds.
+    let attempts = harness.log().await.len();
+    assert!((14..=16).contains(&attempts), "{attempts}");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_is_of_the_group_of_its_builder() {
+    let harness = Harness::new();
+    let group = |builder: Builder| harness.build(builder.for_type(widgets())).group();
+
+    assert_eq!(group(builder()), RunnableGroup::LeaderElection);
+    assert_eq!(group(builder().group(RunnableGroup::Others)), RunnableGroup::Others);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_timeout_and_back_off_are_those_of_the_controller_or_the_default() {
+    let harness = Harness::new();
+    let (own, default) = (Duration::from_secs(7), Duration::from_secs(70));
+    let backoff = |delay: Duration| Backoff { base: delay, max: delay };
+    let defaults = ControllerDefaults::default().sync_timeout(default).backoff(backoff(default));
+    let cluster = harness.cluster.clone().with_defaults(defaults);
+    for (described, expected) in
+        [(builder(), "70 s"), (builder().sync_timeout(own).backoff(backoff(own)), "7 s")]
+    {
+        let described = described.for_type(widgets());
+        let controller = described.build(&cluster, failing(&harness.log)).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        let late = harness.state(ControllerState::BackingOff).await;
+        assert!(late.message.contains(&format!("timeout after {expected}")), "{}", late.message);
+
+        harness.install("Widget");
+        harness.server.apply(widget("a", "a"));
+        harness.state(ControllerState::Running).await;
+        sleep(Duration::from_secs(71)).await;
+        let attempts = harness.log().await.len();
+        assert_eq!(attempts, if expected == "7 s" { 11 } else { 2 }, "{expected}");
+
+        harness.manager.remove(NAME).await;
+        harness.server.uninstall("widgets");
+        run_until_idle().await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_is_added_under_its_own_name_with_options() {
+    for is_running in [false, true] {
+        let server = Server::new();
+        server.install(crd("Widget"), &["v1"]);
+        server.apply(widget("a", "a"));
+        let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        let panics = |_: Request, _: Context| async { panic!("boom") };
+        let described = builder().for_type(widgets()).recover_panic(false);
+        let controller = described.build(&cluster, panics).unwrap();
+        let (mut manager, stop) =
+            (Manager::new(ManagerOptions::default()), CancellationToken::new());
+        let (handle, options) = (manager.handle(), RunnableOptions::fail_fast());
+        let mut checks = Vec::new();
+
+        let ended = if is_running {
+            let mut tasks = JoinSet::new();
+            tasks.spawn(manager.run(stop));
+            runnable.add_to_running(&handle, "cluster").await.unwrap();
+            checks.extend(handle.readiness().results().iter().map(ToString::to_string));
+            controller.add_running_with(&handle, options).await.unwrap();
+            tasks.join_next().await.unwrap().unwrap()
+        } else {
+            runnable.add_to(&mut manager, "cluster").unwrap();
+            controller.add_with(&mut manager, options).unwrap();
+            manager.run(stop).await
+        };
+
+        let error = ended.unwrap_err().to_string();
+        assert!(error.starts_with("widgets failed") && error.contains("boom"), "{error}");
+        let has_check = checks.iter().any(|check| check.contains("discovery/cluster"));
+        assert_eq!(has_check, is_running);
+    }
+}
