@@ -33,7 +33,7 @@ async fn reconciler_of_requests_is_called_with_a_context_made_by_hand() {
         async move {
             let widgets = context.lister::<Widget>()?;
             let size = widgets.get(&request)?.map(|widget| widget.spec.size);
-            let counts = (widgets.list()?.len(), widgets.by_index("size", "2").len());
+            let counts = (widgets.list()?.len(), widgets.by_index("size", "2")?.len());
             log.lock().unwrap().push(format!("{request} {size:?} {counts:?}"));
             Ok(Outcome::Done)
         }
