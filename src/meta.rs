@@ -6,6 +6,7 @@ mod apply_strategy;
 mod budget;
 mod children;
 mod claim;
+mod contested;
 mod controller_kind;
 mod counted_hook;
 mod crds;

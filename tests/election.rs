@@ -3,7 +3,9 @@
 mod handovers;
 
 use std::{
+    net::SocketAddr,
     path::Path,
+    process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -21,15 +23,17 @@ use pilotlight::{
         Action, AuditEvent, ControlPlane, CrdBuilder, Faults, Rule, TestScope, Verb, proxy::Proxy,
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
     process::{Child, Command},
     task::JoinSet,
     time::{Instant, sleep},
 };
 
 use crate::support::{
-    HookServer, Rule as Right, install_own_crds, rights, start_binary, until, workload,
+    HookServer, Rule as Right, binary, install_own_crds, rights, start_binary, until, workload,
 };
 
 /// Label that selects the objects of this test's processes.
@@ -115,6 +119,20 @@ impl Replicas {
         self.start(&self.plane.user_kubeconfig(user, MASTERS).unwrap())
     }
 
+    /// Starts a replica as this user, with probes. Returns their address.
+    async fn start_probed(&self, user: &str) -> (Child, SocketAddr) {
+        let kubeconfig = self.plane.user_kubeconfig(user, MASTERS).unwrap();
+        let mut arguments = self.arguments();
+        // The last of two flags counts.
+        arguments.push("--health-probe-bind-address=127.0.0.1:0".to_owned());
+        arguments.push("--log-format=json".to_owned());
+        let mut process = binary(&kubeconfig, &arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
+        let first = log.next_line().await.unwrap().expect("the manager logs its start");
+        let first: Value = serde_json::from_str(&first).unwrap();
+        (process, first["probes"].as_str().unwrap().parse().unwrap())
+    }
+
     /// Asserts that the old leader has written nothing after the first write of the new one.
     /// Returns that write.
     async fn assert_no_late_write(&self, old: &str, new: &str) -> AuditEvent {
@@ -138,8 +156,12 @@ impl Replicas {
     }
 
     fn start(&self, kubeconfig: &Path) -> Child {
+        start_binary(kubeconfig, &self.arguments())
+    }
+
+    fn arguments(&self) -> Vec<String> {
         let namespace = &self.scope.namespace;
-        let arguments = [
+        vec![
             "--leader-election".to_owned(),
             "--leader-election-id=test".to_owned(),
             "--leader-election-lease-duration=3s".to_owned(),
@@ -147,8 +169,7 @@ impl Replicas {
             "--leader-election-retry-period=300ms".to_owned(),
             format!("--leader-election-namespace={namespace}"),
             format!("--target-label-selector={LABEL}={namespace}"),
-        ];
-        start_binary(kubeconfig, &arguments)
+        ]
     }
 
     /// Requests of a user in the order of their arrival, except those about the lease.
@@ -192,6 +213,16 @@ impl Replicas {
         })
         .await;
     }
+}
+
+/// Returns the first line of a response over HTTP.
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response.lines().next().unwrap_or_default().to_owned()
 }
 
 async fn signal(process: &Child, signal: &str) {
@@ -291,13 +322,18 @@ async fn no_old_leader_writes_after_the_first_write_of_the_new_one() {
 }
 
 #[tokio::test]
-async fn leader_keeps_a_lease_that_is_deleted_or_rewritten_by_hand() {
+async fn leader_keeps_a_lease_that_is_deleted_or_rewritten_by_hand_and_its_standby_is_ready() {
     let replicas = Replicas::new("election-lease").await;
     let (old, new) = replicas.pair();
     let mut leader = replicas.start_as(&old);
     replicas.until_written(&old).await;
-    let mut standby = replicas.start_as(&new);
+    let (mut standby, probes) = replicas.start_probed(&new).await;
     replicas.until_warm(&new).await;
+    until("the standby is ready", async || match get(probes, "/readyz").await {
+        ready if ready == "HTTP/1.1 200 OK" => Ok(()),
+        other => Err(other),
+    })
+    .await;
     let leases = replicas.leases();
     let holder = async || leases.get("test").await.ok()?.spec?.holder_identity;
     let before = holder().await;
@@ -318,6 +354,7 @@ async fn leader_keeps_a_lease_that_is_deleted_or_rewritten_by_hand() {
     replicas.plane.audit_settled().await.unwrap();
     assert_eq!(holder().await, before);
     assert!(replicas.writes(&new).is_empty(), "{:?}", replicas.writes(&new));
+    assert_eq!(get(probes, "/readyz").await, "HTTP/1.1 200 OK", "it stands by");
 
     let begin = Timestamp::now();
     leader.kill().await.unwrap();

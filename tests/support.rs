@@ -101,7 +101,7 @@ pub(crate) use self::{
     deletions::Deletions,
     example::Example,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
-    killed::{KillSide, Killed, start_binary},
+    killed::{KillSide, Killed, binary, start_binary},
     process::{LEASE_OF_REPLICAS, Process},
     supervised::{
         Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,

@@ -21,7 +21,7 @@ pub(super) struct RolloutRow {
     /// Kind and API version of the parent.
     pub(super) api_version: String,
     pub(super) kind: String,
-    /// Namespace of the revisions, which is that of a namespaced parent.
+    /// Namespace of the newest revision, which is that of a namespaced parent.
     pub(super) namespace: String,
     pub(super) name: String,
     /// Revisions of the parent, oldest first.
@@ -67,13 +67,13 @@ fn of_revisions(revisions: Vec<ControllerRevision>) -> Vec<RolloutRow> {
     for revision in revisions {
         let owner = revision.owner_references().iter().find(|owner| owner.controller == Some(true));
         let Some(owner) = owner.cloned() else { continue };
-        let key = (revision.namespace().unwrap_or_default(), owner.uid.clone());
-        owners.entry(key).or_insert_with(|| (owner, Vec::new())).1.push(revision);
+        owners.entry(owner.uid.clone()).or_insert_with(|| (owner, Vec::new())).1.push(revision);
     }
     let of_several = owners.into_iter().filter(|(_, (_, revisions))| revisions.len() > 1);
     let mut rows: Vec<_> = of_several
-        .map(|((namespace, _), (owner, mut revisions))| {
+        .map(|(_, (owner, mut revisions))| {
             revisions.sort_by_key(|it| (it.creation_timestamp(), it.name_any()));
+            let namespace = revisions.last().and_then(ResourceExt::namespace).unwrap_or_default();
             RolloutRow {
                 api_version: owner.api_version,
                 kind: owner.kind,
@@ -148,6 +148,18 @@ mod tests {
             "children": [{ "apiGroup": "", "kind": "Pod", "names": children }],
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn rollout_whose_revisions_are_in_two_namespaces_is_shown() {
+        let old = revision("boat", "boats-old", "2026-01-01T00:00:00Z", &["boat-1"]);
+        let mut new = revision("boat", "boats-new", "2026-01-01T00:05:00Z", &["boat-0"]);
+        new.metadata.namespace = Some("other".to_owned());
+
+        let rows = of_revisions(vec![new, old]);
+
+        let [row] = &rows[..] else { panic!("one parent: {rows:?}") };
+        assert_eq!((&*row.namespace, row.revisions.len()), ("other", 2));
     }
 
     #[test]

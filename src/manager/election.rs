@@ -33,9 +33,8 @@ pub use self::{
 use super::{BoxError, CheckResult};
 use crate::redaction;
 
-/// Longest wait for the end of a campaign that was asked to free its lease, beyond the deadline of a
-/// write that was cut.
-const END: Duration = Duration::from_secs(3);
+/// Time beyond the longest end of a campaign for which it is awaited: its thread may be late.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Lease and identity of an election.
 #[derive(Clone, Debug)]
@@ -200,7 +199,7 @@ impl Election {
         let (release, failed) = (CancellationToken::new(), watch::Sender::new(None));
         let (own_thread, terms) = (options.own_thread, term.subscribe());
         let ended = CancellationToken::new();
-        let patience = END.saturating_add(options.times.write_timeout());
+        let patience = Campaign::longest_end(&options.times).saturating_add(SLACK);
         let (asked, at_end) = (release.clone(), ended.clone().drop_guard());
         let failure = failed.subscribe();
         let series = options.metrics.of(&options.name);
@@ -284,7 +283,7 @@ impl ElectionRun {
         self.release.cancel();
     }
 
-    /// Waits until the lease is free, or for a few seconds.
+    /// Waits until the lease is free, or until that takes longer than its requests may.
     pub(super) async fn ended(&self) {
         self.release.cancel();
         if timeout(self.patience, self.ended.cancelled()).await.is_err() {

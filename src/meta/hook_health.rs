@@ -7,7 +7,11 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     controller::{Backoff, Pace, Request, RetryGate, Wait},
-    meta::{HookKind, rollout::RolloutHealth},
+    meta::{
+        HookKind,
+        contested::{ContestedObjects, ContestedSum},
+        rollout::RolloutHealth,
+    },
 };
 
 /// Pace of retries while the hook is down: ten at once, then one a second for all parents together,
@@ -34,6 +38,7 @@ struct OnChange(Box<dyn Fn() + Send + Sync>);
 struct HookHealthState {
     // Failure of the last sync.
     failing: BTreeMap<Request, Failure>,
+    contested: ContestedObjects,
     // For each hook, the parents for which it was down at the last call.
     gates: BTreeMap<HookKind, RetryGate<Request>>,
 }
@@ -58,6 +63,8 @@ pub(crate) struct Health {
     pub(crate) example: Option<(Request, Failure)>,
     /// Rollouts that are under way.
     pub(crate) rollouts: RolloutHealth,
+    /// Objects that parents want and others own.
+    pub(crate) contested: ContestedSum,
 }
 
 impl HookHealth {
@@ -127,7 +134,8 @@ impl HookHealth {
     pub(crate) fn forget(&self, key: &Request) {
         let mut state = self.lock();
         state.leave_gates(key);
-        if state.failing.remove(key).is_some() {
+        let was_contested = state.contested.set(key, Vec::new());
+        if state.failing.remove(key).is_some() || was_contested {
             self.publish(&state, false);
         }
     }
@@ -137,6 +145,14 @@ impl HookHealth {
         *self.lock() = HookHealthState::default();
         self.health.send_replace(Health::default());
         (self.changed.0)();
+    }
+
+    /// Records the objects that a parent wants and others own.
+    pub(crate) fn contested(&self, key: &Request, objects: Vec<String>) {
+        let mut state = self.lock();
+        if state.contested.set(key, objects) {
+            self.publish(&state, false);
+        }
     }
 
     /// Publishes the rollouts that are under way.
@@ -159,6 +175,7 @@ impl HookHealth {
                 failing: state.failing.len(),
                 example: first.map(|(key, failure)| (key.clone(), failure.clone())),
                 rollouts: health.rollouts.clone(),
+                contested: state.contested.sum(),
             };
             let changed = *health != now;
             *health = now;

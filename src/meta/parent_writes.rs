@@ -231,6 +231,13 @@ impl ParentWrites {
         (!entry.contested.is_empty(), unreported)
     }
 
+    /// Returns the names of the contested objects of the last sync; to be called after
+    /// [`Self::contested`].
+    pub(crate) fn contested_objects(&self, key: &Request) -> Vec<String> {
+        let parents = self.lock();
+        parents.get(key).map(|it| it.contested.keys().cloned().collect()).unwrap_or_default()
+    }
+
     /// Records that fields of a child were taken over from other managers.
     pub(crate) fn took_over(&self, key: &Request, message: String) {
         if let Some(entry) = self.lock().get_mut(key) {

@@ -4,16 +4,20 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus,
+    contested::ContestedSum,
     hook_health::Health,
     rollout::{RolloutHealth, WaitingParent},
 };
 use crate::{
+    controller::Request,
     kind::{TypeName, TypeRef},
     manager::{ControllerState, Reason, RunnableStatus, WatchState},
 };
 
 /// Longest message of a condition, in characters; a specification may have very many problems.
 const MESSAGE_CHARS: usize = 1024;
+/// Condition of objects that parents want and others own.
+const CONTESTED: &str = "Contested";
 
 /// Verdict on the object itself.
 #[derive(Clone, Debug)]
@@ -70,6 +74,11 @@ impl View<'_> {
         ];
         if self.definition.is_some_and(Definition::is_rolling) {
             conditions.push(self.condition("RolledOut", self.rolled_out()));
+        }
+        // Stays once an object was contested.
+        let was_contested = self.previous.conditions.iter().any(|it| it.type_ == CONTESTED);
+        if was_contested || self.health.contested.count > 0 {
+            conditions.push(self.condition(CONTESTED, self.contested()));
         }
         CompositeControllerStatus {
             conditions,
@@ -179,12 +188,7 @@ impl View<'_> {
     fn hooks_healthy(&self) -> ConditionParts {
         match (&self.health.example, self.health.proven) {
             (Some((parent, failure)), _) => {
-                let types = self.definition.map(|it| it.parents.as_slice()).unwrap_or_default();
-                // Objects of several types may have one name.
-                let parent = match types.get(parent.primary) {
-                    Some(own) if types.len() > 1 => format!("{} {parent}", own.type_ref),
-                    Some(_) | None => parent.to_string(),
-                };
+                let parent = self.name_of(parent);
                 let message = match self.health.failing {
                     1 => format!("{parent}: {}", failure.message),
                     count => format!("{count} parents fail, first {parent}: {}", failure.message),
@@ -194,6 +198,32 @@ impl View<'_> {
             (None, true) => (ConditionStatus::True, "HooksAnswer".to_owned(), String::new()),
             (None, false) => (ConditionStatus::Unknown, "NotAsked".to_owned(), String::new()),
         }
+    }
+
+    /// Returns the name of a parent, with its type if there are several: their objects may have one
+    /// name.
+    fn name_of(&self, parent: &Request) -> String {
+        let types = self.definition.map(|it| it.parents.as_slice()).unwrap_or_default();
+        match types.get(parent.primary) {
+            Some(own) if types.len() > 1 => format!("{} {parent}", own.type_ref),
+            Some(_) | None => parent.to_string(),
+        }
+    }
+
+    /// Objects that parents want and others own.
+    fn contested(&self) -> ConditionParts {
+        let ContestedSum { count, first } = &self.health.contested;
+        if first.is_empty() {
+            return (ConditionStatus::False, "NoneContested".to_owned(), String::new());
+        }
+        let named =
+            |(parent, what): &(Request, String)| format!("{what} for {}", self.name_of(parent));
+        let names: Vec<_> = first.iter().map(named).collect();
+        let mut message = format!("{count} contested: {}", names.join(", "));
+        if let Some(more) = count.checked_sub(first.len()).filter(|more| *more > 0) {
+            message.push_str(&format!("; {more} more"));
+        }
+        (ConditionStatus::True, "ObjectsContested".to_owned(), message)
     }
 
     /// Rollouts that are under way, with the parents that have waited longest.
@@ -418,6 +448,38 @@ mod tests {
             "9 rollouts, 3 waiting; ns/a since 1970-01-01T00:00:00Z: missing child Pod x; \
              ns/b since 1970-01-01T00:00:00Z: missing child Pod x; 1 more"
         );
+    }
+
+    #[test]
+    fn contested_objects_are_counted_and_named_and_their_condition_stays() {
+        let first = vec![
+            (Request::namespaced("ns", "a"), "ConfigMap ns/x".to_owned()),
+            (Request::namespaced("ns", "b"), "ConfigMap ns/y".to_owned()),
+        ];
+        let contested = ContestedSum { count: 3, first };
+        let health = Health { contested, ..Health::default() };
+        let status = said(&Acceptance::Accepted, None, &health);
+        let condition = status.conditions.last().unwrap();
+        assert_eq!((&*condition.type_, &*condition.status), ("Contested", "True"));
+        assert_eq!(
+            condition.message,
+            "3 contested: ConfigMap ns/x for ns/a, ConfigMap ns/y for ns/b; 1 more"
+        );
+
+        let view = View {
+            generation: 7,
+            acceptance: &Acceptance::Accepted,
+            definition: None,
+            run: None,
+            health: &Health::default(),
+            previous: &status,
+            now: Timestamp::UNIX_EPOCH,
+        };
+
+        let status = view.status();
+        let condition = status.conditions.last().unwrap();
+        assert_eq!((&*condition.type_, &*condition.status), ("Contested", "False"));
+        assert_eq!(condition.reason, "NoneContested");
     }
 
     #[test]

@@ -109,13 +109,18 @@ impl Killed {
 
 /// Starts the manager without servers of its own; it is killed when the process is dropped.
 pub(crate) fn start_binary(kubeconfig: &Path, arguments: &[String]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+    binary(kubeconfig, arguments).spawn().unwrap()
+}
+
+/// Returns the command of a manager without servers, unless an argument names one.
+pub(crate) fn binary(kubeconfig: &Path, arguments: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
+    command
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
         .arg(kubeconfig)
         .args(arguments)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap()
+        .kill_on_drop(true);
+    command
 }

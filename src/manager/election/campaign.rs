@@ -18,7 +18,7 @@ use super::{
     clock::Clock,
     lease::{LeaseClient, LeaseEvent, NotWritten},
     metrics::LeaseSeries,
-    term::Term,
+    term::{DroppedWrites, Term},
     times::ElectionTimes,
 };
 use crate::manager::BoxError;
@@ -45,6 +45,8 @@ struct Running {
     setup: Campaign,
     candidate: Candidate,
     terms: u64,
+    /// Of all terms: a write that one has cut may be carried out in the next.
+    dropped: Arc<DroppedWrites>,
     events: Option<LeaseEvents>,
     /// Time before which no watch is tried, after one has failed.
     watch_after: Duration,
@@ -53,14 +55,21 @@ struct Running {
 }
 
 impl Campaign {
+    /// Longest time from the request to free the lease until the end of the campaign. A request about
+    /// the lease may be under way, while the server abandons the writes that were cut.
+    pub(super) fn longest_end(times: &ElectionTimes) -> Duration {
+        times.request_timeout().max(times.write_timeout()).saturating_add(RELEASE)
+    }
+
     /// Runs until `release` is cancelled, then frees the lease. The caller has ended the work of
     /// the term before that.
     pub(super) async fn run(self, release: CancellationToken) {
         let candidate = Candidate::new(Arc::clone(&self.identity), self.times);
         let events = None;
         let (watch_after, watched_until) = (Duration::ZERO, Duration::ZERO);
+        let (terms, dropped) = (0, Arc::default());
         let mut running =
-            Running { setup: self, candidate, terms: 0, events, watch_after, watched_until };
+            Running { setup: self, candidate, terms, dropped, events, watch_after, watched_until };
         while !release.is_cancelled() {
             running.step(&release).await;
         }
@@ -211,7 +220,9 @@ impl Running {
                 self.terms += 1;
                 let clock = Arc::clone(&self.setup.clock);
                 let write_timeout = self.setup.times.write_timeout();
-                let term = Arc::new(Term::new(self.terms, clock, until, write_timeout));
+                let dropped = Arc::clone(&self.dropped);
+                let term = Term::new(self.terms, clock, until, write_timeout, dropped);
+                let term = Arc::new(term);
                 // The status is there when the work of the term begins.
                 self.describe(true);
                 self.setup.series.leads.set(1);
@@ -258,11 +269,11 @@ impl Running {
     /// Frees the lease, if it is held, once the server has abandoned writes that were cut. One
     /// conflict is read and tried again, since others may write labels.
     async fn release(&mut self) {
-        let term = self.setup.term.borrow().clone();
         self.end_term();
         self.events = None;
-        let unsettled = term.map(|term| term.unsettled()).unwrap_or_default();
-        if !unsettled.is_zero() {
+        let (now, write_timeout) = (self.setup.clock.now(), self.setup.times.write_timeout());
+        let unsettled = self.dropped.unsettled(now, write_timeout);
+        if !unsettled.is_zero() && self.candidate.leads_until().is_some() {
             info!(?unsettled, "the outcome of a write is unknown, the lease is released later");
             sleep(unsettled).await;
         }

@@ -27,10 +27,17 @@ pub(crate) struct Term {
     /// Nanoseconds on the clock; 0 once the term is over.
     deadline: AtomicU64,
     write_timeout: Duration,
-    /// Nanoseconds on the clock at which the last write of unknown outcome was dropped; 0 without one.
-    dropped: AtomicU64,
+    dropped: Arc<DroppedWrites>,
     /// `None` once the term is over.
     members: Mutex<Option<Members>>,
+}
+
+/// Writes that were dropped without a response, in all terms of this process: the server may still
+/// carry them out.
+#[derive(Debug, Default)]
+pub(super) struct DroppedWrites {
+    /// Nanoseconds on the clock at which the last one was dropped; 0 without one.
+    last: AtomicU64,
 }
 
 #[derive(Default)]
@@ -76,9 +83,10 @@ impl Term {
         clock: Arc<dyn Clock>,
         deadline: Duration,
         write_timeout: Duration,
+        dropped: Arc<DroppedWrites>,
     ) -> Self {
         let members = Mutex::new(Some(Members::default()));
-        let (deadline, dropped) = (AtomicU64::new(nanos(deadline)), AtomicU64::new(0));
+        let deadline = AtomicU64::new(nanos(deadline));
         Self { number, clock, deadline, write_timeout, dropped, members }
     }
 
@@ -97,16 +105,7 @@ impl Term {
 
     /// Records that a write was dropped without a response: the server may still carry it out.
     pub(crate) fn write_dropped(&self) {
-        self.dropped.fetch_max(nanos(self.clock.now()), Ordering::AcqRel);
-    }
-
-    /// Returns the time until the server has abandoned every write that was dropped.
-    pub(super) fn unsettled(&self) -> Duration {
-        match self.dropped.load(Ordering::Acquire) {
-            0 => Duration::ZERO,
-            dropped => (Duration::from_nanos(dropped).saturating_add(self.write_timeout))
-                .saturating_sub(self.clock.now()),
-        }
+        self.dropped.last.fetch_max(nanos(self.clock.now()), Ordering::AcqRel);
     }
 
     /// Adds work that ends with the term; it ends now if the term is over.
@@ -133,6 +132,16 @@ impl Term {
             if let Some(work) = work.upgrade() {
                 work.lease_lost();
             }
+        }
+    }
+}
+
+impl DroppedWrites {
+    /// Returns the time until the server has abandoned every write that was dropped.
+    pub(super) fn unsettled(&self, now: Duration, write_timeout: Duration) -> Duration {
+        match self.last.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            last => Duration::from_nanos(last).saturating_add(write_timeout).saturating_sub(now),
         }
     }
 }
@@ -169,7 +178,8 @@ mod tests {
     }
 
     fn term(clock: &Arc<ManualClock>) -> Term {
-        Term::new(1, clock.clone(), Duration::from_secs(10), Duration::from_secs(4))
+        let dropped = Arc::default();
+        Term::new(1, clock.clone(), Duration::from_secs(10), Duration::from_secs(4), dropped)
     }
 
     #[test]

@@ -229,6 +229,58 @@ async fn lease_is_released_after_the_deadline_of_a_write_that_was_cut() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_of_a_later_term_is_released_after_the_deadline_of_a_write_that_an_earlier_one_cut() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", warm());
+    let faults = Faults::default();
+    let service = ServiceBuilder::new().layer(faults.layer()).service(server.service("a"));
+    a.client = Client::new(service, "default");
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", warm());
+    sleep(Duration::from_secs(5)).await;
+    let _hanging = faults.add(Rule::new(Action::Hang).mutating());
+    let maps = Api::namespaced(a.epoch().unwrap().client(&a.client), "default");
+    let mut writing = JoinSet::new();
+    writing.spawn(async move { maps.create(&PostParams::default(), &map("late")).await });
+    sleep(Duration::from_millis(1)).await;
+    a.clock.jump(Duration::from_secs(11));
+    drop(writing.join_next().await.unwrap().unwrap().unwrap_err());
+    let cut = Instant::now();
+    a.status.wait_for(|status| status.leads && status.transitions == 1).await.unwrap();
+
+    a.harness.stop.cancel();
+    b.until_leading().await;
+
+    let waited = cut.elapsed();
+    assert!(waited >= Duration::from_secs(4) && waited < Duration::from_millis(4200), "{waited:?}");
+    a.harness.stop().await.unwrap();
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_of_an_election_is_awaited_while_a_renewal_hangs() {
+    let (server, faults) = (server(), Faults::default());
+    let service = ServiceBuilder::new().layer(faults.layer()).service(server.service("a"));
+    let client = Client::new(service, "default");
+    let times = ElectionTimes {
+        lease_duration: Duration::from_secs(61),
+        renew_deadline: Duration::from_secs(60),
+        ..ElectionTimes::default()
+    };
+    let lease = ElectionOptions::new("default", "lease");
+    let options = ElectionOptions { own_thread: false, times, ..lease };
+    let election = Election::new(options, move || Ok(client)).unwrap();
+    let mut run = election.by(Arc::new(RuntimeClock::new())).start().unwrap();
+    assert!(matches!(run.changed().await, ElectionChange::Term(Some(_))));
+    let _hanging = faults.add(Rule::new(Action::Hang).mutating().times(1));
+    sleep(Duration::from_secs(3)).await;
+
+    run.ended().await;
+
+    assert_eq!(holder(&server), "", "half the renew deadline later");
+}
+
+#[tokio::test(start_paused = true)]
 async fn leader_and_standby_are_ready_and_their_checks_say_which_of_them_leads() {
     let server = server();
     let mut a = Replica::start(&server, "a", cold());

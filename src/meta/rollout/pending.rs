@@ -117,8 +117,7 @@ impl PendingRollouts {
             |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
         let known = state.remove(key);
         let pending = match known {
-            // A wait for the same child continues, also with another text.
-            Some(known) if wait.is_some() && is_same(known.wait.as_ref(), wait.as_ref()) => {
+            Some(known) if continues(known.wait.as_ref(), wait.as_ref()) => {
                 PendingRollout { wait, ..known }
             }
             Some(_) | None => began(wait),
@@ -142,11 +141,12 @@ impl PendingRollouts {
         recorded
     }
 
-    /// Returns the child that a parent has waited for too long.
+    /// Returns the child that has been missing for too long.
     pub(crate) fn overdue(&self, key: &Request) -> Option<ChildId> {
         let state = self.state.lock();
         let pending = state.pending.get(key).filter(|it| it.since.elapsed() >= OVERDUE)?;
-        pending.wait.as_ref().map(|wait| wait.child.clone())
+        let wait = pending.wait.as_ref().filter(|wait| wait.is_missing())?;
+        Some(wait.child.clone())
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects. Returns whether it had
@@ -190,8 +190,11 @@ impl PendingRollouts {
     }
 }
 
-fn is_same(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
-    known.map(|wait| &wait.child) == now.map(|wait| &wait.child)
+/// Returns whether the same child is awaited, whatever the text. A child that existed and is missing
+/// now is awaited anew: its deletion may have taken long, and its revision can create it.
+fn continues(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
+    let (Some(known), Some(now)) = (known, now) else { return false };
+    known.child == now.child && (known.is_missing() || !now.is_missing())
 }
 
 impl RolloutStates {
@@ -265,6 +268,22 @@ mod tests {
         );
         assert_eq!(rollouts.record(&key, &waiting("a")), Recorded::default());
         assert_eq!(rollouts.record(&key, &waiting("b")).recheck, Some(OVERDUE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn child_is_overdue_by_the_time_for_which_it_is_missing() {
+        let (rollouts, key) = (PendingRollouts::default(), Request::namespaced("ns", "p"));
+        let child = ChildId::new("", "ConfigMap", "a");
+        let deleting = RolloutProgress::Waiting(RolloutWait::deleting(&child));
+
+        rollouts.record(&key, &deleting);
+        advance(2 * REPORTED).await;
+        assert_eq!(rollouts.overdue(&key), None, "it exists");
+        rollouts.record(&key, &waiting("a"));
+        assert_eq!(rollouts.overdue(&key), None, "missing since now");
+        advance(OVERDUE).await;
+
+        assert_eq!(rollouts.overdue(&key), Some(child));
     }
 
     #[tokio::test(start_paused = true)]

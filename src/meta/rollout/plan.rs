@@ -128,6 +128,16 @@ impl RolloutWait {
         Self { child, reason: WaitReason::Missing }
     }
 
+    /// Returns whether the child does not exist.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.reason == WaitReason::Missing
+    }
+
+    /// Returns the wait for a child that is being deleted.
+    pub(crate) fn deleting(child: &ChildId) -> Self {
+        Self::state(child, "is being deleted")
+    }
+
     fn state(child: &ChildId, text: &str) -> Self {
         Self { child: child.clone(), reason: WaitReason::State(text.to_owned()) }
     }
@@ -319,7 +329,7 @@ impl Unfinished {
 fn wait_for(child: &ChildId, state: ChildState) -> Option<RolloutWait> {
     match state {
         ChildState::Missing => Some(RolloutWait::missing(child.clone())),
-        ChildState::Deleting => Some(RolloutWait::state(child, "is being deleted")),
+        ChildState::Deleting => Some(RolloutWait::deleting(child)),
         ChildState::Present { is_latest: Err(error), .. } => {
             Some(RolloutWait { child: child.clone(), reason: WaitReason::Unchecked(error) })
         }

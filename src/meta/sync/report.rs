@@ -83,10 +83,13 @@ impl ParentReconciler {
     }
 
     /// Reports fields that were taken over, and newly contested objects, to the parent, and the
-    /// latter to the other owner if it is a parent too. Returns the time until the objects are
+    /// latter to the other owner if it is a parent too. All contested objects are in the condition
+    /// `Contested` of the controller. Returns the time until the objects are
     /// tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
+        let objects = self.parents.writes.contested_objects(&parent.key);
+        self.parents.hook.contested(&parent.key, objects);
         let wanted = subject(parent);
         for text in self.parents.writes.taken_over(&parent.key) {
             self.recorder.publish(context, &wanted, Severity::Normal, "FieldsTakenOver", &text);

@@ -36,7 +36,7 @@ pub(super) struct Revisions {
     served: Arc<ServedType>,
     /// Revision of the parent as it is.
     pub(super) latest: Revision,
-    /// Other revisions that have children, in the order of their names.
+    /// Other revisions, in the order of their names. One without children is deleted.
     pub(super) older: Vec<OlderParent>,
     /// Digest of the observed revisions.
     pub(super) digest: u64,

@@ -52,6 +52,15 @@ fn owner(harness: &Harness) -> Value {
     map["metadata"]["ownerReferences"][0]["kind"].clone()
 }
 
+/// Returns status and message of the condition `Contested` of a controller.
+fn contested(harness: &Harness, kind: &str) -> Option<(String, String)> {
+    let object = harness.server.get("metacontroller.k8s.io/v1alpha1", kind, "", "a").unwrap();
+    let conditions = object["status"]["conditions"].as_array().unwrap();
+    let condition = conditions.iter().find(|it| it["type"] == "Contested")?;
+    let text = |field: &str| condition[field].as_str().unwrap().to_owned();
+    Some((text("status"), text("message")))
+}
+
 async fn check(first: &str, second: &str, strategy: ApplyStrategy) {
     let (harness, _) = harness(|_, request| shared(request)).await;
     harness.server.install(&CrdBuilder::new("example.com", "Gadget").build()).unwrap();
@@ -80,6 +89,21 @@ async fn check(first: &str, second: &str, strategy: ApplyStrategy) {
         assert!(is_named("ConfigMap default/shared") && is_named(other), "{messages:?}");
     }
     assert_eq!(owner(&harness), first_owner);
+    assert_eq!(contested(&harness, first), None, "it owns the object");
+    let wanted = if second == "CompositeController" { "p" } else { "default/p" };
+    let message = format!("1 contested: ConfigMap default/shared for {wanted}");
+    assert_eq!(contested(&harness, second), Some(("True".to_owned(), message)));
+    let (kind, namespace) = match first {
+        "CompositeController" => ("Thing", ""),
+        _ => ("Gadget", "default"),
+    };
+    harness.server.remove("example.com/v1", kind, namespace, "p").unwrap();
+    pass().await;
+    // The garbage collector may have been first.
+    drop(harness.server.remove("v1", "ConfigMap", "default", "shared"));
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(contested(&harness, second), Some(("False".to_owned(), String::new())));
     harness.end().await;
 }
 

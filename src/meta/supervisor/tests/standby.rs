@@ -26,6 +26,20 @@ impl Hook for Counts {
     }
 }
 
+/// Hook that counts its calls, and wants one child of the name of the parent.
+struct WantsChild(Arc<AtomicUsize>);
+
+impl Hook for WantsChild {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let metadata = json!({"name": request["parent"]["metadata"]["name"]});
+        let child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+        let response = json!({"children": [child]}).to_string();
+        async move { Ok(Bytes::from(response)) }.boxed()
+    }
+}
+
 /// Hook that does not respond; counts its calls under way.
 struct Hangs(Arc<AtomicUsize>);
 
@@ -69,7 +83,15 @@ impl Replica {
         server: &SimulatedServer,
         hook: impl Fn(Arc<AtomicUsize>) -> Arc<dyn Hook> + Send + Sync + 'static,
     ) -> Self {
-        let client = server.client_as("replica");
+        Self::of_user(server, "replica", hook)
+    }
+
+    fn of_user(
+        server: &SimulatedServer,
+        user: &str,
+        hook: impl Fn(Arc<AtomicUsize>) -> Arc<dyn Hook> + Send + Sync + 'static,
+    ) -> Self {
+        let client = server.client_as(user);
         let (cluster, runnable) = Cluster::new(client.clone(), ClusterOptions::default());
         let options =
             ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
@@ -196,18 +218,57 @@ fn parent(name: &str, controller: &str, finalizers: &[&str]) -> Value {
     })
 }
 
+/// Kinds of the parents of a large standby.
+const KINDS: [&str; 4] = ["Widget", "Gadget", "Rocket", "Socket"];
+
+/// Controller of one of the kinds, whose children are updated one at a time.
+fn rolling(number: usize) -> Value {
+    let mut object = controller(&format!("c{number}"), false);
+    let resource = format!("{}s", KINDS[number % KINDS.len()].to_lowercase());
+    object["spec"]["parentResource"]["resource"] = json!(resource);
+    object["spec"]["childResources"] = json!([{
+        "apiVersion": "v1", "resource": "configmaps",
+        "updateStrategy": {"method": "RollingInPlace"},
+    }]);
+    object
+}
+
+/// Server with this many controllers and, of all of them together, parents that a former leader has
+/// synced: each has a child and a revision.
+async fn synced_server(controllers: usize, parents: usize) -> SimulatedServer {
+    let server = led_server();
+    for kind in &KINDS[1..] {
+        server.install(&CrdBuilder::new("standby.test", *kind).build()).unwrap();
+    }
+    for number in 0..controllers {
+        server.apply(rolling(number)).unwrap();
+    }
+    for number in 0..parents {
+        let of = number % controllers;
+        let mut parent = parent(&format!("p{number}"), &format!("c{of}"), &[]);
+        parent["kind"] = json!(KINDS[of % KINDS.len()]);
+        server.apply(parent).unwrap();
+    }
+    server.apply(lease("")).unwrap();
+    let mut former = Replica::of_user(&server, "former", |calls| Arc::new(WantsChild(calls)));
+    let begin = Instant::now();
+    let count = |kind: (&str, &str)| server.list(kind.0, kind.1).unwrap_or_default().len();
+    while count(("v1", "ConfigMap")) < parents {
+        assert!(begin.elapsed() < 60 * WARM_UP, "{}", count(("v1", "ConfigMap")));
+        sleep(Duration::from_secs(1)).await;
+    }
+    sleep(WARM_UP).await;
+    former.end().await;
+    assert_eq!(count(("metacontroller.k8s.io/v1alpha1", "ControllerRevision")), parents);
+    server.apply(lease("another")).unwrap();
+    server
+}
+
 /// Checks the takeover of a standby that has this many declared controllers, and parents of all of
 /// them together.
 async fn check_takeover(controllers: usize, parents: usize) {
-    let server = led_server();
-    for number in 0..controllers {
-        server.apply(controller(&format!("c{number}"), false)).unwrap();
-    }
-    for number in 0..parents {
-        let controller = format!("c{}", number % controllers);
-        server.apply(parent(&format!("p{number}"), &controller, &[])).unwrap();
-    }
-    let mut replica = Replica::start(&server);
+    let server = synced_server(controllers, parents).await;
+    let mut replica = Replica::with(&server, |calls| Arc::new(WantsChild(calls)));
     replica.until_warm(controllers).await;
     sleep(WARM_UP).await;
     assert!(writes(&server).is_empty(), "a standby writes nothing: {:?}", writes(&server));
@@ -237,6 +298,10 @@ async fn check_takeover(controllers: usize, parents: usize) {
     assert!(reads.is_empty(), "the caches were warm: {reads:?}");
     let written = writes(&server);
     assert!(written.iter().any(|it| it.info.resource == "compositecontrollers"));
+    let is_synced = |it: &&SimulatedRequest| {
+        ["configmaps", "controllerrevisions"].contains(&&*it.info.resource)
+    };
+    assert_eq!(written.iter().find(is_synced), None, "all of them were up to date");
     replica.end().await;
 }
 

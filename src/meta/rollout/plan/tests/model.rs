@@ -134,8 +134,7 @@ impl SimulatedCluster {
         match progress {
             RolloutProgress::Complete => {}
             RolloutProgress::Waiting(wait) => {
-                let is_missing = wait.reason == WaitReason::Missing;
-                self.awaited = is_missing.then(|| wait.child.clone());
+                self.awaited = wait.is_missing().then(|| wait.child.clone());
             }
             RolloutProgress::Updating(child) => {
                 if self.children.get(child).is_some_and(|child| !child.is_ready) {

@@ -79,6 +79,15 @@ async fn crash_at_any_write_of_a_rollout_strands_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn crash_at_any_write_of_a_recreating_rollout_with_checks_strands_nothing() {
+    let method = "RollingRecreate";
+    for generates in [false, true] {
+        let variant = Variant { method, has_checks: true, generates, ..PLAIN };
+        every_crash(variant, Life::Rollout).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn crash_at_any_write_of_a_finalization_in_mid_rollout_strands_nothing() {
     for is_cluster_scoped in [false, true] {
         let variant = Variant { method: "RollingRecreate", is_cluster_scoped, ..PLAIN };

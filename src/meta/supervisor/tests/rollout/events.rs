@@ -102,6 +102,33 @@ async fn child_that_is_deleted_in_mid_rollout_returns_at_its_own_revision() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn child_whose_deletion_takes_long_returns_at_its_own_revision() {
+    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let server = &bench.harness.server;
+    let mut child = server.get(GROUP, "Part", "default", "c02").unwrap();
+    child["metadata"]["finalizers"] = json!(["example.com/held"]);
+    server.merge(&child).unwrap();
+    server.remove(GROUP, "Part", "default", "c02").unwrap();
+    bench.make_ready("c00", true);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(bench.updated().1, "child Part c02 is being deleted");
+    bench.wire.take_writes();
+
+    let mut child = server.get(GROUP, "Part", "default", "c02").unwrap();
+    child["metadata"]["finalizers"] = json!([]);
+    server.merge(&child).unwrap();
+    bench.done("two").await;
+
+    let writes = bench.wire.child_writes();
+    assert_eq!(
+        writes,
+        ["POST", "PUT c02", "PUT c01"],
+        "created as of \"one\", updated in its turn"
+    );
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn scale_in_mid_rollout_creates_at_the_latest_revision_and_deletes_at_once() {
     let bench = Bench::in_mid_rollout(CHECKED).await;
 
