@@ -262,11 +262,15 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
     if let Some(details) = &mut status.details {
         details.causes.truncate(CAUSES);
         details.causes.retain_mut(|cause| {
-            cause.message.clear();
-            let field = &cause.field;
-            let is_path = field.len() <= FIELD_BYTES
-                && field.bytes().all(|it| it.is_ascii_alphanumeric() || b".-_[]/".contains(&it));
-            is_path && word(&cause.reason).is_some()
+            let manager = field_manager(&cause.message).filter(|_| cause.reason == FIELD_CONFLICT);
+            cause.message = manager.map(|it| format!("conflict with \"{it}\"")).unwrap_or_default();
+            let field = &mut cause.field;
+            if field.len() > FIELD_BYTES
+                || !field.bytes().all(|it| is_plain(it) || b"[]".contains(&it))
+            {
+                field.clear();
+            }
+            word(&cause.reason).is_some()
         });
         let causes = details.causes.iter().filter(|cause| !cause.field.is_empty());
         said.extend(causes.map(|cause| format!("{}: {}", cause.field, cause.reason)));
@@ -280,6 +284,21 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
     );
     status.reason = reason;
     status
+}
+
+/// Reason of a conflict of server-side apply about one field.
+pub(crate) const FIELD_CONFLICT: &str = "FieldManagerConflict";
+
+/// Returns the name of the manager in the message of such a conflict, which names nothing else:
+/// `conflict with "x" using v1 at 2000-01-01T00:00:00Z`.
+fn field_manager(message: &str) -> Option<&str> {
+    let (manager, _) = message.strip_prefix("conflict with \"")?.split_once('"')?;
+    (manager.len() <= FIELD_BYTES && manager.bytes().all(is_plain)).then_some(manager)
+}
+
+/// Returns whether a byte belongs to names and field paths.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b".-_/".contains(&byte)
 }
 
 #[cfg(test)]
@@ -420,6 +439,24 @@ mod tests {
             right.message
         );
         assert_eq!(invalid.details.as_ref().unwrap().name, "made");
+        let owned = |message: &str, field: &str| {
+            let cause =
+                json!({"reason": "FieldManagerConflict", "message": message, "field": field});
+            let status = json!({
+                "code": 409, "reason": "Conflict", "message": "hush", "details": {"causes": [cause]},
+            });
+            let cause = refused(status).details.unwrap().causes.remove(0);
+            (cause.reason, cause.message, cause.field)
+        };
+        let conflict = |message: &str, field: &str| {
+            ("FieldManagerConflict".to_owned(), message.to_owned(), field.to_owned())
+        };
+        assert_eq!(
+            owned("conflict with \"kubectl-edit\" using v1: hush", ".data.a"),
+            conflict("conflict with \"kubectl-edit\"", ".data.a")
+        );
+        assert_eq!(owned("conflict with \"hush hush\"", ".f[uid=\"hush\"]"), conflict("", ""));
+        assert_eq!(owned("hush", ".data.a"), conflict("", ".data.a"));
         for status in [invalid, plain, right] {
             assert!(!format!("{status:?}").contains("hush"), "{status:?}");
         }

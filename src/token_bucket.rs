@@ -36,6 +36,12 @@ impl TokenBucket {
         self.full_at.saturating_duration_since(now)
     }
 
+    /// Returns the time at which the bucket is full, if no more tokens are taken.
+    #[cfg(feature = "meta")]
+    pub(crate) fn full_at(&self) -> Instant {
+        self.full_at
+    }
+
     /// Takes one token, or the rest of one.
     #[cfg(feature = "meta")]
     pub(crate) fn take(&mut self, now: Instant) {

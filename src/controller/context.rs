@@ -442,6 +442,18 @@ impl Context {
         }
     }
 
+    /// Waits for the worker slot that was given back; `false` if the reconcile should end first.
+    /// Cancel safe.
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) async fn regain_slot(&self) -> bool {
+        let Some(slot) = self.slot.upgrade() else { return true };
+        tokio::select! {
+            biased;
+            () = self.cancelled() => false,
+            () = slot.regain() => true,
+        }
+    }
+
     /// Returns the inputs by name, to be changed while the epoch runs. Inputs added here end with
     /// the epoch. `None` for a context from [`Context::new`].
     pub fn inputs(&self) -> Option<Inputs> {

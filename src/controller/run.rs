@@ -289,7 +289,7 @@ impl EpochRun {
         let mut stopping = std::pin::pin!(epoch.stopping());
         let mut shared_slots = SharedSlots::new(epoch.reconciles());
         loop {
-            let capacity = self.slots.has_free(self.workers.len());
+            let capacity = self.slots.assign(self.workers.len());
             let due = self.failures.due();
             let unconfirmed = &self.spec.carried_over.unconfirmed;
             let (expiry, recheck) = (unconfirmed.expiry(), unconfirmed.recheck());
@@ -312,7 +312,7 @@ impl EpochRun {
                         self.queue.add(request);
                     }
                 }
-                () = self.slots.freed(), if !capacity => {}
+                () = self.slots.freed() => {}
                 Some((item, shared)) = shared_slots.next(&self.queue, capacity) => self.spawn(item, shared),
             }
         }

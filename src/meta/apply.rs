@@ -12,7 +12,14 @@ mod refusal;
 mod server_side;
 mod transfer_fields;
 
-use std::{mem::take, sync::Arc, task::Poll};
+use std::{
+    mem::take,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+};
 
 use futures::{
     StreamExt,
@@ -21,6 +28,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 
+pub(crate) use self::order::most_at_once;
 use self::{
     dry_run_create::dry_run_create,
     dry_run_update::differs,
@@ -93,6 +101,7 @@ struct WrittenChild<'a> {
     what: String,
     digests: PlannedDigests,
     context: &'a Context,
+    halted: &'a AtomicBool,
 }
 
 /// Writes of one parent, in order.
@@ -101,6 +110,8 @@ struct Execution<'a> {
     rules: &'a ChildContext<'a>,
     context: &'a Context,
     order: WriteOrder,
+    // True if no further request may be sent, also for a write that is under way.
+    halted: &'a AtomicBool,
     under_way: FuturesUnordered<BoxFuture<'a, Result<Option<ChildDigest>, SyncError>>>,
     results: Results,
 }
@@ -120,11 +131,13 @@ impl Apply {
         desired: Vec<Desired>,
         context: &Context,
     ) -> Result<Executed, SyncError> {
+        let halted = AtomicBool::new(false);
         let mut execution = Execution {
             apply: self,
             rules,
             context,
             order: WriteOrder::after(context.attempt()),
+            halted: &halted,
             under_way: FuturesUnordered::new(),
             results: Results::default(),
         };
@@ -139,13 +152,15 @@ impl<'a> Execution<'a> {
         let writes = &self.apply.parents.writes;
         let known = writes.take_equal(&rules.parent.key);
         for planned in rules.plan(desired) {
-            if self.is_halted() {
-                break;
-            }
+            let is_halted = self.is_halted();
             let strategy = self.apply.rule.strategy;
             let digests = PlannedDigests::of(&self.apply.rule, rules, &planned);
             if digests.observed.is_some_and(|digest| known.contains(digest)) {
                 self.results.equal.extend(digests.observed);
+                continue;
+            }
+            if is_halted {
+                // The digests of the children that follow are kept.
                 continue;
             }
             let stage = Stage::of(&planned, rules.groups);
@@ -159,7 +174,7 @@ impl<'a> Execution<'a> {
             match step {
                 Ok(None) => self.results.equal.extend(digests.observed),
                 Ok(Some(step)) => self.write(stage, step, digests).await,
-                Err(message) => self.results.add(Err(SyncError::Failed(message))),
+                Err(message) => self.add(Err(SyncError::Failed(message))),
             }
         }
         while self.ended().await {}
@@ -185,17 +200,18 @@ impl<'a> Execution<'a> {
         // No other write of this parent is under way if this one has to wait.
         let room = self.apply.budget.request(bytes);
         let Some(room) = self.context.epoch().token().run_until_cancelled(room).await else {
-            return self.results.halt(SyncError::Cancelled);
+            return self.halt(SyncError::Cancelled);
         };
         self.order.begun(stage, bytes);
         self.context.release_slot();
-        let target = WrittenChild { rules: self.rules, what, digests, context: self.context };
+        let (rules, context, halted) = (self.rules, self.context, self.halted);
+        let target = WrittenChild { rules, what, digests, context, halted };
         let write = self.apply.write(target, step, room);
         let mut write = write.boxed();
         // Polled before any other write can end, so that none begins after a throttle.
         if let Poll::Ready(result) = poll!(&mut write) {
             self.order.ended(result.is_ok());
-            self.results.add(result);
+            self.add(result);
         } else {
             self.under_way.push(write);
         }
@@ -205,14 +221,24 @@ impl<'a> Execution<'a> {
     async fn ended(&mut self) -> bool {
         let Some(result) = self.under_way.next().await else { return false };
         self.order.ended(result.is_ok());
-        self.results.add(result);
+        self.add(result);
         true
+    }
+
+    fn add(&mut self, result: Result<Option<ChildDigest>, SyncError>) {
+        self.results.add(result);
+        self.halted.store(self.results.halted.is_some(), Ordering::Relaxed);
+    }
+
+    fn halt(&mut self, error: SyncError) {
+        self.results.halt(error);
+        self.halted.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether no further write may begin.
     fn is_halted(&mut self) -> bool {
         if self.context.is_cancelled() {
-            self.results.halt(SyncError::Cancelled);
+            self.halt(SyncError::Cancelled);
         }
         self.results.halted.is_some()
     }
@@ -300,11 +326,14 @@ impl Apply {
         target: &WrittenChild<'_>,
         mut step: WriteStep,
     ) -> Result<Option<ChildDigest>, SyncError> {
-        let WrittenChild { rules, what, context, digests } = target;
+        let WrittenChild { rules, what, context, digests, .. } = target;
         let parent = rules.parent;
         let (group, key) = step.target();
         let (served, key) = (&rules.groups[group].served, &key.clone());
         let resource = Resource::new(context.requester(), served);
+        if target.is_halted() {
+            return Ok(None);
+        }
         // A body that is sent is not copied.
         let (verb, result) = match &mut step {
             WriteStep::Delete { uid, .. } => {
@@ -319,10 +348,16 @@ impl Apply {
                     if !differs(observed, &response, what, context.attempt())? {
                         return Ok(digests.observed.filter(|_| self.parents.rollouts.is_used()));
                     }
+                    if target.is_halted() {
+                        return Ok(None);
+                    }
                 }
                 if is_checked {
                     let refused_for = || self.parents.writes.refused_for(&parent.key, what);
                     dry_run_create(&resource, served, created, refused_for).await?;
+                    if target.is_halted() {
+                        return Ok(None);
+                    }
                 }
                 ("replacing", resource.delete(key, uid).await.map(|()| None))
             }
@@ -340,7 +375,7 @@ impl Apply {
         };
         let error = match result {
             Ok(changed) => {
-                let is_equal = self.record(&parent.key, what.clone(), &step, changed);
+                let is_equal = self.record(&parent.key, what, &step, changed);
                 return Ok(digests.observed.filter(|_| is_equal));
             }
             Err(error) => error,
@@ -358,7 +393,7 @@ impl Apply {
         doing: String,
         error: kube::Error,
     ) -> Result<Option<ChildDigest>, SyncError> {
-        let WrittenChild { rules, what, context, digests: _ } = target;
+        let WrittenChild { rules, what, context, .. } = target;
         let (parent, key) = (rules.parent, step.target().1);
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
         Err(match step {
@@ -408,7 +443,7 @@ impl Apply {
     fn record(
         &self,
         parent: &Request,
-        what: String,
+        what: &str,
         step: &WriteStep,
         stored: Option<Stored>,
     ) -> bool {

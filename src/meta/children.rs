@@ -79,8 +79,18 @@ impl Child {
             uid: header.uid.clone(),
             terminating: header.deletion_timestamp.is_some(),
             seen: SeenVersion::new(&header.uid, &header.resource_version),
-            json: object.json().clone(),
+            // A clone of the bytes would leave a count beside them in the cache.
+            json: Bytes::from_owner(ObjectJson(object.clone())),
         }
+    }
+}
+
+/// JSON of a cached object.
+struct ObjectJson(Object);
+
+impl AsRef<[u8]> for ObjectJson {
+    fn as_ref(&self) -> &[u8] {
+        self.0.json()
     }
 }
 
@@ -309,7 +319,9 @@ impl ChildContext<'_> {
             format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
         })?;
         let wanted = self.complete_object(&desired)?;
-        let merged = merge::apply(&observed, &wanted);
+        let last = last_applied::read(&observed);
+        let is_remembered = last.is_some();
+        let merged = merge::apply(&observed, last, &wanted);
         if last_applied::same(&merged, &observed) {
             return Ok(None);
         }
@@ -319,7 +331,6 @@ impl ChildContext<'_> {
         }
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
-        let is_remembered = last_applied::read(&observed).is_some();
         drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
         drop(merged);
@@ -409,14 +420,19 @@ impl ChildContext<'_> {
             }
         }
         let with_status = total <= MAX_REMEMBERED_BYTES;
-        self.decided(desired, |field| with_status || field != "status")
+        self.decided(desired, all, |field| with_status || field != "status")
     }
 
-    /// Returns these fields of a desired child as the hook sent them, with namespace and the label
-    /// or annotation that claims it.
-    fn decided(&self, desired: &Desired, is_kept: impl Fn(&str) -> bool) -> Result<Value, String> {
+    /// Returns these fields of a desired child, of all its parts, as the hook sent them, with
+    /// namespace and the label or annotation that claims it.
+    fn decided(
+        &self,
+        desired: &Desired,
+        all: BTreeMap<String, &RawValue>,
+        is_kept: impl Fn(&str) -> bool,
+    ) -> Result<Value, String> {
         let mut object = Map::new();
-        for (field, part) in self.parts(desired)?.into_iter().filter(|(field, _)| is_kept(field)) {
+        for (field, part) in all.into_iter().filter(|(field, _)| is_kept(field)) {
             let value = serde_json::from_str(part.get());
             object.insert(field, value.map_err(|error| self.unreadable(desired, error))?);
         }

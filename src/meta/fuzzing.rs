@@ -148,8 +148,12 @@ pub fn merge(data: &[u8]) {
     let read: Value = serde_json::from_str(&text).expect("what we write we can read");
     assert!(last_applied::same(&read, &desired), "{text}");
 
-    let applied = merge::apply(&observed, &desired);
-    assert_eq!(merge::apply(&applied, &desired), applied, "applying settles");
+    let applied = merge::apply(&observed, last_applied::read(&observed), &desired);
+    assert_eq!(
+        merge::apply(&applied, last_applied::read(&applied), &desired),
+        applied,
+        "applying settles"
+    );
     assert_eq!(applied.get("status"), observed.get("status"));
 }
 

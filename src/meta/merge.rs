@@ -25,21 +25,20 @@ pub(crate) fn count() -> usize {
     MERGES.with(std::cell::Cell::get)
 }
 
-/// Merges `desired` into `observed`.
+/// Merges `desired` into `observed`, whose last-applied annotation is `last`.
 ///
 /// System metadata, the controller's owner reference and the status stay as observed. The
 /// last-applied annotation becomes the whole desired object, if its meaning or anything else
 /// changed.
-pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
+pub(crate) fn apply(observed: &Value, last: Option<Value>, desired: &Value) -> Value {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
     let wanted = last_applied::essence(desired);
-    let last = last_applied::read(observed);
     let mut merged = merge(Some(observed), last.as_ref(), &wanted);
     restore(&mut merged, observed);
     set_owners(&mut merged, last.as_ref(), desired);
     let is_known =
-        last.is_some_and(|last| last_applied::same(&last_applied::essence(&last), &wanted));
+        last.is_some_and(|last| last_applied::same(&last_applied::essence_of(last), &wanted));
     if !is_known || !last_applied::same(&merged, observed) {
         last_applied::write(&mut merged, desired);
     }
@@ -214,6 +213,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn apply(observed: &Value, desired: &Value) -> Value {
+        super::apply(observed, last_applied::read(observed), desired)
+    }
 
     #[track_caller]
     fn check(observed: Value, last: Value, desired: Value, expected: Value) {

@@ -106,9 +106,9 @@ impl TrackedParent {
         if is_create { WriteCause::OwnWrites } else { self.cause }
     }
 
-    fn wrote(&mut self, what: String, stored: &Stored, is_create: bool) {
-        self.contested.remove(&what);
-        self.refused.remove(&what);
+    fn wrote(&mut self, what: &str, stored: &Stored, is_create: bool) {
+        self.contested.remove(what);
+        self.refused.remove(what);
         self.limit.wrote(what, self.cause_of(is_create), Instant::now());
         self.state.wrote(stored.seen());
     }
@@ -141,8 +141,9 @@ impl ParentWrites {
     /// Begins a sync of a parent; to be called before [`Self::observed`].
     pub(crate) fn begin(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
-            let failed = std::mem::take(&mut entry.failed_work);
-            entry.is_resync = entry.resync.begin(Instant::now()) || failed;
+            let (failed, now) = (take(&mut entry.failed_work), Instant::now());
+            entry.limit.prune(now);
+            entry.is_resync = entry.resync.begin(now) || failed;
             entry.cause = WriteCause::ExternalChange;
             entry.contested.values_mut().for_each(|contested| contested.is_current = false);
             entry.refused.values_mut().for_each(|refused| refused.is_current = false);
@@ -271,14 +272,14 @@ impl ParentWrites {
     }
 
     /// Counts a write of a parent or child that changed it, and records its new version.
-    pub(crate) fn wrote(&self, key: &Request, what: String, stored: &Stored) {
+    pub(crate) fn wrote(&self, key: &Request, what: &str, stored: &Stored) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, false);
         }
     }
 
     /// Counts a create, and records the version of the child.
-    pub(crate) fn created(&self, key: &Request, what: String, stored: &Stored) {
+    pub(crate) fn created(&self, key: &Request, what: &str, stored: &Stored) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, true);
         }

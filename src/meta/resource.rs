@@ -242,7 +242,7 @@ impl<'a> Resource<'a> {
         send(self.requester, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
     }
 
-    /// Applies a configuration; a conflict if it has a uid that the object has not, or another
+    /// Applies a configuration; a conflict if it has a uid and the object does not exist, or another
     /// manager owns one of its fields with another value. With `force` the field is taken over.
     pub(crate) async fn apply(
         &self,

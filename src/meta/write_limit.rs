@@ -6,11 +6,11 @@
 //! and are always counted. Objects are counted by kind and name rather than uid, since an object
 //! that is recreated has another uid each time.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::write_cause::WriteCause;
+use super::{digest::digest, write_cause::WriteCause};
 use crate::token_bucket::TokenBucket;
 
 /// Number of writes of one object without a pause.
@@ -22,18 +22,29 @@ const REFILL: Duration = Duration::from_secs(3);
 const CALM: f64 = 10.0;
 
 /// Write limits of the objects of one parent.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct WriteLimit {
-    // Objects written within the last minute.
-    written: BTreeMap<String, ObjectWrites>,
+    // Objects that lacked tokens at the last sync, or were written since, in the order of their
+    // digests. A parent has one for each child after the first sync, so that they are small.
+    written: Vec<ObjectWrites>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct ObjectWrites {
-    // Writes that only own writes have led to.
-    loops: TokenBucket,
-    conflicts: TokenBucket,
-    flapping: bool,
+    // Digest of kind and name.
+    what: u64,
+    // Writes that only own writes have led to: time at which their bucket is full.
+    loops: Instant,
+    // Time at which the bucket of conflicts is full.
+    conflicts: Instant,
+    held_back: Option<Box<HeldBack>>,
+}
+
+/// Object that was held back, and counts as flapping until it is calm.
+#[derive(Debug)]
+struct HeldBack {
+    // Kind and name.
+    what: String,
     // True if only conflicts have held the object back.
     by_conflicts: bool,
 }
@@ -49,72 +60,97 @@ pub(crate) struct Flapping {
     pub(crate) by_conflicts: bool,
 }
 
-impl ObjectWrites {
-    fn new(now: Instant) -> Self {
-        let bucket = TokenBucket::new(BURST, REFILL, now);
-        Self { loops: bucket, conflicts: bucket, flapping: false, by_conflicts: true }
-    }
+/// Returns the bucket that is full at this time.
+fn bucket(full_at: Instant) -> TokenBucket {
+    TokenBucket::new(BURST, REFILL, full_at)
+}
 
+/// Takes a token of the bucket that is full at this time.
+fn take(full_at: &mut Instant, now: Instant) {
+    let mut bucket = bucket(*full_at);
+    bucket.take(now);
+    *full_at = bucket.full_at();
+}
+
+impl ObjectWrites {
     /// Returns the level of the emptier bucket.
     fn level(&self, now: Instant) -> f64 {
-        self.loops.level(now).min(self.conflicts.level(now))
+        bucket(self.loops.max(self.conflicts)).level(now)
     }
 }
 
 impl WriteLimit {
     /// Returns whether an object may be written now.
     pub(crate) fn may_write(&mut self, what: &str, cause: WriteCause, now: Instant) -> bool {
-        let Some(written) = self.written.get_mut(what) else { return true };
-        let loops = cause == WriteCause::ExternalChange || written.loops.level(now) >= 1.0;
-        let conflicts = written.conflicts.level(now) >= 1.0;
-        written.by_conflicts &= loops;
-        written.flapping |= !(loops && conflicts);
+        let Ok(at) = self.find(what) else { return true };
+        let written = &mut self.written[at];
+        let loops = cause == WriteCause::ExternalChange || bucket(written.loops).level(now) >= 1.0;
+        let conflicts = bucket(written.conflicts).level(now) >= 1.0;
+        if !(loops && conflicts) {
+            let new = || Box::new(HeldBack { what: what.to_owned(), by_conflicts: true });
+            written.held_back.get_or_insert_with(new).by_conflicts &= loops;
+        }
         loops && conflicts
     }
 
     /// Counts a conflict: another client wrote the object first. Counts as two writes, its and
     /// ours, since each of its writes is an event and so triggers the next attempt at once.
     pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
-        let written = self.entry(what.to_owned(), now);
-        written.conflicts.take(now);
-        written.conflicts.take(now);
+        let conflicts = &mut self.entry(what, now).conflicts;
+        take(conflicts, now);
+        take(conflicts, now);
     }
 
     /// Counts a write, unless it is work. Failed writes are not counted, conflicts excepted: they
     /// changed nothing, and the work queue backs off before the retry.
-    pub(crate) fn wrote(&mut self, what: String, cause: WriteCause, now: Instant) {
+    pub(crate) fn wrote(&mut self, what: &str, cause: WriteCause, now: Instant) {
         if cause == WriteCause::OwnWrites {
-            self.entry(what, now).loops.take(now);
+            take(&mut self.entry(what, now).loops, now);
         }
     }
 
-    fn entry(&mut self, what: String, now: Instant) -> &mut ObjectWrites {
-        self.written.retain(|_, written| written.level(now) < f64::from(BURST));
-        let written = self.written.entry(what).or_insert_with(|| ObjectWrites::new(now));
+    /// Forgets the objects whose tokens have refilled; to be called by each sync.
+    pub(crate) fn prune(&mut self, now: Instant) {
+        self.written.retain(|written| written.level(now) < f64::from(BURST));
+        self.written.shrink_to_fit();
+    }
+
+    fn entry(&mut self, what: &str, now: Instant) -> &mut ObjectWrites {
+        let at = self.find(what).unwrap_or_else(|at| {
+            let what = digest(what);
+            let new = ObjectWrites { what, loops: now, conflicts: now, held_back: None };
+            self.written.insert(at, new);
+            at
+        });
+        let written = &mut self.written[at];
         if written.level(now) >= CALM {
-            (written.flapping, written.by_conflicts) = (false, true);
+            written.held_back = None;
         }
         written
+    }
+
+    /// Returns the position of an object, or the one that it would have.
+    fn find(&self, what: &str) -> Result<usize, usize> {
+        let what = digest(what);
+        self.written.binary_search_by_key(&what, |written| written.what)
     }
 
     /// Returns the first object that was held back and still counts as flapping, with the time
     /// until any of these objects is to be checked again.
     pub(crate) fn flapping(&self, now: Instant) -> Option<Flapping> {
-        let levels = self
-            .written
-            .iter()
-            .filter(|(_, written)| written.flapping)
-            .map(|(what, written)| (what, written.level(now)))
-            .filter(|(_, level)| *level < CALM);
+        let held = self.written.iter().filter_map(|written| {
+            let level = written.level(now);
+            written.held_back.as_ref().filter(|_| level < CALM).map(|held| (held, level))
+        });
         let again = |level: f64| {
             let missing = if level < 1.0 { 1.0 - level } else { CALM - level };
             // Rounding must not make the check too early.
             REFILL.mul_f64(missing) + Duration::from_millis(1)
         };
-        let soonest = levels.clone().map(|(_, level)| again(level)).min()?;
-        let by_conflicts = levels.clone().all(|(what, _)| self.written[what].by_conflicts);
-        let (what, _) = { levels }.next()?;
-        Some(Flapping { what: what.clone(), again: soonest, by_conflicts })
+        let soonest = held.clone().map(|(_, level)| again(level)).min()?;
+        let by_conflicts = held.clone().all(|(held, _)| held.by_conflicts);
+        let what = held.map(|(held, _)| &held.what).min()?.clone();
+        Some(Flapping { what, again: soonest, by_conflicts })
     }
 }
 
@@ -126,7 +162,7 @@ mod tests {
     fn write(write_limit: &mut WriteLimit, what: &str, now: Instant) -> bool {
         let may = write_limit.may_write(what, WriteCause::OwnWrites, now);
         if may {
-            write_limit.wrote(what.to_owned(), WriteCause::OwnWrites, now);
+            write_limit.wrote(what, WriteCause::OwnWrites, now);
         }
         may
     }
@@ -208,7 +244,7 @@ mod tests {
 
         for _ in 0..100 {
             assert!(write_limit.may_write("a", WriteCause::ExternalChange, now));
-            write_limit.wrote("b".to_owned(), WriteCause::ExternalChange, now);
+            write_limit.wrote("b", WriteCause::ExternalChange, now);
         }
 
         assert!(write(&mut write_limit, "b", now));
@@ -247,14 +283,16 @@ mod tests {
     }
 
     #[test]
-    fn idle_objects_are_forgotten() {
+    fn idle_objects_are_forgotten_by_the_next_sync_and_the_others_are_small() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         for index in 0..100 {
             write(&mut write_limit, &index.to_string(), start);
         }
+        write(&mut write_limit, "a", start + Duration::from_secs(2));
 
-        write_limit.wrote("a".to_owned(), WriteCause::OwnWrites, start + Duration::from_secs(60));
+        write_limit.prune(start + Duration::from_secs(3));
 
-        assert_eq!(write_limit.written.len(), 1);
+        assert_eq!((write_limit.written.len(), write_limit.written.capacity()), (1, 1));
+        assert!(size_of::<ObjectWrites>() <= 48);
     }
 }

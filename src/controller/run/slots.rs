@@ -1,11 +1,14 @@
 //! Worker slots of one run: bound the concurrent reconciles.
 //!
-//! A reconcile may give its slot back before it ends, so that the next request starts. A second
-//! bound applies to all reconciles, with and without a slot.
+//! A reconcile may give its slot back before it ends, so that the next request starts, and may wait
+//! for a slot again. A second bound applies to all reconciles, with and without a slot.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -20,7 +23,7 @@ pub(in crate::controller) struct WorkerBound {
     /// Maximum number of reconciles, those that gave their slot back included; less than `workers`
     /// counts as `workers`.
     most_running: usize,
-    /// Wakes the run when a slot may be free: it was given back, or the bound has changed.
+    /// Wakes the run when a slot may be free, or a reconcile waits for one.
     freed: Notify,
 }
 
@@ -30,6 +33,8 @@ pub(in crate::controller) struct WorkerSlots {
     bound: Arc<WorkerBound>,
     /// Reconciles that gave their slots back.
     released: AtomicUsize,
+    /// Reconciles that wait for a slot again, in the order in which they asked.
+    waiting: Mutex<VecDeque<Weak<WorkerSlot>>>,
 }
 
 /// Slot of one reconcile, held by its task. Counts as an active worker until it is given back.
@@ -37,16 +42,18 @@ pub(in crate::controller) struct WorkerSlot {
     slots: Arc<WorkerSlots>,
     series: Arc<Series>,
     is_released: AtomicBool,
+    /// Wakes the reconcile when it has its slot again.
+    regained: Notify,
     /// Slot among the reconciles of all controllers, if the manager limits them.
     shared: Mutex<SharedSlot>,
 }
 
 /// Slot among the reconciles of all controllers.
 enum SharedSlot {
-    /// No limit, or the slot was given back for good.
+    /// No limit.
     None,
     Held(OwnedSemaphorePermit),
-    /// Given back until the reconcile begins.
+    /// Given back until the reconcile wants it again.
     Lent(Arc<Semaphore>),
 }
 
@@ -78,7 +85,7 @@ impl WorkerBound {
 impl WorkerSlots {
     /// Returns free slots.
     pub(in crate::controller) fn new(bound: Arc<WorkerBound>) -> Arc<Self> {
-        Arc::new(Self { bound, released: AtomicUsize::new(0) })
+        Arc::new(Self { bound, released: AtomicUsize::new(0), waiting: Mutex::default() })
     }
 
     /// Takes a slot for a reconcile.
@@ -91,17 +98,35 @@ impl WorkerSlots {
         let (slots, series) = (Arc::clone(self), Arc::clone(series));
         let shared = shared.map_or(SharedSlot::None, SharedSlot::Held);
         let (is_released, shared) = (AtomicBool::new(false), Mutex::new(shared));
-        Arc::new(WorkerSlot { slots, series, is_released, shared })
+        let regained = Notify::new();
+        Arc::new(WorkerSlot { slots, series, is_released, regained, shared })
+    }
+
+    /// Gives free slots to the reconciles that wait for one. Returns whether one is left for
+    /// another request.
+    pub(in crate::controller) fn assign(&self, reconciles: usize) -> bool {
+        // All reconciles that gave their slots back may wait: the second bound does not apply.
+        let is_free = || {
+            let released = self.released.load(Ordering::SeqCst);
+            reconciles.saturating_sub(released) < self.bound.workers()
+        };
+        while is_free() {
+            let Some(next) = self.waiting.lock().pop_front() else { break };
+            if let Some(slot) = next.upgrade() {
+                slot.take_again();
+            }
+        }
+        self.has_free(reconciles)
     }
 
     /// Returns whether a slot is free beside these reconciles. A reconcile that has ended, and is
     /// still among them, counts as one with a slot.
-    pub(in crate::controller) fn has_free(&self, reconciles: usize) -> bool {
+    fn has_free(&self, reconciles: usize) -> bool {
         let released = self.released.load(Ordering::SeqCst).min(self.bound.most_released());
         reconciles.saturating_sub(released) < self.bound.workers()
     }
 
-    /// Resolves after a slot was given back, or the bound has changed. Cancel safe.
+    /// Resolves after a slot was given back or asked for, or the bound has changed. Cancel safe.
     pub(in crate::controller) async fn freed(&self) {
         self.bound.freed.notified().await;
     }
@@ -117,8 +142,14 @@ impl WorkerSlot {
         }
     }
 
-    /// Waits for a slot among all controllers, if it was lent. Cancel safe.
-    pub(in crate::controller) async fn regain(&self) {
+    /// Waits for the slots that were given back: the worker slot, and that among all controllers.
+    /// Cancel safe.
+    pub(in crate::controller) async fn regain(self: &Arc<Self>) {
+        if self.is_released.load(Ordering::SeqCst) {
+            self.slots.waiting.lock().push_back(Arc::downgrade(self));
+            self.slots.bound.freed.notify_one();
+            self.regained.notified().await;
+        }
         let lent = match &*self.shared.lock() {
             SharedSlot::Lent(slots) => Arc::clone(slots),
             SharedSlot::None | SharedSlot::Held(_) => return,
@@ -129,15 +160,24 @@ impl WorkerSlot {
         }
     }
 
-    /// Gives the slot back before the reconcile ends.
+    /// Gives the slots back before the reconcile ends.
     #[cfg(any(test, feature = "meta"))]
     pub(in crate::controller) fn release(&self) {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            drop(std::mem::replace(&mut *self.shared.lock(), SharedSlot::None));
+            self.lend();
             self.slots.bound.freed.notify_one();
         }
+    }
+
+    /// Takes the worker slot again.
+    fn take_again(&self) {
+        if self.is_released.swap(false, Ordering::SeqCst) {
+            self.slots.released.fetch_sub(1, Ordering::SeqCst);
+            self.series.active.inc();
+        }
+        self.regained.notify_one();
     }
 }
 

@@ -16,6 +16,13 @@ use crate::meta::{
 /// the bodies that one sync holds.
 const MOST_AT_ONCE: usize = 8;
 
+/// Returns the number of writes of a sync that begin at once, after this many failures of its
+/// request. After a failure, one write at a time is under way until one succeeds, so that a
+/// throttling server gets one request.
+pub(crate) fn most_at_once(failures: u32) -> usize {
+    if failures == 0 { MOST_AT_ONCE } else { 1 }
+}
+
 /// Part of a plan whose writes may overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stage {
@@ -53,12 +60,9 @@ pub(super) struct WriteOrder {
 }
 
 impl WriteOrder {
-    /// Returns the order of a sync after this many failures of its request. After a failure, one
-    /// write at a time is under way until one succeeds, so that a throttling server gets one
-    /// request.
+    /// Returns the order of a sync after this many failures of its request.
     pub(super) fn after(failures: u32) -> Self {
-        let most = if failures == 0 { MOST_AT_ONCE } else { 1 };
-        Self { most, stage: None, count: 0, alone: false }
+        Self { most: most_at_once(failures), stage: None, count: 0, alone: false }
     }
 
     /// Returns whether a write may begin while the others are under way.

@@ -5,7 +5,7 @@
 //!
 //! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, which always forces.
 
-use std::mem::take;
+use std::{mem::take, sync::atomic::Ordering};
 
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -62,6 +62,9 @@ impl Apply {
                         }
                     }
                 }
+                if target.is_halted() {
+                    return Ok(None);
+                }
                 if !self.parents.recreates_at_once {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
                     dry_run_create(&resource, served, &created, refused_for).await?;
@@ -89,13 +92,16 @@ impl Apply {
                 return Ok(None);
             }
         }
+        if target.is_halted() {
+            return Ok(None);
+        }
         // Not forced: an object that was created since the read may be foreign.
         let manager = &self.rule.manager;
         let applied = resource.apply(&write.key, take(&mut write.body), manager, false).await;
         let response = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
         let stored = stored(&response, &doing)?;
         let step = WriteStep::Create(write);
-        let _is_equal = self.record(&rules.parent.key, target.what.clone(), &step, Some(stored));
+        let _is_equal = self.record(&rules.parent.key, &target.what, &step, Some(stored));
         Ok(target.digest_of(&response))
     }
 
@@ -111,11 +117,13 @@ impl Apply {
         let doing = format!("applying {}", target.what);
         let body = take(&mut write.body);
         let mut applied = resource.apply(&key, body.clone(), manager, false).await;
-        // Another uid is a conflict too, which is not forced.
+        // An object that no longer exists is a conflict too, which is not forced.
         if let Err(error) = &applied
-            && is_conflict(error)
+            && let Some(text) = taken_over(&target.what, error)
         {
-            let text = conflict(&target.what, error);
+            if target.is_halted() {
+                return Ok(None);
+            }
             applied = resource.apply(&key, body, manager, true).await;
             if applied.is_ok() {
                 writes.took_over(parent, text);
@@ -138,7 +146,7 @@ impl Apply {
             return Ok(target.digest_of(&response));
         }
         let step = WriteStep::Update(write);
-        let _is_equal = self.record(parent, target.what.clone(), &step, Some(stored));
+        let _is_equal = self.record(parent, &target.what, &step, Some(stored));
         if self.take_over_dynamic(target, &resource, &key, &response).await? {
             // The next sync removes the fields that are desired no longer.
             return Ok(None);
@@ -168,12 +176,21 @@ impl Apply {
         }
         let manager = self.rule.manager.as_str();
         let Some(patch) = field_transfer::to_server_side(&live, manager) else { return Ok(false) };
+        if target.is_halted() {
+            return Ok(true);
+        }
         self.send_transfer(target, resource, key, &patch).await?;
         Ok(true)
     }
 }
 
 impl<'a> WrittenChild<'a> {
+    /// Returns whether no further request may be sent: another write was throttled, or the sync was
+    /// cancelled.
+    pub(super) fn is_halted(&self) -> bool {
+        self.halted.load(Ordering::Relaxed)
+    }
+
     /// Returns access to the objects of a group.
     pub(super) fn resource(&self, group: usize) -> Resource<'a> {
         Resource::new(self.context.requester(), &self.rules.groups[group].served)
@@ -190,28 +207,30 @@ fn stored(response: &RawValue, doing: &str) -> Result<Stored, SyncError> {
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }
 
-/// Returns the text about fields that are taken over, with their managers. A manager's name is in
-/// the messages of the causes: `conflict with "x" using v1 at 2000-01-01T00:00:00Z`.
-fn conflict(what: &str, error: &kube::Error) -> String {
-    let kube::Error::Api(status) = error else { return what.to_owned() };
+/// Returns the text about the fields that are to be taken over, with their managers; `None` if no
+/// other manager owns a field. A manager's name is in the messages of the causes: `conflict with "x"
+/// using v1 at 2000-01-01T00:00:00Z`.
+fn taken_over(what: &str, error: &kube::Error) -> Option<String> {
+    let kube::Error::Api(status) = error else { return None };
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let mut fields: Vec<String> = causes
-        .filter(|cause| cause.reason == "FieldManagerConflict")
+        .filter(|cause| status.code == 409 && cause.reason == redaction::FIELD_CONFLICT)
         .map(|cause| {
             let manager = cause.message.strip_prefix("conflict with ").unwrap_or_default();
             let manager = manager.split(" using ").next().unwrap_or_default();
             let of = if manager.is_empty() { String::new() } else { format!(" of {manager}") };
-            format!("{}{of}", cause.field)
+            let field = if cause.field.is_empty() { "a field" } else { &cause.field };
+            format!("{field}{of}")
         })
         .collect();
     if fields.is_empty() {
-        return format!("Took over fields of {what} from another field manager");
+        return None;
     }
     let more = fields.len().saturating_sub(MOST_FIELDS);
     fields.truncate(MOST_FIELDS);
     let fields = fields.join(", ");
     let more = if more == 0 { String::new() } else { format!(", and {more} more") };
-    format!("Took over fields of {what}: {fields}{more}")
+    Some(format!("Took over fields of {what}: {fields}{more}"))
 }
 
 #[cfg(test)]
@@ -225,20 +244,24 @@ mod tests {
                 "code": 409, "reason": "Conflict", "message": "m", "details": {"causes": causes},
             });
             let status = serde_json::from_value::<kube::core::Status>(status).unwrap();
-            conflict("ConfigMap ns/a", &kube::Error::Api(status.boxed()))
+            taken_over("ConfigMap ns/a", &kube::Error::Api(status.boxed()))
         };
         let cause = |message: &str, field: &str| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
         let edited = "conflict with \"kubectl-edit\" using v1 at 2000-01-01T00:00:00Z";
 
         assert_eq!(
-            text(json!([cause(edited, ".data.a"), cause("conflict with \"b\"", ".data.b")])),
+            text(json!([cause(edited, ".data.a"), cause("conflict with \"b\"", ".data.b")]))
+                .unwrap(),
             "Took over fields of ConfigMap ns/a: .data.a of \"kubectl-edit\", .data.b of \"b\""
         );
-        let redacted = text(json!([cause("", ".data.a")]));
-        assert_eq!(redacted, "Took over fields of ConfigMap ns/a: .data.a");
-        let none = text(json!([]));
-        assert_eq!(none, "Took over fields of ConfigMap ns/a from another field manager");
-        let many = text(json!(vec![cause(edited, ".x"); 20]));
+        let redacted = text(json!([cause("", ".data.a"), cause("conflict with \"b\"", "")]));
+        assert_eq!(
+            redacted.unwrap(),
+            "Took over fields of ConfigMap ns/a: .data.a, a field of \"b\""
+        );
+        assert_eq!(text(json!([])), None);
+        assert_eq!(text(json!([{ "reason": "Other", "field": ".data.a" }])), None);
+        let many = text(json!(vec![cause(edited, ".x"); 20])).unwrap();
         assert!(many.ends_with(", and 12 more"), "{many}");
     }
 }

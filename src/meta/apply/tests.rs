@@ -51,6 +51,18 @@ impl Held {
         });
         self.response.send((code, status)).unwrap();
     }
+
+    /// Refuses an apply, since another manager owns a field.
+    fn refuse_field(self) {
+        let message = "conflict with \"kubectl-edit\" using v1 at 2000-01-01T00:00:00Z";
+        let cause =
+            json!({"reason": "FieldManagerConflict", "message": message, "field": ".data.v"});
+        let status = json!({
+            "kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict",
+            "message": "Apply failed with 1 conflict", "details": {"causes": [cause]},
+        });
+        self.response.send((409, status)).unwrap();
+    }
 }
 
 /// Requests in the order in which they were sent.
@@ -279,6 +291,28 @@ async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
         panic!("it was throttled")
     };
     assert_eq!(after, Duration::from_secs(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn recreate_sends_no_further_request_after_a_throttle_of_another_write() {
+    let left = vec![observed(0, "a"), observed(0, "b"), observed(0, "c")];
+    let mut scene = Scene::new(UpdateMethod::Recreate, left);
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, ["a", "b", "c"].map(|name| desired(0, name, "new")).to_vec());
+    let mut compared = scene.server.sent().await;
+    assert_eq!(names(&compared), ["put a", "put b", "put c"]);
+    compared.remove(2).answer(object(0, "c", "new"));
+    let mut replaced = scene.server.sent().await;
+    assert_eq!(names(&replaced), ["post c"]);
+
+    compared.remove(0).refuse(429, "TooManyRequests");
+    assert_eq!(names(&scene.server.sent().await), Vec::<&str>::new());
+    compared.remove(0).answer(object(0, "b", "new"));
+    replaced.remove(0).refuse(409, "AlreadyExists");
+
+    assert_eq!(names(&scene.server.sent().await), Vec::<&str>::new(), "no dry run, no deletion");
+    let result = tasks.join_next().await.unwrap().unwrap();
+    assert!(matches!(result, Err(SyncError::Throttled { .. })), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]

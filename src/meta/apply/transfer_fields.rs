@@ -39,6 +39,9 @@ impl Apply {
             }
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         };
+        if target.is_halted() {
+            return Ok(None);
+        }
         let manager = &self.rule.manager;
         let patch = match back {
             None => field_transfer::to_server_side(&live, manager.as_str()),
@@ -64,7 +67,9 @@ impl Apply {
         let Some(patch) = patch else {
             return Err(SyncError::Outdated(format!("{doing}: the cache is behind")));
         };
-        self.send_transfer(target, &resource, &key, &patch).await?;
+        if !target.is_halted() {
+            self.send_transfer(target, &resource, &key, &patch).await?;
+        }
         Ok(None)
     }
 
@@ -81,7 +86,7 @@ impl Apply {
             Ok(stored) => {
                 tracing::debug!(name = %key, "fields of a child transferred");
                 let parent = &target.rules.parent.key;
-                self.parents.writes.wrote(parent, target.what.clone(), &stored);
+                self.parents.writes.wrote(parent, &target.what, &stored);
                 Ok(())
             }
             Err(error) => Err(SyncError::of_write(&doing, &error)),

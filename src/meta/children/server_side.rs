@@ -124,12 +124,13 @@ impl ChildContext<'_> {
     /// Returns the configuration of a desired child: the fields that the hook decides, and the
     /// owner.
     pub(super) fn applied(&self, desired: &Desired) -> Result<Value, String> {
-        let object = self.decided(desired, |field| field != "status")?;
+        let all = self.parts(desired)?;
+        let metadata = all.get("metadata").copied();
+        let object = self.decided(desired, all, |field| field != "status")?;
         let owners = owners_with(&object, self.parent);
         let mut object = last_applied::essence_of(object);
         object["metadata"]["ownerReferences"] = owners.into();
         // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
-        let metadata = self.parts(desired)?.remove("metadata");
         let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
         let is_map = |metadata: &Value| metadata.get("annotations").is_some_and(Value::is_object);
         if sent.as_ref().is_some_and(is_map) && !is_map(&object["metadata"]) {

@@ -1,5 +1,8 @@
 //! Adopts matching orphans, and releases children that no longer match.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{FutureExt, StreamExt, stream};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
@@ -7,9 +10,11 @@ use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
     informer::{Header, Object},
+    kind::ServedType,
     manager::Requester,
     meta::{
         Selector,
+        apply::most_at_once,
         children::{Child, Parent, ServedChildType, owner_reference},
         claim::{self, Claim},
         resource::{Resource, is_gone},
@@ -18,7 +23,8 @@ use crate::{
 };
 
 impl ParentReconciler {
-    /// Returns the candidates that are children, after adopting and releasing.
+    /// Returns the candidates that are children, after adopting and releasing. These writes overlap,
+    /// and hold no worker slot.
     pub(super) async fn claim(
         &self,
         parent: &Parent,
@@ -27,74 +33,117 @@ impl ParentReconciler {
         candidates: Vec<(usize, Object)>,
         context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
-        let mut children = Vec::new();
+        let decide = |object: &Object| {
+            claim::claim(object.header(), &parent.uid, parent.terminating, selector)
+        };
+        let decided: Vec<_> = candidates
+            .into_iter()
+            .map(|(group, object)| (decide(&object), group, object))
+            .filter(|(claim, ..)| *claim != Claim::Ignore)
+            .collect();
+        if decided.iter().all(|(claim, ..)| *claim == Claim::Owned) {
+            return Ok(decided
+                .iter()
+                .map(|(_, group, object)| Child::new(*group, object))
+                .collect());
+        }
+        context.release_slot();
         // Read once, and only if there is something to adopt.
-        let mut alive = None;
-        for (group, object) in candidates {
-            let served = &groups[group].served;
-            let resource = Resource::new(context.requester(), served);
-            let decision = claim::claim(object.header(), &parent.uid, parent.terminating, selector);
-            match decision {
-                Claim::Ignore => {}
-                Claim::Owned => children.push(Child::new(group, &object)),
-                Claim::Release => {
-                    let patch =
-                        owners_patch(&served.kind, object.header(), object.json(), |owners| {
-                            owners.retain(|owner| owner["uid"] != *parent.uid);
-                        })?;
-                    match resource.merge_patch(object.key(), None, &patch).await {
-                        Err(error) if !is_gone(&error) => {
-                            let doing = format!("releasing {} {}", served.kind, object.key());
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                        Ok(IgnoredAny) | Err(_) => {}
+        let adopts = decided.iter().any(|(claim, ..)| *claim == Claim::Adopt);
+        let is_alive = adopts && is_alive(parent, context.requester()).await?;
+        let has_failed = AtomicBool::new(false);
+        let writes = decided.into_iter().map(|(decision, group, object)| {
+            let resource = Resource::new(context.requester(), &groups[group].served);
+            let write =
+                ClaimWrite { parent, selector, resource, served: &groups[group].served, object };
+            let has_failed = &has_failed;
+            async move {
+                let claimed = match decision {
+                    Claim::Owned => Ok(Some(Child::new(group, &write.object))),
+                    Claim::Adopt if is_alive && !has_failed.load(Ordering::Relaxed) => {
+                        write.adopt(has_failed).await.map(|it| it.map(|it| Child::new(group, &it)))
                     }
-                }
-                Claim::Adopt => {
-                    let alive = match alive {
-                        Some(alive) => alive,
-                        None => *alive.insert(is_alive(parent, context.requester()).await?),
-                    };
-                    if !alive {
-                        continue;
+                    Claim::Release if !has_failed.load(Ordering::Relaxed) => {
+                        write.release().await.map(|()| None)
                     }
-                    let live = match resource.get(object.key()).await {
-                        Ok(live) => Object::from_json(live.json(), served),
-                        Err(error) if is_gone(&error) => continue,
-                        Err(error) => {
-                            let doing = format!("reading {} {}", served.kind, object.key());
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                    };
-                    let object = live.map_err(|error| {
-                        SyncError::Failed(format!("{} {}: {error}", served.kind, object.key()))
-                    })?;
-                    // The cache may be behind: another controller may have adopted the object.
-                    let header = object.header();
-                    if claim::claim(header, &parent.uid, false, selector) != Claim::Adopt {
-                        continue;
-                    }
-                    let patch = owners_patch(&served.kind, header, object.json(), |owners| {
-                        owners.push(owner_reference(parent))
-                    })?;
-                    match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
-                        Ok(adopted) => {
-                            let adopted = Object::from_json(adopted.get(), served);
-                            let adopted = adopted.map_err(|error| {
-                                SyncError::Failed(format!("adopted {}: {error}", served.kind))
-                            })?;
-                            children.push(Child::new(group, &adopted));
-                        }
-                        Err(error) if is_gone(&error) => {}
-                        Err(error) => {
-                            let doing = format!("adopting {} {}", served.kind, object.key());
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                    }
-                }
+                    Claim::Ignore | Claim::Adopt | Claim::Release => Ok(None),
+                };
+                has_failed.fetch_or(claimed.is_err(), Ordering::Relaxed);
+                claimed
+            }
+            .boxed()
+        });
+        // Writes under way are awaited although one has failed.
+        let claimed: Vec<_> =
+            stream::iter(writes).buffered(most_at_once(context.attempt())).collect().await;
+        let claimed: Vec<Option<Child>> = claimed.into_iter().collect::<Result<_, _>>()?;
+        if !context.regain_slot().await {
+            return Err(SyncError::Cancelled);
+        }
+        Ok(claimed.into_iter().flatten().collect())
+    }
+}
+
+/// Object whose owners are to be changed.
+struct ClaimWrite<'a> {
+    parent: &'a Parent,
+    selector: &'a Selector,
+    resource: Resource<'a>,
+    served: &'a ServedType,
+    object: Object,
+}
+
+impl ClaimWrite<'_> {
+    /// Removes the parent from the owners.
+    async fn release(&self) -> Result<(), SyncError> {
+        let Self { parent, served, object, .. } = self;
+        let patch = owners_patch(&served.kind, object.header(), object.json(), |owners| {
+            owners.retain(|owner| owner["uid"] != *parent.uid);
+        })?;
+        match self.resource.merge_patch(object.key(), None, &patch).await {
+            Err(error) if !is_gone(&error) => {
+                let doing = format!("releasing {} {}", served.kind, object.key());
+                Err(SyncError::of_write(&doing, &error))
+            }
+            Ok(IgnoredAny) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Adds the parent to the owners, unless another write has failed since. Returns the object as
+    /// stored; `None` if the parent may not adopt it any more.
+    async fn adopt(&self, has_failed: &AtomicBool) -> Result<Option<Object>, SyncError> {
+        let Self { parent, served, object, .. } = self;
+        let live = match self.resource.get(object.key()).await {
+            Ok(live) => Object::from_json(live.json(), served),
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => {
+                let doing = format!("reading {} {}", served.kind, object.key());
+                return Err(SyncError::of_write(&doing, &error));
+            }
+        };
+        let live = live.map_err(|error| {
+            SyncError::Failed(format!("{} {}: {error}", served.kind, object.key()))
+        })?;
+        // The cache may be behind: another controller may have adopted the object.
+        let header = live.header();
+        if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt
+            || has_failed.load(Ordering::Relaxed)
+        {
+            return Ok(None);
+        }
+        let patch = owners_patch(&served.kind, header, live.json(), |owners| {
+            owners.push(owner_reference(parent))
+        })?;
+        match self.resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
+            Ok(adopted) => Object::from_json(adopted.get(), served)
+                .map(Some)
+                .map_err(|error| SyncError::Failed(format!("adopted {}: {error}", served.kind))),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => {
+                let doing = format!("adopting {} {}", served.kind, object.key());
+                Err(SyncError::of_write(&doing, &error))
             }
         }
-        Ok(children)
     }
 }
 

@@ -179,7 +179,7 @@ impl ParentReconciler {
         match &writes.object {
             Some(ObjectWrite::Replace(status)) => self.wrote_status(parent, status, &stored),
             Some(ObjectWrite::Patch(metadata)) if decorates(metadata) => {
-                self.parents.writes.wrote(&parent.key, METADATA.to_owned(), &stored);
+                self.parents.writes.wrote(&parent.key, METADATA, &stored);
             }
             Some(ObjectWrite::Patch(_)) | None => {}
         }
@@ -195,7 +195,7 @@ impl ParentReconciler {
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &Stored) {
         let writes = &self.parents.writes;
-        writes.wrote(&parent.key, STATUS.to_owned(), stored);
+        writes.wrote(&parent.key, STATUS, stored);
         writes.record_stored_status(&parent.key, status.wanted, stored.status);
     }
 }

@@ -53,13 +53,15 @@ impl ParentReconciler {
     }
 }
 
-/// Writes a parent. Returns it as stored; `None` if it is gone.
+/// Writes a parent, without a worker slot: no hook is called afterwards. Returns the parent as
+/// stored; `None` if it is gone.
 async fn write(
     parent: &Parent,
     patch: &Value,
     doing: &str,
     context: &Context,
 ) -> Result<Option<Object>, SyncError> {
+    context.release_slot();
     let resource = Resource::new(context.requester(), &parent.served);
     match resource.merge_patch::<Box<RawValue>>(&parent.key, None, patch).await {
         Ok(stored) => Object::from_json(stored.get(), &parent.served)

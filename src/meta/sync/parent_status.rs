@@ -78,7 +78,7 @@ impl ParentReconciler {
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
-                    self.parents.writes.wrote(&parent.key, STATUS.to_owned(), &stored);
+                    self.parents.writes.wrote(&parent.key, STATUS, &stored);
                     self.parents.writes.record_stored_status(
                         &parent.key,
                         wanted.fingerprint,

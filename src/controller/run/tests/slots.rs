@@ -77,6 +77,71 @@ async fn reconciles_that_keep_their_slots_are_bounded_by_the_workers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reconciles_that_want_their_slots_back_are_bounded_by_the_workers() {
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (now, highest) = (Arc::clone(&running), Arc::clone(&most));
+    let names = ["a", "b", "c", "d", "e", "f", "g"];
+    let make = make().workers(2).most_running(5);
+    let make = make.input(InputMode::Required, Fake::new("fake", &names));
+    let mut harness = make.run(move |_, context| {
+        let (now, highest) = (Arc::clone(&now), Arc::clone(&highest));
+        async move {
+            context.release_slot();
+            sleep(Duration::from_secs(1)).await;
+            assert!(context.regain_slot().await);
+            highest.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            sleep(Duration::from_secs(1)).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            ok()
+        }
+    });
+    harness.running().await;
+
+    sleep(Duration::from_millis(1500)).await;
+    assert_eq!(harness.metric(ACTIVE), "2");
+    sleep(Duration::from_secs(10)).await;
+
+    assert_eq!(
+        harness.metric(
+            "controller_runtime_reconcile_total{controller=\"widgets\",result=\"success\"}"
+        ),
+        "7"
+    );
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+    assert_eq!(harness.metric(ACTIVE), "0");
+    harness.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_ends_the_wait_for_a_slot() {
+    let waits = Arc::new(AtomicUsize::new(0));
+    let ended = Arc::clone(&waits);
+    let make = make().workers(1).most_running(5);
+    let make = make.input(InputMode::Required, Fake::new("fake", &["a", "b"]));
+    let mut harness = make.run(move |request, context| {
+        let ended = Arc::clone(&ended);
+        async move {
+            if *request.name == *"a" {
+                context.release_slot();
+                sleep(Duration::from_secs(1)).await;
+                assert!(!context.regain_slot().await);
+                ended.fetch_add(1, Ordering::SeqCst);
+            } else {
+                context.cancelled().await;
+            }
+            ok()
+        }
+    });
+    harness.running().await;
+    sleep(Duration::from_secs(2)).await;
+
+    let asked = Instant::now();
+    harness.stop(StopReason::Cancelled).await.unwrap();
+
+    assert_eq!((asked.elapsed(), waits.load(Ordering::SeqCst)), (Duration::ZERO, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn request_without_a_slot_is_not_reconciled_twice_at_once() {
     let (sender, channel) = ChannelSource::new(64);
     let mut held = held(make().most_running(5).input(InputMode::Plain, channel), &["a"], true);

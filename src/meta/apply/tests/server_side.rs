@@ -33,6 +33,9 @@ fn applied(group: usize, data: &str, version: &str) -> Value {
 /// Response of the server: an object, or a refusal.
 type Reply = Result<Value, (u16, &'static str)>;
 
+/// Refusal of an apply, since another manager owns a field.
+const FIELD_CONFLICT: (u16, &str) = (409, "FieldManagerConflict");
+
 /// Syncs with one child that is wanted, and answers the requests in turn. Returns them and the
 /// result.
 async fn sync(
@@ -50,6 +53,7 @@ async fn sync(
         all.push((held.name.clone(), held.query.clone(), held.body.clone()));
         match reply {
             Ok(object) => held.answer(object),
+            Err(FIELD_CONFLICT) => held.refuse_field(),
             Err((code, reason)) => held.refuse(code, reason),
         }
     }
@@ -145,7 +149,7 @@ async fn drift_is_repaired_with_and_without_a_generation_and_a_status_costs_no_r
 #[tokio::test(start_paused = true)]
 async fn conflict_is_forced_and_the_other_manager_is_recorded_once() {
     let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
-    let replies = vec![Err((409, "Conflict")), Ok(applied(0, "v", "8"))];
+    let replies = vec![Err(FIELD_CONFLICT), Ok(applied(0, "v", "8"))];
 
     let (requests, _) = sync(&mut scene, desired(0, "c", "v"), replies).await;
 
@@ -158,13 +162,66 @@ async fn conflict_is_forced_and_the_other_manager_is_recorded_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
+async fn conflict_that_is_not_about_a_field_is_not_forced() {
     let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
-    let replies = vec![Err((409, "Conflict")), Err((409, "Conflict"))];
+    let replies = vec![Err((409, "Conflict"))];
 
     let (requests, result) = sync(&mut scene, desired(0, "c", "v"), replies).await;
 
-    assert!(requests.iter().all(|(.., body)| body["metadata"]["uid"] == "u"));
+    assert_eq!((sent(&requests), &*requests[0].1), (vec!["patch c"], APPLY));
+    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn throttled_sync_keeps_the_digests_of_children_that_it_did_not_reach() {
+    let stored = |group: usize, name: &str, data: &str| {
+        let mut stored = applied(group, data, "7");
+        stored["metadata"]["name"] = json!(name);
+        stored
+    };
+    let observed = |data: &str| {
+        let all = [(0, "a", data), (1, "b", data), (1, "c", "v"), (1, "d", "v")];
+        all.map(|(group, name, data)| child(group, name, stored(group, name, data))).to_vec()
+    };
+    let wanted = || [(0, "a"), (1, "b"), (1, "c"), (1, "d")].map(|(g, n)| desired(g, n, "v"));
+    let mut scene = scene(UpdateMethod::InPlace, observed("v"));
+    let mut tasks = tokio::task::JoinSet::new();
+    scene.execute(&mut tasks, wanted().to_vec());
+    for held in scene.server.sent().await {
+        held.answer(stored(0, "a", "v"));
+    }
+    for held in scene.server.sent().await {
+        let name = held.name.trim_start_matches("patch ").to_owned();
+        held.answer(stored(1, &name, "v"));
+    }
+    assert!(tasks.join_next().await.unwrap().unwrap().is_ok());
+
+    scene.observed = observed("drifted");
+    scene.execute(&mut tasks, wanted().to_vec());
+    scene.server.sent().await.remove(0).refuse(429, "TooManyRequests");
+    assert!(tasks.join_next().await.unwrap().unwrap().is_err());
+    scene.execute(&mut tasks, wanted().to_vec());
+    let mut sent = Vec::new();
+    loop {
+        let held = scene.server.sent().await;
+        if held.is_empty() {
+            break;
+        }
+        sent.extend(held.iter().map(|held| held.name.clone()));
+        held.into_iter().for_each(Held::succeed);
+    }
+
+    assert_eq!(sent, ["patch a", "patch b"], "the drifted ones alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
+    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let replies = vec![Err((409, "Conflict"))];
+
+    let (requests, result) = sync(&mut scene, desired(0, "c", "v"), replies).await;
+
+    assert_eq!(requests[0].2["metadata"]["uid"], "u");
     assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
     assert!(scene.apply.parents.writes.taken_over(&scene.parent.key).is_empty());
 }

@@ -52,6 +52,81 @@ async fn sync_that_writes_delays_no_hook_call_of_another_parent() {
     harness.end().await;
 }
 
+/// Server that delays writes of a path by ten seconds, and a controller with one worker.
+async fn slow(path: &str) -> (Harness, Arc<Mutex<BTreeSet<String>>>) {
+    let (faults, server) = (Faults::default(), SimulatedServer::new());
+    let slow = Action::Delay(Duration::from_secs(10));
+    faults.add(Rule::new(slow).mutating().path_contains(path));
+    let layers = tower::ServiceBuilder::new().layer(faults.layer());
+    let client = kube::Client::new(layers.service(server.service("controller")), "default");
+    let called = Arc::<Mutex<BTreeSet<String>>>::default();
+    let recorded = Arc::clone(&called);
+    let hooks: HookFactory = Arc::new(move |_, _| Arc::new(Recording(Arc::clone(&recorded))));
+    let options = MetaOptions { workers: 1, hooks: Some(hooks), ..MetaOptions::default() };
+    (Harness::over(server, client, options).await, called)
+}
+
+fn names(called: &Mutex<BTreeSet<String>>) -> Vec<String> {
+    called.lock().unwrap().iter().cloned().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_that_get_their_finalizer_delay_no_hook_call_of_another_parent() {
+    let (harness, called) = slow("/things").await;
+    let thing = |name: &str, finalizers: Value| {
+        let mut thing = json!({"apiVersion": "example.com/v1", "kind": "Thing"});
+        thing["metadata"] = json!({"name": name, "finalizers": finalizers});
+        harness.server.apply(thing).unwrap();
+    };
+    for name in ["a", "b", "c", "d", "e"] {
+        thing(name, json!([]));
+    }
+    thing("z", json!(["metacontroller.io/compositecontroller-writing"]));
+    let mut spec = good();
+    spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+
+    harness.declare("writing", spec);
+    harness.running("writing", 1).await;
+    sleep(Duration::from_secs(5)).await;
+
+    assert_eq!(names(&called), ["z"], "while the finalizers are being written");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(names(&called).len(), 6);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_that_adopt_and_release_children_delay_no_hook_call_of_another_parent() {
+    let (harness, called) = slow("/configmaps").await;
+    for (name, orphans) in [("a", 3), ("z", 0)] {
+        let thing = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name},
+            "spec": {"selector": {"matchLabels": {"app": name}}},
+        });
+        harness.server.apply(thing).unwrap();
+        for number in 0..orphans {
+            let orphan = json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {
+                    "name": format!("{name}-{number}"), "namespace": "default",
+                    "labels": {"app": name},
+                },
+            });
+            harness.server.apply(orphan).unwrap();
+        }
+    }
+    let mut spec = good();
+    spec["generateSelector"] = json!(false);
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+
+    harness.declare("writing", spec);
+    harness.running("writing", 1).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(names(&called), ["z"], "while orphans are being adopted");
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(names(&called), ["a", "z"], "the adoptions overlap");
+    harness.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn parents_are_synced_at_once_without_a_limit_of_requests() {
     const PARENTS: usize = 500;
