@@ -74,7 +74,7 @@ struct EpochRun {
     // Cancelled once the reconciles have ended and read no cache.
     release: CancellationToken,
     sources: JoinSet<InputEnd>,
-    // Of the sources that have not ended.
+    // Names of the sources that have not ended.
     source_names: HashMap<Id, String>,
     settled: mpsc::Receiver<usize>,
     named: NamedTasks,
@@ -118,7 +118,7 @@ impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         if let Some(limiter) = &spec.limiter {
-            queue.limit_by((limiter.0)());
+            queue.limit_by(limiter.build());
         }
         spec.series.watch_work(queue.probe());
         *spec.running_queue.lock() = queue.downgrade();

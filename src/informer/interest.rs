@@ -61,7 +61,7 @@ pub(crate) struct InterestIndex<T> {
     owner_uids: HashMap<Arc<str>, Vec<T>>,
     named: HashMap<ObjectKey, Vec<T>>,
     names: HashMap<Arc<str>, Vec<T>>,
-    // By one positive requirement of the selector: label key, then value and namespace.
+    // Interests by one positive requirement: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
     // Of a requirement with more than `VALUES_MAX` values: by label key and namespace.
     by_label_key: HashMap<Box<str>, Vec<(Interest, T)>>,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use self::declared_rule::{DeclaredRule, declared_rules};
 use super::{
-    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejected::Problems,
+    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejection::Problems,
     selection,
 };
 use crate::{

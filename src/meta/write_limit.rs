@@ -45,7 +45,7 @@ struct ObjectWrites {
 struct HeldBack {
     // Kind and name.
     what: String,
-    // True if only conflicts have held the object back.
+    // True if only conflicts have delayed the object.
     by_conflicts: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Flapping {
     pub(crate) what: String,
     /// Time until the next check: the object may be written then, or no longer counts as flapping.
     pub(crate) again: Duration,
-    /// True if only conflicts with another client hold the object back.
+    /// True if only conflicts with another client delay the object.
     pub(crate) by_conflicts: bool,
 }
 

@@ -290,7 +290,7 @@ async fn decorator_waits_for_the_first_of_its_kinds_and_names_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_crd_holds_up_its_own_kind_alone() {
+async fn missing_crd_delays_its_own_kind_alone() {
     for missing in ControllerKind::ALL {
         let (harness, _calls) = start().await;
         harness.server.uninstall(&missing.crd_name()).unwrap();
@@ -311,7 +311,7 @@ async fn missing_crd_holds_up_its_own_kind_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_crd_of_revisions_holds_up_composites_with_rolling_children_alone() {
+async fn missing_crd_of_revisions_delays_composites_with_rolling_children_alone() {
     let (harness, _calls) = start().await;
     let revisions = "controllerrevisions.metacontroller.k8s.io";
     let crd = crds().into_iter().find(|crd| crd.metadata.name.as_deref() == Some(revisions));
