@@ -63,7 +63,7 @@ pub(crate) struct InterestIndex<T> {
     names: HashMap<Arc<str>, Vec<T>>,
     // Interests by one positive requirement: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
-    // Of a requirement with more than `VALUES_MAX` values: by label key and namespace.
+    // Interests by a requirement of more than `VALUES_MAX` values: label key and namespace.
     by_label_key: HashMap<Box<str>, Vec<(Interest, T)>>,
     // Selectors without a positive requirement, compared with each object of their namespace.
     by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,

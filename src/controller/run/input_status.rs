@@ -228,7 +228,7 @@ impl InputStatuses {
             let named = input.type_ref.as_ref().is_some_and(|it| it.names_resource(resource));
             named && input.is_of(cluster)
         });
-        // Of several namespaces, one that is not listed.
+        // The first input that is not listed yet, if there are several namespaces.
         match of_type.min_by_key(|input| input.attached.is_some()) {
             Some(input) if input.state == State::Synced => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }

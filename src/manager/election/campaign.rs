@@ -45,7 +45,7 @@ struct Running {
     setup: Campaign,
     candidate: Candidate,
     terms: u64,
-    /// Of all terms: a write that one has cut may be carried out in the next.
+    /// Dropped writes of all terms: a write cut in one term may be carried out in the next.
     dropped: Arc<DroppedWrites>,
     events: Option<LeaseEvents>,
     /// Time before which no watch is tried, after one has failed.
