@@ -225,6 +225,20 @@ impl VersionOrder {
             (Self::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
         }
     }
+
+    /// Returns a resourceVersion as a number; 0 if versions cannot be compared.
+    pub(crate) fn number(self, version: &str) -> u64 {
+        match self {
+            Self::Comparable => version.parse().unwrap_or_default(),
+            Self::Opaque => 0,
+        }
+    }
+}
+
+/// Returns whether a store that includes all changes up to a [`VersionOrder::number`] includes those
+/// up to a resourceVersion.
+pub(crate) fn is_included(version: &str, reached: u64) -> bool {
+    version.parse().is_ok_and(|version| (1..=reached).contains(&version))
 }
 
 /// Type that the server serves now, at one version: its identity, names and subresources.

@@ -1,6 +1,7 @@
 //! Imports follow the order of the rooms, and documents name only what exists, in plain words.
 
 mod imports;
+mod language;
 mod names;
 
 use std::{
@@ -61,7 +62,7 @@ fn every_test_in_the_table_of_faults_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 80, "too few names were found: {named}");
+    assert!(named > 80, "only {named} names were found");
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn every_row_about_metacontroller_names_a_test() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(rows > 150, "too few rows were found: {rows}");
+    assert!(rows > 150, "only {rows} rows were found");
 }
 
 #[test]
@@ -100,20 +101,26 @@ fn every_row_about_controller_runtime_names_a_test_or_a_reason() {
     }
     let (mut rows, mut wrong) = (0, Vec::new());
     for row in page.lines().filter(|line| line.starts_with("| ")) {
-        rows += 1;
         let shown = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().unwrap_or_default();
+        if shown.starts_with("test") {
+            continue;
+        }
+        rows += 1;
         let names = shown.split('`').skip(1).step_by(2);
         let is_test = |name: &&str| {
             name.matches('_').count() >= 2 && name.chars().all(|c| c.is_lowercase() || c == '_')
         };
-        let is_missing = |test: &str| !sources.contains(&format!("fn {test}("));
-        if shown.is_empty() || names.filter(is_test).any(is_missing) {
+        let tests: Vec<_> = names.filter(is_test).collect();
+        let is_explained =
+            ["](", "absent: ", "by the type"].iter().any(|marker| shown.contains(marker));
+        let is_missing = |test: &&str| !sources.contains(&format!("fn {test}("));
+        if tests.is_empty() && !is_explained || tests.iter().any(is_missing) {
             wrong.push(row);
         }
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(rows > 200, "too few rows were found: {rows}");
+    assert!(rows > 200, "only {rows} rows were found");
 }
 
 /// Documents that name files of this repository, with their prose.
@@ -188,131 +195,7 @@ fn every_file_and_function_in_a_document_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 100, "too few names were found: {named}");
-}
-
-/// Phrases without a noun, and everyday verbs in place of the field's.
-const VAGUE: [&str; 39] = [
-    "whoever",
-    "nobody",
-    "somebody",
-    "anybody",
-    "someone",
-    "is no such",
-    "are no such",
-    "none that",
-    "told of",
-    "is told",
-    "are told",
-    "be told",
-    "tells of",
-    "is heard",
-    "heard of",
-    "take away",
-    "takes away",
-    "took away",
-    "taken away",
-    "goes on",
-    "went on",
-    "comes back",
-    "came back",
-    "held up",
-    "gives up",
-    "gave up",
-    "given up",
-    "lets go",
-    "roster",
-    "rehears",
-    "doubted",
-    "churn",
-    "keeper",
-    "blueprint",
-    "errand",
-    "tally",
-    "outage",
-    "messenger",
-    "standstill",
-];
-
-#[test]
-fn documents_use_the_words_of_the_field() {
-    let mut found = Vec::new();
-    for (document, text) in documents() {
-        // Generated from the scenario tests.
-        if document.ends_with("docs/scenarios.md") {
-            continue;
-        }
-        // Text between backticks is code.
-        let words: Vec<_> = text.split('`').step_by(2).collect();
-        let words = words.join("`").split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = words.to_lowercase();
-        let vague = VAGUE.iter().filter(|phrase| words.contains(**phrase));
-        found.extend(vague.map(|phrase| format!("{}: {phrase}", document.display())));
-    }
-
-    assert!(found.is_empty(), "{}", found.join("\n"));
-}
-
-/// Words with which no comment begins: the sentence lacks its noun or verb.
-const HEADLESS: [&str; 20] = [
-    "What", "Whether", "How", "Who", "Whoever", "Whatever", "One", "It", "Its", "They", "Those",
-    "These", "That", "Also", "Nobody", "None", "Nothing", "So", "Such", "Somebody",
-];
-
-#[test]
-fn comments_begin_with_their_noun_and_all_texts_use_plain_words() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut open: Vec<_> =
-        ["src", "tests", "examples", "benches", "deploy", ".ci", "Cargo.toml", "clippy.toml"]
-            .map(|room| root.join(room))
-            .into();
-    let (mut wrong, mut read) = (Vec::new(), 0);
-    while let Some(path) = open.pop() {
-        if path.is_dir() {
-            open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
-            continue;
-        }
-        // The list of vague phrases stands in this file.
-        if path.ends_with(file!()) {
-            continue;
-        }
-        let Ok(source) = fs::read_to_string(&path) else { continue };
-        let is_rust = path.extension().is_some_and(|extension| extension == "rs");
-        read += 1;
-        let mut begins = true;
-        for (number, line) in source.lines().enumerate() {
-            let comment = line.trim_start().strip_prefix("//").filter(|_| is_rust);
-            let text = comment.unwrap_or(line).trim_start_matches(['/', '!']).trim_start();
-            let first = text.split(|letter: char| !letter.is_alphabetic()).next();
-            let is_headless =
-                comment.is_some() && begins && HEADLESS.contains(&first.unwrap_or_default());
-            if is_headless || is_vague(text) || function(line).is_some_and(|name| is_vague(&name)) {
-                wrong.push(format!("{}:{}: {text}", path.display(), number + 1));
-            }
-            begins = comment.is_none() || text.is_empty();
-        }
-    }
-
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(read > 300, "they are read: {read}");
-}
-
-/// Returns whether a text has one of the vague phrases at the begin of a word.
-fn is_vague(text: &str) -> bool {
-    let words = text.to_lowercase();
-    VAGUE.iter().any(|phrase| {
-        words.match_indices(phrase).any(|(at, _)| !words[..at].ends_with(char::is_alphanumeric))
-    })
-}
-
-/// Returns the words of the name of a function that a line defines.
-fn function(line: &str) -> Option<String> {
-    let (before, after) = line.split_once("fn ")?;
-    let is_definition = before
-        .split_whitespace()
-        .all(|word| ["async", "const"].contains(&word) || word.starts_with("pub"));
-    let name = after.split(['(', '<']).next().filter(|_| is_definition)?;
-    Some(name.replace('_', " "))
+    assert!(named > 100, "only {named} names were found");
 }
 
 #[test]
@@ -323,8 +206,14 @@ fn the_design_is_a_map_of_at_most_2500_words() {
     assert!(words <= 2500, "{words} words: decisions, figures and limits are pages of docs/");
 }
 
+/// Maximum length of a decision, in words.
+const DECISION_WORDS: usize = 550;
+
+/// Decisions that may be longer, each with its own maximum.
+const LONG_DECISIONS: [(&str, usize); 1] = [("0073-changes-in-place.md", 600)];
+
 #[test]
-fn every_decision_is_in_the_index_and_has_its_three_parts() {
+fn every_decision_is_in_the_index_short_and_has_its_three_parts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/decisions");
     let index = fs::read_to_string(folder.join("README.md")).unwrap();
     for entry in fs::read_dir(&folder).unwrap() {
@@ -337,6 +226,10 @@ fn every_decision_is_in_the_index_and_has_its_three_parts() {
         let parts = ["\n## Context\n", "\n## Decision\n", "\n## Consequence\n"];
         assert!(index.contains(&format!("({name})")), "{name} is not in the index");
         assert!(parts.iter().all(|part| text.contains(part)), "{name} lacks a part");
+        let allowance = LONG_DECISIONS.iter().find(|(long, _)| *long == name);
+        let most = allowance.map_or(DECISION_WORDS, |(_, most)| *most);
+        let words = text.split_whitespace().count();
+        assert!(words <= most, "{name} has {words} words, of at most {most}: shorten it");
     }
 }
 
@@ -359,5 +252,5 @@ fn no_example_and_no_document_uses_a_client_without_a_fence() {
     let wrong: Vec<_> = files.iter().filter(|file| uses(file)).collect();
 
     assert!(wrong.is_empty(), "{wrong:?}");
-    assert!(files.len() > 10, "too few names were found: {}", files.len());
+    assert!(files.len() > 10, "only {} files were read", files.len());
 }

@@ -124,7 +124,7 @@ impl Replicas {
         self.plane.audit_settled().await.unwrap();
         let (by_old, mut by_new) = (self.writes(old), self.writes(new));
         let first = by_new.swap_remove(0);
-        // Of a write that was received before, the response counts: it may have been stored late.
+        // The response counts for a write that was received before: it may have been stored late.
         let late: Vec<_> = by_old.iter().filter(|it| it.reached.0 > first.received.0).collect();
         assert!(late.is_empty(), "{} of the old leader, first {:?}", late.len(), late[0]);
         first

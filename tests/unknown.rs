@@ -390,7 +390,7 @@ async fn controller_survives_a_watch_that_is_cut_at_any_byte_of_an_event() {
         let mut open = faults.open().into_iter();
         open.any(|it| it.answered && it.info.verb == Verb::Watch && is_about(&it.info))
     };
-    // Ends when a cut comes too late: a watch sends nothing before its first event.
+    // The loop ends when a cut is too late: a watch sends nothing before its first event.
     let mut cuts = 0;
     while harness.faults.fired().len() == cuts {
         timeout(PATIENCE, harness.faults.wait_until(watched)).await.unwrap();

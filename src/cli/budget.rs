@@ -13,19 +13,19 @@ pub(super) struct BudgetArgs {
     /// Maximum bytes of hook responses that the process holds at once, such as 128Mi. Responses
     /// kept by their ETag may take half as much again. A response of up to 64Ki is not counted; a
     /// longer one waits until there is room, up to the timeout of its hook.
-    #[arg(long, value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
-    hook_answer_budget: usize,
+    #[arg(long, alias = "hook-answer-budget", value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
+    hook_response_budget: usize,
     /// Maximum bytes of hook responses that one controller holds at once; at most a quarter of
-    /// --hook-answer-budget. Default: that quarter.
-    #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
-    hook_answer_budget_per_controller: Option<usize>,
-    /// Maximum bytes of one hook response; at most --hook-answer-budget-per-controller. Default:
+    /// --hook-response-budget. Default: that quarter.
+    #[arg(long, alias = "hook-answer-budget-per-controller", value_name = "BYTES", value_parser = flag::bytes)]
+    hook_response_budget_per_controller: Option<usize>,
+    /// Maximum bytes of one hook response; at most --hook-response-budget-per-controller. Default:
     /// 16Mi, or that budget if it is less.
-    #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
-    hook_answer_limit: Option<usize>,
+    #[arg(long, alias = "hook-answer-limit", value_name = "BYTES", value_parser = flag::bytes)]
+    hook_response_limit: Option<usize>,
     /// Maximum number of children in one hook response.
-    #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
-    pub(super) hook_answer_children: NonZeroUsize,
+    #[arg(long, alias = "hook-answer-children", value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
+    pub(super) hook_response_children: NonZeroUsize,
 }
 
 impl BudgetArgs {
@@ -35,19 +35,19 @@ impl BudgetArgs {
     ///
     /// Names the flag whose value is larger than another one allows.
     pub(super) fn budget(&self) -> anyhow::Result<ResponseBudget> {
-        let usual = ResponseLimits::of_process(self.hook_answer_budget);
-        let controller = self.hook_answer_budget_per_controller.unwrap_or(usual.controller);
+        let usual = ResponseLimits::of_process(self.hook_response_budget);
+        let controller = self.hook_response_budget_per_controller.unwrap_or(usual.controller);
         anyhow::ensure!(
             controller <= usual.controller,
-            "--hook-answer-budget-per-controller={controller} is more than a quarter of \
-             --hook-answer-budget={}",
+            "--hook-response-budget-per-controller={controller} is more than a quarter of \
+             --hook-response-budget={}",
             usual.process
         );
-        let response = self.hook_answer_limit.unwrap_or(usual.response.min(controller));
+        let response = self.hook_response_limit.unwrap_or(usual.response.min(controller));
         anyhow::ensure!(
             response <= controller,
-            "--hook-answer-limit={response} is more than a controller may hold, which is {controller}; \
-             raise --hook-answer-budget to at least four times the limit"
+            "--hook-response-limit={response} is more than a controller may hold, which is {controller}; \
+             raise --hook-response-budget to at least four times the limit"
         );
         Ok(ResponseBudget::new(ResponseLimits { process: usual.process, controller, response }))
     }
@@ -77,27 +77,44 @@ mod tests {
             |process, controller, response| Ok(ResponseLimits { process, controller, response });
 
         assert_eq!(budget(&[]), limits(128 << 20, 32 << 20, 16 << 20));
-        assert_eq!(budget(&["--hook-answer-budget=32Mi"]), limits(32 << 20, 8 << 20, 8 << 20));
-        assert_eq!(budget(&["--hook-answer-budget=1Gi"]), limits(1 << 30, 256 << 20, 16 << 20));
+        assert_eq!(budget(&["--hook-response-budget=32Mi"]), limits(32 << 20, 8 << 20, 8 << 20));
+        assert_eq!(budget(&["--hook-response-budget=1Gi"]), limits(1 << 30, 256 << 20, 16 << 20));
         assert_eq!(
-            budget(&["--hook-answer-budget-per-controller=4Mi"]),
+            budget(&["--hook-response-budget-per-controller=4Mi"]),
             limits(128 << 20, 4 << 20, 4 << 20)
         );
-        assert_eq!(budget(&["--hook-answer-limit=1Mi"]), limits(128 << 20, 32 << 20, 1 << 20));
+        assert_eq!(budget(&["--hook-response-limit=1Mi"]), limits(128 << 20, 32 << 20, 1 << 20));
         let children = |arguments: &[&str]| {
             let flags = Flags::try_parse_from([&["test"], arguments].concat()).unwrap();
-            flags.budget.hook_answer_children.get()
+            flags.budget.hook_response_children.get()
         };
         assert_eq!(children(&[]), MAX_CHILDREN);
-        assert_eq!(children(&["--hook-answer-children=200000"]), 200_000);
+        assert_eq!(children(&["--hook-response-children=200000"]), 200_000);
+    }
+
+    #[test]
+    fn limits_have_their_former_names_too() {
+        let former = [
+            "--hook-answer-budget=64Mi",
+            "--hook-answer-budget-per-controller=4Mi",
+            "--hook-answer-limit=1Mi",
+            "--hook-answer-children=7",
+        ];
+
+        let flags = Flags::try_parse_from([&["test"], &former[..]].concat()).unwrap();
+        assert_eq!(flags.budget.hook_response_children.get(), 7);
+        assert_eq!(
+            budget(&former),
+            Ok(ResponseLimits { process: 64 << 20, controller: 4 << 20, response: 1 << 20 })
+        );
     }
 
     #[test]
     fn limit_that_another_does_not_allow_is_refused_by_the_name_of_both() {
-        let error = budget(&["--hook-answer-limit=64Mi"]).unwrap_err();
-        assert!(error.contains("--hook-answer-limit=67108864"), "{error}");
-        assert!(error.contains("raise --hook-answer-budget"), "{error}");
-        let share = budget(&["--hook-answer-budget-per-controller=64Mi"]).unwrap_err();
-        assert!(share.contains("a quarter of --hook-answer-budget=134217728"), "{share}");
+        let error = budget(&["--hook-response-limit=64Mi"]).unwrap_err();
+        assert!(error.contains("--hook-response-limit=67108864"), "{error}");
+        assert!(error.contains("raise --hook-response-budget"), "{error}");
+        let share = budget(&["--hook-response-budget-per-controller=64Mi"]).unwrap_err();
+        assert!(share.contains("a quarter of --hook-response-budget=134217728"), "{share}");
     }
 }

@@ -74,7 +74,7 @@ impl Builder {
     }
 
     /// Adds a primary type, whose objects the requests name. Called for several types,
-    /// [`Request::primary`](super::Request::primary) tells them apart.
+    /// [`Request::primary`](super::Request::primary) distinguishes them.
     pub fn for_<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Primary, true)
     }

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn old_owner_and_new_owner_hear_of_a_move() {
+    fn old_owner_and_new_owner_get_a_request_after_a_move() {
         let one = owned(&[owner("Set", "a", true)]);
         let other = owned(&[owner("Set", "b", true)]);
 

@@ -74,7 +74,7 @@ struct EpochRun {
     // Cancelled once the reconciles have ended and read no cache.
     release: CancellationToken,
     sources: JoinSet<InputEnd>,
-    // Of the sources that have not ended.
+    // Names of the sources that have not ended.
     source_names: HashMap<Id, String>,
     settled: mpsc::Receiver<usize>,
     named: NamedTasks,

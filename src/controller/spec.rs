@@ -73,7 +73,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Tells the conditions that the API server has refused a request.
+    /// Reports a refused request to the conditions.
     pub(super) fn refused(&self) {
         let of_inputs = self.inputs.iter().flat_map(|input| &input.conditions);
         let report = |refused: Result<(), String>| {

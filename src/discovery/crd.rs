@@ -58,7 +58,7 @@ pub(super) struct CrdVersion {
     pub(super) subresources: Subresources,
 }
 
-/// CrdReadiness of a CRD, derived from its conditions.
+/// Readiness of a CRD, derived from its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CrdReadiness {
     /// Served. `refused` explains which newer names are refused, if any.
@@ -83,7 +83,7 @@ impl Crd {
     }
 
     /// Returns whether `name` in this group could mean this CRD.
-    pub(super) fn answers_to(&self, name: &TypeName) -> bool {
+    pub(super) fn has_name(&self, name: &TypeName) -> bool {
         match name {
             TypeName::Resource(plural) => **plural == *self.plural,
             TypeName::Kind(kind) => self.kinds().any(|own| **kind == *own),

@@ -26,7 +26,7 @@ pub fn crd(data: &[u8]) {
         crd.kinds().map(|kind| TypeName::Kind(kind.to_string())).collect();
     names.push(TypeName::Resource(crd.plural.to_string()));
     for name in &names {
-        assert!(crd.answers_to(name));
+        assert!(crd.has_name(name));
         for version in &versions {
             let judgement = crd.judge(version, name, Some(&crd.uid));
             match (&judgement.state, &judgement.served) {

@@ -8,8 +8,8 @@ pub struct DiscoveryOptions {
     /// Longest interval between discovery requests, plus or minus a tenth, in case an event was
     /// missed. Clamped to 100 ms to one year. Default: 10 minutes.
     pub backstop: Duration,
-    /// The same while CRDs may not be watched. A type is absent then when two complete responses,
-    /// at least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
+    /// Longest interval while CRDs may not be watched. A type is absent then when two complete
+    /// responses, at least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
     /// Default: 30 seconds.
     ///
     /// `Duration::MAX` in effect turns polling off: discovery is read after changes of APIServices
@@ -30,7 +30,7 @@ impl Default for DiscoveryOptions {
     }
 }
 
-/// Mode in which the registry learns of changes.
+/// Way in which changes reach the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryMode {
     /// Discovery does not run: the runnable of its cluster was not added to a manager, or has not

@@ -82,7 +82,7 @@ impl TypeRegistry {
         while !self.shared.read().catalog.is_complete() && changes.changed().await.is_ok() {}
     }
 
-    /// Subscribes to the mode in which the registry learns of changes.
+    /// Subscribes to the way in which changes reach the registry.
     pub fn mode(&self) -> watch::Receiver<DiscoveryMode> {
         self.shared.mode.subscribe()
     }

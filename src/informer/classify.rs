@@ -179,8 +179,8 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 /// Returns the next request after a failure, with its delay and cause.
 pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
     let classified = |step, pace, cause| Classified { step, pace, cause };
-    // After any failure of a streaming list comes a list by pages, which every server supports. A
-    // problem of the type itself shows there.
+    // A failed streaming list is repeated by pages, which every server supports. A problem of the
+    // type itself shows there.
     let again = match phase {
         RequestPhase::List { .. } | RequestPhase::Watch => NextRequest::Again,
         RequestPhase::Stream => NextRequest::ListPages,

@@ -57,7 +57,7 @@ pub(crate) struct InterestIndex<T> {
     owner_uids: HashMap<Arc<str>, Vec<T>>,
     named: HashMap<ObjectKey, Vec<T>>,
     names: HashMap<Arc<str>, Vec<T>>,
-    // By one positive requirement of the selector: label key, then value and namespace.
+    // Interests by one positive requirement: label key, then value and namespace.
     labelled: HashMap<Box<str>, ByValue<T>>,
     // Selectors without a positive requirement, compared with each object of their namespace.
     by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,

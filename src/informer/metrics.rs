@@ -151,7 +151,7 @@ impl InformerMetrics {
         );
         registry.register(
             "pilotlight_informer_tasks",
-            "Tasks of informers that are alive",
+            "Live tasks of informers",
             self.tasks.clone(),
         );
         registry.register(

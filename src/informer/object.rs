@@ -70,14 +70,14 @@ struct ObjectInner {
     // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
     json: Bytes,
     whole: bool,
-    // Kept, since an object may have very many owners, each with its place in an index.
+    // Memory estimate; stored, because an object may have thousands of owners.
     accounted: u32,
     // Decoded by the first typed read, whose type it has; dropped with this version.
     // Boxed, since most objects have none.
     decoded: OnceLock<Box<GuardedDrop<DecodedObject>>>,
 }
 
-// With its two counts, within a size class of the allocator. The next one has 320 bytes.
+// Size limit: with both reference counts, one allocation of 256 bytes; the next size class is 320.
 const _: () = assert!(size_of::<ObjectInner>() + 2 * size_of::<usize>() <= 256);
 
 type DecodedObject = Arc<dyn Any + Send + Sync>;

@@ -18,7 +18,7 @@ use crate::kind::GroupKind;
 /// Objects by key and by their indexes.
 #[derive(Default)]
 pub(super) struct Objects {
-    // Each with the list that it was last seen in.
+    // Objects by key, each with the number of the last list that had it.
     by_key: BTreeMap<OrderedObject, ListNumber>,
     owners: HashMap<Arc<str>, SortedObjects>,
     owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind>,

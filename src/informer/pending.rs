@@ -38,8 +38,7 @@ impl Pending {
     ///
     /// Without an entry, the subscriber has seen what the store held, and `old` is kept. An
     /// existing entry keeps its own `old`. An object that was created and deleted between two pops
-    /// stays as a deletion: a client that created it, or found it in the store, must learn that it
-    /// is gone. Only the last [`GONE_MAX`] of these are kept.
+    /// stays as a deletion: a client that created or read it needs the deletion. Only the last [`GONE_MAX`] of these are kept.
     pub(super) fn push(
         &mut self,
         key: &ObjectKey,
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_came_and_went_unseen_the_last_one_is_gone() {
+    fn last_of_two_objects_that_were_created_and_deleted_unseen_is_a_deletion() {
         let mut pending = Pending::default();
         let second = |version| Fixture::new("a").uid("second").version(version).object();
         let key = ObjectKey::cluster("a");

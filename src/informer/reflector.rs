@@ -500,7 +500,7 @@ mod tests {
         let mut seen = subscription.progress();
         assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Stale(_)));
 
-        // The hint that the type is served comes before the server serves it.
+        // The hint arrives before the server serves the type.
         let asked = harness.script.watch(10).await;
         harness.set.type_served(&harness.key.identity);
         let served = Instant::now();

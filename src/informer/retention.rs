@@ -15,7 +15,7 @@ use crate::duration::after;
 #[derive(Debug, Default)]
 pub(super) struct Retention {
     index: InterestIndex<()>,
-    // In the order of their deadlines.
+    // Lingering interests, by deadline.
     lingering: VecDeque<(Instant, Vec<Interest>)>,
 }
 

@@ -21,8 +21,8 @@ use crate::{duration::after, list_page::ListPage};
 
 /// Maximum size of an error body: a status of a few hundred bytes, or a proxy's error page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
-/// Silence after which a list releases its slot until the server continues: a server that does not
-/// response for one type must not delay the lists of others.
+/// Silence after which a list releases its slot until the server continues. A server that does not
+/// answer lists of one type must not delay those of others.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does
 /// not count.

@@ -12,13 +12,13 @@ use crate::guard::GuardedDrop;
 #[non_exhaustive]
 pub enum AddError {
     /// Remove the other one first, or replace it.
-    #[error("a runnable named {0} is already there")]
+    #[error("a runnable named {0} already exists; remove it first, or replace it")]
     AlreadyThere(ControllerName),
     /// No runnable of that name exists; add it instead.
-    #[error("no runnable is named {0}")]
+    #[error("no runnable is named {0}; add it first")]
     NotThere(ControllerName),
     /// The manager is stopping or has ended; nothing more can be started.
-    #[error("the stop procedure is already engaged")]
+    #[error("the manager is stopping or has ended; add runnables to another manager")]
     Stopping,
 }
 

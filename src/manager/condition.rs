@@ -35,8 +35,8 @@ pub trait Condition: Send + Sync + 'static {
     /// Returns a subscription to the current verdict and every later one.
     fn watch(&self) -> Readiness;
 
-    /// Tells the condition that the API server has refused a request of its controller (403), so
-    /// that it asks for its permissions again. Must not block.
+    /// Reports to the condition that the API server has refused (403) a request of its controller,
+    /// so that it asks for its permissions again. Must not block.
     ///
     /// By default it reaches the functions of [`Readiness::on_refused`] in [`Condition::watch`],
     /// those of the parts of `all_of`, `any_of`, `not` and `optional` included.
@@ -72,10 +72,10 @@ enum Node {
         status: watch::Receiver<TypeStatus>,
         mode: watch::Receiver<DiscoveryMode>,
     },
-    // All parts, with the basis of each as of the last time that all were met.
+    // Conjunction; holds the basis of each part as of the last time that all were met.
     AllOf(Vec<Readiness>, Vec<Vec<Basis>>),
-    // Any part, with the index of the one that was met last. Another part replaces it only when that
-    // one is proven unmet.
+    // Disjunction; holds the index of the chosen part, which another part replaces only when it is
+    // proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     #[cfg(any(test, feature = "meta"))]
     SomeOf(Vec<Readiness>),

@@ -184,7 +184,7 @@ impl Election {
         &self.options.metrics
     }
 
-    /// The same election by another clock.
+    /// Returns the election with another clock.
     #[cfg(test)]
     pub(crate) fn by(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
@@ -222,7 +222,7 @@ impl Election {
         let mut task = JoinSet::new();
         if own_thread {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            // Ends when the lease is free; `ended` says so.
+            // `ended` resolves when the lease is released.
             drop(
                 thread::Builder::new()
                     .name("election".to_owned())
@@ -249,7 +249,7 @@ pub(super) struct ElectionRun {
     ended: CancellationToken,
     /// Longest time until the lease is free.
     patience: Duration,
-    // Of an election without a thread of its own.
+    // Task of an election without its own thread.
     _task: JoinSet<()>,
 }
 

@@ -98,9 +98,9 @@ impl Epoch {
         Self { refused: Some(Arc::new(refused)), ..self }
     }
 
-    /// Tells the conditions that [`Conditional`](super::Conditional) has added to the runnable that
-    /// the API server has refused a request (403), as [`Condition::refused`] describes. A controller
-    /// calls it itself.
+    /// Reports to the conditions that [`Conditional`](super::Conditional) has added to the runnable
+    /// that the API server has refused (403) a request, as [`Condition::refused`] describes. A
+    /// controller calls it itself.
     ///
     /// [`Condition::refused`]: super::Condition::refused
     pub fn refused(&self) {

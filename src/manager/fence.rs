@@ -43,7 +43,7 @@ type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 #[derive(Clone)]
 pub(crate) struct Fence {
     state: Arc<watch::Sender<FenceState>>,
-    // Of the epoch; writes need it.
+    // Leadership of the epoch, which writes need.
     leadership: Arc<watch::Sender<Leadership>>,
     // Clients behind this fence. Each has a task of kube's, which ends with the client's last
     // clone.
@@ -75,7 +75,7 @@ pub struct FenceClosed;
 pub(crate) struct Passage {
     fence: Fence,
     answered: bool,
-    // Of a write whose end its observer does not know.
+    // Callback at the end of a write that is not reported to its observer yet.
     on_end: Option<OnEnd>,
     // Present while the response of a successful write arrives.
     response: WriteResponse,

@@ -66,7 +66,7 @@ impl ManagerHandle {
     ///
     /// The running epoch continues until the condition of the new specification is met and the new
     /// runnable is prepared. Then the epoch is stopped as superseded and the new one starts. Until
-    /// then the status says in `pending` why it has not started. A later replacement discards one
+    /// then `pending` in the status has the reason. A later replacement discards one
     /// that still waits. Replacing a runnable with itself only discards the one that waits.
     ///
     /// # Errors

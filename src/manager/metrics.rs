@@ -102,7 +102,7 @@ impl ManagerMetrics {
         );
         registry.register(
             "pilotlight_controller_tasks",
-            "Tasks alive: the task that drives a run (run) or prepares one (preparation), the \
+            "Live tasks: the task that drives a run (run) or prepares one (preparation), the \
              run's own tasks (epoch) and those of its clients (client)",
             self.tasks.clone(),
         );

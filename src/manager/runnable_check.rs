@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_cannot_sync_shows_and_holds_up_no_readiness() {
+    fn a_controller_that_cannot_sync_is_shown_and_delays_no_readiness() {
         let mut late = controller(ControllerState::Starting);
         late.reason = "SyncTimeout".into();
         late.message = "no rule lets you list widgets".into();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_whose_syncs_fail_shows_and_holds_up_no_readiness() {
+    fn a_controller_whose_syncs_fail_is_shown_and_delays_no_readiness() {
         let mut failing = controller(ControllerState::Running);
         failing.report.failing = true;
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_whose_conversion_webhook_fails_shows_and_holds_up_no_readiness() {
+    fn a_controller_whose_conversion_webhook_fails_is_shown_and_delays_no_readiness() {
         let mut starting = controller(ControllerState::Starting);
         starting.report.unconverted = vec!["conversion webhook for Widget failed".into()];
 

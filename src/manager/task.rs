@@ -191,7 +191,7 @@ impl ManagerTask {
                     let (id, timer, _counted) = timer.into_inner();
                     return Event::Timer(id, timer);
                 }
-                // Last: either may be ready all the time.
+                // Polled last, since either may be ready at every poll.
                 event = next_command_or_change(&mut self.commands, &mut self.watches, self.watches_first) => {
                     self.watches_first = matches!(event, Event::Command(_));
                     return event;

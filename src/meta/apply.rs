@@ -109,7 +109,7 @@ impl Apply {
     /// Applies the desired children in their order. A failure of one child does not stop the
     /// others; a throttle and a cancellation do, and the writes under way are awaited. Returns
     /// whether all children are as desired, without a write or a dry run, and without one that the
-    /// limit holds back.
+    /// limit delays.
     ///
     /// # Cancel safety
     ///

@@ -84,7 +84,7 @@ pub struct ResponseBudget {
     decoding: Arc<Semaphore>,
     // `None` without a bound.
     calls: Option<Arc<Semaphore>>,
-    // By controller, as long as anything of a share is held.
+    // Shares by controller, while any part of one is held.
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
 

@@ -77,7 +77,7 @@ impl Reconciler for CurrentSync {
         if !Arc::ptr_eq(&current, &self.get()) {
             // The sync has set the time of the resync, and may have kept a response of the
             // customize hook, by the definition that was replaced meanwhile.
-            current.parents.related.forget_answer(&request);
+            current.parents.related.forget_response(&request);
             context.enqueue(request);
         }
         result

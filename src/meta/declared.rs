@@ -52,7 +52,7 @@ pub(crate) struct Declared {
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
     /// Set if the server stored something else than was written.
     pub(crate) pruned: Option<Pruned>,
-    /// Acceptance of the object as it was last looked at.
+    /// Result of the last check of the object.
     pub(crate) checked: Option<CheckedObject>,
 }
 

@@ -15,7 +15,7 @@ use super::{
 /// Effect of an edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EditEffect {
-    /// The same controller; nothing is replaced.
+    /// No effect: nothing is replaced.
     Keep,
     /// The definition is replaced while the epoch runs.
     Swap(NextSyncs),

@@ -17,7 +17,7 @@ pub enum HookError {
     /// The hook did not respond in time; raise `timeout` or make the hook faster.
     #[error("hook did not answer within {0:?}")]
     Timeout(Duration),
-    /// The same through a proxy; check the proxy too.
+    /// The hook did not respond in time through a proxy; check both.
     #[error("hook did not answer within {waited:?} through the proxy {proxy}")]
     ProxyTimeout {
         /// Timeout of the hook.
@@ -51,7 +51,7 @@ pub enum HookError {
         code: u16,
     },
     /// The response is larger than its limit; raise the limit, or send less.
-    #[error("hook answered with more than {limit} bytes, the limit of --hook-answer-limit")]
+    #[error("hook answered with more than {limit} bytes, the limit of --hook-response-limit")]
     TooLarge {
         /// Limit in bytes.
         limit: usize,
@@ -60,7 +60,7 @@ pub enum HookError {
     /// responses.
     #[error(
         "hook response of up to {bytes} bytes was not read: within {waited:?} other responses did not \
-         release --hook-answer-budget, or the controller's share of it"
+         release --hook-response-budget, or the controller's share of it"
     )]
     NoBudget {
         /// Number of bytes that could not be reserved.

@@ -47,7 +47,7 @@ pub(crate) struct Related {
 
 #[derive(Debug, Default)]
 struct RelatedState {
-    /// By parent, and by the uid of the parent with its revision.
+    /// Responses by parent, then by uid with revision.
     responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
@@ -119,7 +119,7 @@ impl Related {
     }
 
     /// Keeps the rules of a parent.
-    pub(crate) fn keep_answer(
+    pub(crate) fn keep_response(
         &self,
         key: &Request,
         uid: &Arc<str>,
@@ -137,7 +137,7 @@ impl Related {
     }
 
     /// Forgets the response for a parent, so that the next sync calls the hook.
-    pub(crate) fn forget_answer(&self, key: &Request) {
+    pub(crate) fn forget_response(&self, key: &Request) {
         self.lock().responses.remove(key);
     }
 

@@ -48,7 +48,7 @@ use crate::{
     redaction,
 };
 
-/// Time after which an object of a type that is not listed yet is looked at again.
+/// Delay before a request whose type is not listed yet is retried.
 const NOT_LISTED_AGAIN: Duration = Duration::from_secs(5);
 
 /// Reconciler of the parents of one declared controller.

@@ -34,7 +34,7 @@ struct ObjectWrites {
     loops: TokenBucket,
     conflicts: TokenBucket,
     flapping: bool,
-    // True if only conflicts have held the object back.
+    // True if only conflicts have delayed the object.
     by_conflicts: bool,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Flapping {
     pub(crate) what: String,
     /// Time until the next check: the object may be written then, or no longer counts as flapping.
     pub(crate) again: Duration,
-    /// True if only conflicts with another client hold the object back.
+    /// True if only conflicts with another client delay the object.
     pub(crate) by_conflicts: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Run of an adopted controller: drives its stream, and reports what comes out of it.
+//! Run of an adopted controller: drives its stream, and reports its results.
 
 use std::{hash::Hash, pin::pin, time::Duration};
 

@@ -42,7 +42,7 @@ pub(super) struct Bounded {
     within: Duration,
 }
 
-// Of the server, over that of a proxy.
+// TLS stream to the server, over that to the proxy.
 type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
 type Driver = http2::Connection<Stream, Body, WatchedTasks>;
 

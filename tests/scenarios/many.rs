@@ -32,7 +32,7 @@ use crate::{
 };
 
 scenarios! {
-    34 a_server_that_restarts_or_goes_back_stops_nothing alone:
+    34 a_server_that_restarts_or_restores_a_backup_stops_nothing alone:
         "the server restarts, is unavailable for a while, returns to an older backup, or loses \
          the watches' versions (the last two on the simulated server only): every watch is \
          resumed or listed again, one list per type and no more in total than the cap; lists in \
@@ -174,7 +174,7 @@ fn with_cap(max_concurrent_lists: usize) -> HarnessOptions {
     HarnessOptions { informers, ..HarnessOptions::default() }
 }
 
-async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'static>) {
+async fn a_server_that_restarts_or_restores_a_backup_stops_nothing(server: Server<'static>) {
     const TYPES: usize = 12;
     const CAP: usize = 3;
     // All watches reconnect at once, which may open one connection more than needed; the short

@@ -13,7 +13,7 @@ use pilotlight::testing::{
 #[derive(Clone, Debug)]
 pub(crate) enum Server<'plane> {
     Real(&'plane ControlPlane),
-    /// In a runtime with paused time.
+    /// Simulated server in a runtime with paused time.
     Simulated(SimulatedServer),
 }
 

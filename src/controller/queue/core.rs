@@ -35,7 +35,7 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
-    // In place of the back-off of the options.
+    // Rate limiter that replaces the back-off of the options.
     limiter: Option<OwnLimiter<K>>,
     bucket: Option<TokenBucket>,
     // Slab: a key is stored and hashed once, and then addressed by its slot.

@@ -14,7 +14,7 @@ const MERGED_FROM: usize = 64;
 /// May hold outdated tickets. The queue skips them, and removes them in bulk when they dominate.
 #[derive(Debug, Default)]
 pub(super) struct ReadyKeys {
-    // By priority, lowest first; each in the order of the tickets.
+    // Tickets by priority, lowest first; in their order within one priority.
     lists: Vec<(i32, VecDeque<Ticket>)>,
     tickets: usize,
 }

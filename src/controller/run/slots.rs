@@ -108,8 +108,8 @@ impl WorkerSlots {
 }
 
 impl WorkerSlot {
-    /// Gives the slot among all controllers back, for the time of a request to the server before
-    /// the reconcile begins: a server that does not answer must not hold up other controllers.
+    /// Returns the slot among all controllers, for the time of a request to the server before the
+    /// reconcile begins: a server that does not answer must not delay other controllers.
     pub(in crate::controller) fn lend(&self) {
         let mut shared = self.shared.lock();
         if let SharedSlot::Held(permit) = &*shared {

@@ -21,8 +21,8 @@ use crate::{
 /// least once, merged by its key: until a reconcile returns
 /// [`Outcome::Done`](crate::controller::Outcome::Done) or
 /// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal), the next epoch of its
-/// controller begins with it. A controller that is stopped or slow holds up neither the sender nor
-/// the other controllers; its requests are kept, bounded by their distinct keys, and dropped with
+/// controller begins with it. A stopped or slow controller does not delay the sender or other
+/// controllers; its requests are kept, bounded by their distinct keys, and dropped with
 /// the last clone of its source.
 ///
 /// Semantics: `source.Channel` of controller-runtime with several destinations, except that a full

@@ -23,8 +23,8 @@ use crate::manager::{Readiness, always};
 /// include requests in back-off, requests to be requeued after a time, and those whose reconcile
 /// was dropped.
 ///
-/// The channel's capacity holds senders back: the source receives no more while as many requests
-/// wait for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
+/// Senders wait while the channel is full: the source receives no more while as many requests wait
+/// for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
 /// not end the run, and requests sent before are delivered. Kept requests are bounded by their
 /// distinct keys, and are dropped with the last clone of this source.
 ///

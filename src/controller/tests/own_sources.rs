@@ -129,7 +129,7 @@ async fn source_of_two_alternatives_is_never_left_without_either_while_one_is_se
 }
 
 #[tokio::test(start_paused = true)]
-async fn broadcast_reaches_each_controller_and_one_that_waits_holds_up_no_other() {
+async fn broadcast_reaches_each_controller_and_is_not_delayed_by_one_that_waits() {
     let harness = Harness::new();
     harness.install("Widget");
     let events = Broadcast::new();

@@ -337,7 +337,7 @@ impl Catalog {
         match name {
             TypeName::Resource(plural) => find(&self.crds, group, plural),
             TypeName::Kind(_) => {
-                let mut wanting = self.crds.get(group)?.values().filter(|c| c.answers_to(name));
+                let mut wanting = self.crds.get(group)?.values().filter(|c| c.has_name(name));
                 let first = wanting.next()?;
                 if first.holds(name) {
                     return Some(first);

@@ -176,7 +176,7 @@ fn an_error_carries_uid_and_resource_version() {
 }
 
 #[test]
-fn what_the_header_does_not_need_may_be_anything() {
+fn fields_that_the_header_does_not_need_may_have_any_content() {
     let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
     for spec in [deep.as_str(), "1e999", r#""\ud800""#, r#"{"a":1,"a":2}"#] {
         let json = format!(r#"{{"spec":{spec},"metadata":{{"name":"a"}}}}"#);
@@ -186,7 +186,7 @@ fn what_the_header_does_not_need_may_be_anything() {
 }
 
 #[test]
-fn of_a_repeated_member_the_last_counts() {
+fn last_of_repeated_members_counts() {
     let object = decode(r#"{"metadata":5,"metadata":{"name":"a","name":"b"}}"#).unwrap();
 
     assert_eq!(&*object.key().name, "b");

@@ -225,8 +225,8 @@ impl Reflector {
         }
     }
 
-    /// Returns the next step after a line over budget: a list if the line repeats, since it may get
-    /// past it.
+    /// Returns the next step after a line over budget: a list if the line repeats, since a list
+    /// may succeed where this line fails.
     pub(super) fn long_line(&mut self) -> NextRequest {
         let position = self.resume_version.as_ref().map(ResumeVersion::version).unwrap_or_default();
         if self.long_lines.1 != position {

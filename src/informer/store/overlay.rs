@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{Store, StoreState};
 use crate::{
     informer::{Object, ObjectKey},
-    kind::VersionOrder,
+    kind::{VersionOrder, is_included},
 };
 
 /// Live reads of objects of one store, by key. Cheap to clone.
@@ -44,7 +44,7 @@ impl LiveObject {
     /// Returns whether the read is newer than the cached object of a store that includes every
     /// change up to the version `reached`.
     fn is_newer(&self, cached: Option<&Object>, reached: u64) -> bool {
-        if self.version.parse().is_ok_and(|version| (1..=reached).contains(&version)) {
+        if is_included(&self.version, reached) {
             return false;
         }
         match (cached, &self.cached) {

@@ -104,7 +104,7 @@ impl Running {
         if let Some(version) = self.candidate.version() {
             self.events = Some(self.setup.lease.watch(version).boxed());
             self.watched_until = now.saturating_add(self.setup.times.longest_silence());
-            // At most one watch for each of these, however soon it ends.
+            // At most one watch per retry period, even if it ends at once.
             self.watch_after = now.saturating_add(self.setup.times.retry_period);
         }
     }
@@ -255,8 +255,8 @@ impl Running {
         self.setup.term.send_replace(None);
     }
 
-    /// Frees the lease, if it is held, once the server has abandoned writes that were cut. One
-    /// conflict is read and tried again, since others may write labels.
+    /// Frees the lease, if it is held, once the server has abandoned writes that were cut. Retries
+    /// once after a conflict, since others may write labels.
     async fn release(&mut self) {
         let term = self.setup.term.borrow().clone();
         self.end_term();

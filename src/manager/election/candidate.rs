@@ -84,7 +84,7 @@ pub(super) enum WriteResult {
 pub(super) enum Loss {
     /// No renewal succeeded within the renew deadline.
     Deadline,
-    /// Another holder is in the lease, or none.
+    /// The lease has another holder, or no holder.
     Taken(String),
 }
 
@@ -189,12 +189,12 @@ impl Candidate {
         }
     }
 
-    /// Takes in that a read failed.
+    /// Records a failed read.
     pub(super) fn read_failed(&mut self, now: Duration, jitter: f64) {
         self.read_after = now.saturating_add(self.pause(jitter));
     }
 
-    /// Takes in an event of the watch. A state that is older than the one seen is ignored.
+    /// Records an event of the watch. A state that is older than the one seen is ignored.
     pub(super) fn changed(&mut self, lease: StoredLease, deleted: bool, now: Duration) {
         let known = self.seen.as_ref().and_then(|seen| seen.lease.as_ref());
         if known.is_some_and(|known| lease.is_before(known)) {
@@ -203,7 +203,7 @@ impl Candidate {
         if deleted { self.miss(now, now) } else { self.see(lease, false, now) }
     }
 
-    /// Takes in the result of a write that was sent at `sent`.
+    /// Records the result of a write sent at `sent`.
     pub(super) fn written(
         &mut self,
         write: &LeaseWrite,
@@ -245,12 +245,12 @@ impl Candidate {
         }
     }
 
-    /// Takes in that the lease was freed.
+    /// Records that the lease was released.
     pub(super) fn released(&mut self) {
         self.held = None;
     }
 
-    /// Takes in a state of the lease. After a gap, another version with the same record may have
+    /// Records a state of the lease. After a gap, another version with the same record may have
     /// had other records before it.
     fn see(&mut self, lease: StoredLease, gap: bool, now: Duration) {
         let record = &lease.record;

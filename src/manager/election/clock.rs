@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// Time since a fixed point in the past.
 pub(crate) trait Clock: Send + Sync + fmt::Debug {
-    /// Returns the current time; never goes back.
+    /// Returns the current time, which never decreases.
     fn now(&self) -> Duration;
 }
 
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(clock.at(Some(second(102)), second(3)), second(102));
         assert_eq!(clock.at(Some(second(700)), second(4)), second(700), "after a suspension");
         assert_eq!(clock.at(None, second(5)), second(701));
-        assert_eq!(clock.at(Some(second(0)), second(6)), second(702), "it never goes back");
+        assert_eq!(clock.at(Some(second(0)), second(6)), second(702), "the time never decreases");
     }
 
     #[test]

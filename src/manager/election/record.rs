@@ -39,7 +39,7 @@ impl Record {
         }
     }
 
-    /// The same record, renewed now.
+    /// Returns the record with a new renewTime.
     pub(super) fn renewed(&self, seconds: i64) -> Self {
         Self { renewed: Some(now()), seconds, ..self.clone() }
     }

@@ -104,7 +104,7 @@ impl Replica {
 
     async fn until_leading(&mut self) {
         self.status.wait_for(|status| status.leads).await.unwrap();
-        // The manager hears of it in its next event.
+        // The manager processes the change in its next event.
         sleep(Duration::from_millis(1)).await;
     }
 

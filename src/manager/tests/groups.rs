@@ -81,7 +81,7 @@ async fn nothing_is_added_once_the_manager_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runnable_that_never_comes_up_holds_up_no_later_group() {
+async fn a_runnable_that_never_comes_up_delays_no_later_group() {
     let log = Log::default();
     let mut manager = Manager::new(ManagerOptions::default());
     let slow = Probe::new(Body::NeverRuns).group(RunnableGroup::Others, &log).arc();
@@ -122,7 +122,7 @@ async fn a_run_that_is_left_behind_sends_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_early_runnable_that_panics_starts_again_by_itself_and_holds_up_no_later_group() {
+async fn an_early_runnable_that_panics_starts_again_by_itself_and_delays_no_later_group() {
     let log = Log::default();
     let mut manager = Manager::new(ManagerOptions::default());
     let cache = Probe::new(Body::Panics).group(RunnableGroup::Caches, &log).arc();
@@ -140,7 +140,7 @@ async fn an_early_runnable_that_panics_starts_again_by_itself_and_holds_up_no_la
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_early_runnable_that_never_reports_running_holds_up_later_groups_until_the_deadline() {
+async fn an_early_runnable_that_never_reports_running_delays_later_groups_until_the_deadline() {
     let log = Log::default();
     let mut manager = Manager::new(ManagerOptions::default());
     let silent = Probe::new(Body::NeverRuns).group(RunnableGroup::Webhooks, &log).arc();

@@ -40,7 +40,7 @@ impl ChildContext<'_> {
         self.check_all(children, false)
     }
 
-    /// Same as `check`; the last of repeated children counts if that is allowed.
+    /// Checks like `check`; if repeats are allowed, the last one counts.
     pub(crate) fn check_all(
         &self,
         children: Vec<Bytes>,
@@ -321,7 +321,7 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, FieldE
             .iter()
             .map(|(key, value)| match value {
                 Value::String(text) => Ok((key.as_str(), text.as_str())),
-                // The key is left out: it is no name, and may hold what it likes.
+                // The key is left out: it is not a name, and may have any content.
                 other @ (Value::Null
                 | Value::Bool(_)
                 | Value::Number(_)

@@ -267,7 +267,7 @@ impl<'de> Visitor<'de> for ChildList {
         while let Some(child) = items.next_element()? {
             if children.len() == self.most {
                 return Err(A::Error::custom(format!(
-                    "more than {} of them; --hook-answer-children sets the limit",
+                    "more than {} of them; --hook-response-children sets the limit",
                     self.most
                 )));
             }

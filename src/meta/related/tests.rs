@@ -118,7 +118,7 @@ async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let (related, key, uid) = (Related::default(), parent("a"), Arc::from("u"));
     let [one, other] = [b"{\"spec\":1}", b"{\"spec\":2}"].map(|it| Fingerprint::of(it).unwrap());
     let rules: Arc<[RelatedRule]> = Arc::from([]);
-    related.keep_answer(&key, &uid, one, &rules);
+    related.keep_response(&key, &uid, one, &rules);
 
     assert!(related.response(&key, "u", one).is_some());
     assert!(related.response(&key, "u", other).is_none(), "declared differently");

@@ -87,7 +87,7 @@ pub(crate) struct Recorded {
     pub(crate) report: Option<String>,
     /// True if a rollout of more than one sync is complete.
     pub(crate) is_completed: bool,
-    /// Time until the wait is to be looked at again.
+    /// Time until the next check of the wait.
     pub(crate) recheck: Option<Duration>,
 }
 

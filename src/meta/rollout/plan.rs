@@ -221,9 +221,9 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns the revision of each wanted child, as far as one is recorded, and the children that a
-/// revision records in vain or beside another one: a process has ended in the middle of their move,
-/// or a response no longer has them. The latest revision wins over others.
+/// Returns the recorded revision of each wanted child, and the children that a revision records
+/// although no response has them or another revision records them too, as after a process that
+/// ended in the middle of their move. The latest revision wins over others.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
@@ -258,8 +258,8 @@ fn recorded(
 struct Unfinished {
     not_latest: BTreeMap<ChildId, AssignedRevision>,
     states: BTreeMap<ChildId, ChildState>,
-    /// Children that a revision records in vain, beside another one, or although they are as the
-    /// latest one wants them.
+    /// Children that a revision records although no response has them, another revision records
+    /// them too, or they are as the latest one wants them.
     misrecorded: BTreeSet<ChildId>,
 }
 

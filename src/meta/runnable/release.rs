@@ -31,7 +31,7 @@ pub(super) enum ReleaseError {
     /// Resolve `Hook::release` sooner, or raise the grace.
     #[error("the hook was not released within the grace")]
     Late,
-    /// Mend `Hook::release`.
+    /// Fix `Hook::release`.
     #[error("the hook panicked during its release: {0}")]
     Panicked(String),
 }

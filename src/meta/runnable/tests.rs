@@ -206,7 +206,7 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     check(None, as_before(), true, true);
     check(as_before(), None, true, true);
     check(as_before(), Some(json!({ "resourceVersion": "2" })), true, false);
-    // Of a type without generations, such as ConfigMap, a change of anything passes.
+    // Any change of a type without generations passes, such as of a ConfigMap.
     let ungenerated = |version: &str| Some(json!({ "generation": 0, "resourceVersion": version }));
     check(ungenerated("1"), ungenerated("2"), true, true);
     for change in [

@@ -41,8 +41,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(1);
 const REFUSED_RETRY: Duration = Duration::from_millis(200);
 /// Delay until a deletion that may be caused by the CRD's is checked again.
 const RECHECK: Duration = Duration::from_secs(5);
-/// Delay until a standby looks again for parents that the leader has yet to free. Each look lists
-/// the parent types, so it is rare.
+/// Delay between two searches of a standby for parents with the finalizer. Each search lists the
+/// parent types, so it is rare.
 const STANDBY_RECHECK: Duration = Duration::from_secs(30);
 
 /// Reconciler of declared controllers.
@@ -54,7 +54,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
-    /// True once the log says that the CRD keeps no status.
+    /// True once the missing status of the CRD was logged.
     pub(super) logged_pruning: AtomicBool,
 }
 

@@ -57,7 +57,7 @@ impl ParentReconciler {
                     SyncError::Outdated(format!("related objects: {why}"))
                 }
                 RelatedError::Invalid(wrong) => {
-                    related.forget_answer(&parent.key);
+                    related.forget_response(&parent.key);
                     hook.hook.forget(&parent.key);
                     SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
                 }
@@ -98,7 +98,7 @@ impl ParentReconciler {
             hook.hook.forget(&parent.key);
             SyncError::response(hook.kind, message)
         })?;
-        related.keep_answer(&parent.key, &revised.uid, declared, &rules);
+        related.keep_response(&parent.key, &revised.uid, declared, &rules);
         Ok(rules)
     }
 }

@@ -57,8 +57,8 @@ pub(super) struct RevisionCall<'a> {
 }
 
 impl RevisionCall<'_> {
-    /// Returns the parent under an identity of its own for each revision, so that what a hook keeps
-    /// for one is not taken for another.
+    /// Returns the parent under an identity of its own for each revision, so that a response kept
+    /// for one revision is not used for another.
     pub(super) fn parent(&self, parent: &Parent) -> Parent {
         let uid = match self.name {
             Some(name) => format!("{}/{name}", parent.uid).into(),

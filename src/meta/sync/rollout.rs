@@ -95,7 +95,7 @@ impl ParentReconciler {
     }
 
     /// Writes the revisions of a rollout, and reports its progress. To be called before any child
-    /// is written. Returns the time until the rollout is to be looked at again.
+    /// is written. Returns the time until the next check of the rollout.
     pub(super) async fn write_rollout(
         &self,
         parent: &Parent,

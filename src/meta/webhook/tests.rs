@@ -266,7 +266,7 @@ async fn response_without_free_budget_is_not_read_and_names_the_flag() {
 
         let Err(refused) = refused else { panic!("{refused:?}") };
         assert_eq!(refused, HookError::NoBudget { bytes, waited });
-        assert!(refused.to_string().contains("--hook-answer-budget"), "{refused}");
+        assert!(refused.to_string().contains("--hook-response-budget"), "{refused}");
         let later = server(answer, true).await;
         let hook = hook(&later.url, Duration::from_secs(30));
         let read = hook.call(Bytes::from_static(b"{}"));

@@ -32,13 +32,13 @@ pub(super) struct Call {
     pub(super) user_agent: String,
     pub(super) if_none_match: String,
     pub(super) body: Bytes,
-    /// True after the delay of [`Answer::Later`].
+    /// True after the delay of [`CallResult::Later`].
     pub(super) waited: bool,
 }
 
 /// Outcome of a request.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum CallResult {
     Done(HttpReply),
     /// Stream of events.
     Watch(WatchId),

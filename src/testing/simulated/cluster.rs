@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{
     access::AccessRule,
     aggregated::Aggregated,
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     custom::Custom,
     history::{NamespacedName, ObjectChange, ObjectHistory},
     job::Job,
@@ -80,12 +80,12 @@ impl SimulatedCluster {
     }
 
     /// Answers a request at a time.
-    pub(super) fn respond(&mut self, now: Duration, call: &Call) -> Answer {
+    pub(super) fn respond(&mut self, now: Duration, call: &Call) -> CallResult {
         self.advance(now);
         self.warnings.clear();
         let mut response =
-            self.answer(call).unwrap_or_else(|refusal| Answer::Done(HttpReply::from(refusal)));
-        if let Answer::Done(reply) = &mut response {
+            self.answer(call).unwrap_or_else(|refusal| CallResult::Done(HttpReply::from(refusal)));
+        if let CallResult::Done(reply) = &mut response {
             reply.warnings = std::mem::take(&mut self.warnings);
         }
         // Jobs without a delay run before the next request.
@@ -93,17 +93,17 @@ impl SimulatedCluster {
         response
     }
 
-    fn answer(&mut self, call: &Call) -> Result<Answer, Refusal> {
+    fn answer(&mut self, call: &Call) -> Result<CallResult, Refusal> {
         self.authorize(call)?;
         if call.info.resource.is_empty() {
-            return self.answer_path(call).map(Answer::Done);
+            return self.serve_path(call).map(CallResult::Done);
         }
         if let Some(aggregated) = self.aggregated_of(&call.info) {
             aggregated.check_available()?;
         }
         let resource = self.find(call)?;
         if resource.group == resource::REVIEWS {
-            return self.review_access(&resource, call).map(Answer::Done);
+            return self.review_access(&resource, call).map(CallResult::Done);
         }
         self.serve(&resource, call)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     history::NamespacedName,
     object,
@@ -131,7 +131,7 @@ impl SimulatedCluster {
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         let shape = call.shape(resource)?;
         let deletion = Deletion::of(call)?;
         let key = Self::key_of(resource, call);
@@ -156,14 +156,14 @@ impl SimulatedCluster {
             Some(Deleted::Gone(object)) => succeeded(resource, &object),
             None => return Err(Refusal::not_found(resource, &key.1)),
         };
-        Ok(Answer::Done(HttpReply::json(200, &body)))
+        Ok(CallResult::Done(HttpReply::json(200, &body)))
     }
 
     pub(super) fn delete_collection(
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         if &*resource.storage == NAMESPACES {
             return Err(Refusal::method_not_allowed());
         }
@@ -186,7 +186,7 @@ impl SimulatedCluster {
             }
         }
         let version = self.history.version();
-        Ok(Answer::Done(HttpReply::json(200, &list_of(&filter, items, version, None, None))))
+        Ok(CallResult::Done(HttpReply::json(200, &list_of(&filter, items, version, None, None))))
     }
 
     /// Deletes an object, or marks it as deleted if finalizers keep it.

@@ -25,7 +25,7 @@ const CUSTOM_VERBS: [&str; 8] =
 
 impl SimulatedCluster {
     /// Answers a request that addresses no type.
-    pub(super) fn answer_path(&self, call: &Call) -> Result<HttpReply, Refusal> {
+    pub(super) fn serve_path(&self, call: &Call) -> Result<HttpReply, Refusal> {
         let path = call.info.path.trim_end_matches('/');
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         // The aggregator answers for groups with every method.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     decode::Body,
     history::NamespacedName,
@@ -23,7 +23,7 @@ impl SimulatedCluster {
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         let shape = call.shape(resource)?;
         let key = Self::key_of(resource, call);
         let media_type = call.content_type.split(';').next().unwrap_or_default().trim();
@@ -64,7 +64,7 @@ impl SimulatedCluster {
         } else {
             render(resource, &patched, shape)
         };
-        Ok(Answer::Done(HttpReply::json(code, &shown)))
+        Ok(CallResult::Done(HttpReply::json(code, &shown)))
     }
 
     fn check_identity(

@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     delete::list_of,
     history::NamespacedName,
@@ -48,7 +48,7 @@ impl SimulatedCluster {
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         self.check_subresource(resource, call)?;
         check_options(call)?;
         let pages = match call.info.verb {
@@ -116,7 +116,7 @@ impl SimulatedCluster {
         }
     }
 
-    fn get(&self, resource: &SimulatedResource, call: &Call) -> Result<Answer, Refusal> {
+    fn get(&self, resource: &SimulatedResource, call: &Call) -> Result<CallResult, Refusal> {
         let shape = call.shape(resource)?;
         let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
         let current = self.history.version();
@@ -128,7 +128,7 @@ impl SimulatedCluster {
             "scale" => scale::scale_of(resource, &live)?,
             _ => render(resource, &live, shape),
         };
-        Ok(Answer::Done(HttpReply::json(200, &shown)))
+        Ok(CallResult::Done(HttpReply::json(200, &shown)))
     }
 
     pub(super) fn filter(
@@ -149,7 +149,11 @@ impl SimulatedCluster {
         })
     }
 
-    fn list(&mut self, resource: &Arc<SimulatedResource>, call: &Call) -> Result<Answer, Refusal> {
+    fn list(
+        &mut self,
+        resource: &Arc<SimulatedResource>,
+        call: &Call,
+    ) -> Result<CallResult, Refusal> {
         let filter = self.filter(resource, call)?;
         let asked = call.param("resourceVersion");
         let matching = call.param("resourceVersionMatch");
@@ -209,7 +213,7 @@ impl SimulatedCluster {
             last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
         let remaining =
             (rest > 0 && filter.labels.is_empty() && filter.fields.is_empty()).then_some(rest);
-        Ok(Answer::Done(HttpReply::json(
+        Ok(CallResult::Done(HttpReply::json(
             200,
             &list_of(&filter, items, at, continue_token, remaining),
         )))
@@ -241,7 +245,11 @@ impl SimulatedCluster {
         Ok((version, Some(key)))
     }
 
-    fn watch(&mut self, resource: &Arc<SimulatedResource>, call: &Call) -> Result<Answer, Refusal> {
+    fn watch(
+        &mut self,
+        resource: &Arc<SimulatedResource>,
+        call: &Call,
+    ) -> Result<CallResult, Refusal> {
         let filter = self.filter(resource, call)?;
         check_watch_options(call)?;
         let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
@@ -249,7 +257,7 @@ impl SimulatedCluster {
         let initial = call.flag("sendInitialEvents");
         let in_future = initial == Some(true) && version > current;
         if in_future && !call.waited {
-            return Ok(Answer::Later(FUTURE_WAIT));
+            return Ok(CallResult::Later(FUTURE_WAIT));
         }
         let bookmarks = call.flag("allowWatchBookmarks") == Some(true);
         let life = call.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
@@ -279,12 +287,12 @@ impl SimulatedCluster {
                 }
             }
         }
-        Ok(Answer::Watch(id))
+        Ok(CallResult::Watch(id))
     }
 }
 
-fn later(call: &Call, version: u64, current: u64) -> Result<Answer, Refusal> {
-    if call.waited { Err(too_large(version, current)) } else { Ok(Answer::Later(FUTURE_WAIT)) }
+fn later(call: &Call, version: u64, current: u64) -> Result<CallResult, Refusal> {
+    if call.waited { Err(too_large(version, current)) } else { Ok(CallResult::Later(FUTURE_WAIT)) }
 }
 
 fn too_large(version: u64, current: u64) -> Refusal {

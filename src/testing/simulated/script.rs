@@ -13,7 +13,7 @@ use tokio::time;
 
 use super::{
     access::{AccessRule, SCRIPT},
-    call::{Answer, Call},
+    call::{Call, CallResult},
     cluster::SimulatedCluster,
     options::Delays,
     refusal::Refusal,
@@ -422,7 +422,7 @@ impl SimulatedServer {
         call.body = body.map(Value::to_string).unwrap_or_default().into();
         // Delays of clients do not apply to the script.
         call.waited = true;
-        let Answer::Done(reply) = self.shared.respond(&call) else {
+        let CallResult::Done(reply) = self.shared.respond(&call) else {
             let refusal = Refusal::not_simulated("a watch by the script");
             return Err(refused(refusal.code, &refusal.status(), ""));
         };

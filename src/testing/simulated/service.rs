@@ -16,7 +16,7 @@ use tokio::time::{self, Instant, Sleep};
 use tower::{BoxError, Service};
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     shared::{BodyItem, RequestGuard, SharedServer},
     watches::WatchId,
 };
@@ -78,15 +78,15 @@ async fn answer(
     loop {
         guard.check_connection()?;
         match shared.respond(&call) {
-            Answer::Later(wait) => {
+            CallResult::Later(wait) => {
                 time::sleep(wait).await;
                 call.waited = true;
             }
-            Answer::Done(reply) => {
+            CallResult::Done(reply) => {
                 guard.answered(reply.code);
                 return Ok(response(reply));
             }
-            Answer::Watch(id) => {
+            CallResult::Watch(id) => {
                 guard.answered(200);
                 let watch = WatchBody { id, shared, guard, sleep: None };
                 let mut response = Response::new(SimulatedBody(Inner::Watch(Box::new(watch))));

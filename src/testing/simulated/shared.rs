@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use tower::BoxError;
 
 use super::{
-    call::{Answer, Call},
+    call::{Call, CallResult},
     cluster::SimulatedCluster,
     watches::{self, WatchId},
 };
@@ -142,7 +142,7 @@ impl SharedServer {
         result
     }
 
-    pub(super) fn respond(&self, call: &Call) -> Answer {
+    pub(super) fn respond(&self, call: &Call) -> CallResult {
         self.act(|cluster, now| cluster.respond(now, call))
     }
 

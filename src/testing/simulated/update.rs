@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     decode::Body,
     history::NamespacedName,
@@ -22,7 +22,7 @@ impl SimulatedCluster {
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         let shape = call.shape(resource)?;
         if call.info.subresource == "scale" {
             let body = call.object("Scale")?;
@@ -31,7 +31,7 @@ impl SimulatedCluster {
         let body = call.object(&resource.kind)?;
         let key = Self::key_of(resource, call);
         let updated = self.update_object(resource, &key, body, call)?;
-        Ok(Answer::Done(HttpReply::json(200, &render(resource, &updated, shape))))
+        Ok(CallResult::Done(HttpReply::json(200, &render(resource, &updated, shape))))
     }
 
     pub(super) fn update_object(
@@ -134,12 +134,12 @@ impl SimulatedCluster {
         resource: &Arc<SimulatedResource>,
         call: &Call,
         body: Body,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         let key = Self::key_of(resource, call);
         let live = self.live(resource, &key)?;
         let object = scale::scaled(resource, &live, &body.object)?;
         let updated = self.replace(resource, &live, object, call, None)?;
-        Ok(Answer::Done(HttpReply::json(200, &scale::scale_of(resource, &updated)?)))
+        Ok(CallResult::Done(HttpReply::json(200, &scale::scale_of(resource, &updated)?)))
     }
 }
 

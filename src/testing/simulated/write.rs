@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
-    call::{Answer, Call, HttpReply},
+    call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     custom::{default_crd, refuse_unsupported, validate_crd},
     decode::Body,
@@ -59,14 +59,14 @@ impl SimulatedCluster {
         &mut self,
         resource: &Arc<SimulatedResource>,
         call: &Call,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<CallResult, Refusal> {
         if let Some(hold) = self.create_hold(&resource.storage).filter(|_| !call.waited) {
-            return Ok(Answer::Later(hold));
+            return Ok(CallResult::Later(hold));
         }
         let shape = call.shape(resource)?;
         let body = call.object(&resource.kind)?;
         let created = self.create_as(resource, body, call, None)?;
-        Ok(Answer::Done(HttpReply::json(201, &render(resource, &created, shape))))
+        Ok(CallResult::Done(HttpReply::json(201, &render(resource, &created, shape))))
     }
 
     /// Creates an object; `managed` has the managed fields of an apply.

@@ -110,7 +110,7 @@ async fn replaced_input_continues_until_its_replacement_has_started() {
     let mut harness = run(&log);
     harness.add("late", &old).unwrap().started().await.unwrap();
     let taken = harness.add("late", &old).unwrap_err();
-    assert_eq!(taken.to_string(), "widgets has an input named late already");
+    assert_eq!(taken.to_string(), "widgets already has an input named late; remove it first, or replace it");
 
     let new = Fake::new("new", &["b"]).unsynced();
     let inputs = harness.controller.inputs();
@@ -235,11 +235,11 @@ async fn description_of_an_input_by_name_is_checked() {
 
     assert_eq!(
         error(inputs.add("x", |input| input)),
-        "widgets: input x must be one input; it is 0"
+        "widgets: the description of input x adds 0 inputs; it must add exactly one"
     );
     assert_eq!(
         error(inputs.add("x", |input| input.for_type(type_ref()))),
-        "widgets: input x cannot be the primary type"
+        "widgets: input x cannot be the primary type; call `for_` on the builder"
     );
     assert_eq!(
         error(inputs.add("x", |input| input.owns_type(type_ref()))),

@@ -152,7 +152,7 @@ async fn dropped_run_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_sources() {
+async fn reconcile_that_blocks_its_thread_delays_done_but_not_the_release_of_sources() {
     let fake = Fake::new("fake", &["a"]);
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (blocked, entered) = (Arc::new(Mutex::new(blocked)), Arc::new(Notify::new()));

@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Expected state of a written object or collection.
 #[derive(Debug)]
 pub(super) struct Expectation {
-    // As the response reported it; `None` if the server has to be read.
+    // State in the response; `None` if the server must be read.
     pub(super) answered: Option<ObjectState>,
-    // Newer than the response. By cache, since each read applies the selectors of one.
+    // Live reads newer than the response, by cache, since each applies the selectors of one.
     reads: HashMap<InformerKey, LiveRead>,
     since: Instant,
 }

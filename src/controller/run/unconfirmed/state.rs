@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::{
     controller::run::input_status::Attached,
     informer::{LiveObject, Object, ObjectKey},
-    kind::VersionOrder,
+    kind::{VersionOrder, is_included},
 };
 
 /// State of an object on the server.
@@ -51,7 +51,7 @@ struct ResponseFields {
     #[serde(default)]
     kind: String,
     metadata: Option<ObjectIdentity>,
-    // In the `Status` that answers a deletion.
+    // Identity in the `Status` that answers a deletion.
     details: Option<ObjectIdentity>,
 }
 
@@ -105,7 +105,7 @@ impl ObjectState {
     /// Compares the state with a cache.
     pub(super) fn compare(&self, key: &ObjectKey, cache: &Attached) -> Comparison {
         let reached = cache.store.version();
-        if self.version().parse().is_ok_and(|version| (1..=reached).contains(&version)) {
+        if is_included(self.version(), reached) {
             return Comparison::Held;
         }
         self.compare_object(cache.store.get(key).as_ref(), cache.served.version_order)
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_answer(method: Method, body: Value, name: Option<&str>, expected: &str) {
+    fn check_response(method: Method, body: Value, name: Option<&str>, expected: &str) {
         let response = WriteReply::decode(&method, body.to_string().as_bytes());
 
         let state = match response.state {
@@ -259,16 +259,16 @@ mod tests {
         });
         let status = json!({"kind": "Status", "details": {"name": "a", "uid": "u"}});
         for method in [Method::POST, Method::PUT, Method::PATCH] {
-            check_answer(method.clone(), object.clone(), Some("a"), "u at 7");
-            check_answer(method, status.clone(), Some("a"), "read");
+            check_response(method.clone(), object.clone(), Some("a"), "u at 7");
+            check_response(method, status.clone(), Some("a"), "read");
         }
-        check_answer(Method::DELETE, status, Some("a"), "u deleted");
-        check_answer(Method::DELETE, object, Some("a"), "u deleted");
+        check_response(Method::DELETE, status, Some("a"), "u deleted");
+        check_response(Method::DELETE, object, Some("a"), "u deleted");
         let bare = json!({"kind": "Widget", "metadata": {"name": "a", "uid": "u"}});
-        check_answer(Method::PUT, bare, Some("a"), "read");
+        check_response(Method::PUT, bare, Some("a"), "read");
         for body in [json!({}), json!([]), json!({"metadata": null}), json!({"kind": "Status"})] {
-            check_answer(Method::DELETE, body.clone(), None, "read");
-            check_answer(Method::POST, body, None, "read");
+            check_response(Method::DELETE, body.clone(), None, "read");
+            check_response(Method::POST, body, None, "read");
         }
     }
 }

@@ -105,7 +105,7 @@ fn a_new_subresource_changes_what_is_served_but_not_the_identity() {
 }
 
 #[test]
-fn of_two_crds_that_want_one_kind_the_one_that_holds_it_is_meant() {
+fn kind_that_two_crds_want_means_the_crd_that_holds_it() {
     let mut catalog = Catalog::complete();
     let by_kind = TypeRef::kind("example.com", "v1", "Widget");
     catalog.apply(crd("widgets", "Widget"));

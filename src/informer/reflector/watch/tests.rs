@@ -239,7 +239,7 @@ async fn an_object_created_again_is_seen_with_both_its_uids() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bookmark_that_goes_back_is_ignored_and_looked_into() {
+async fn bookmark_with_an_older_version_is_ignored_and_verified() {
     let mut harness = Harness::new();
     let (_subscription, watch) = harness.synced(&[]).await;
 

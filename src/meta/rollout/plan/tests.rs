@@ -186,7 +186,7 @@ fn child_that_is_being_deleted_returns_at_its_old_revision_unless_it_is_its_turn
 }
 
 #[test]
-fn of_two_children_that_cannot_be_created_each_moves_once_it_is_overdue() {
+fn each_of_two_children_that_cannot_be_created_moves_once_it_is_overdue() {
     let states = [("a", present(false))];
     let wanted = ["a", "b", "c"];
     let case = Case { latest: &[], older: &wanted, wanted: &wanted, states: &states };

@@ -290,7 +290,7 @@ async fn decorator_waits_for_the_first_of_its_kinds_and_names_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_crd_holds_up_its_own_kind_alone() {
+async fn missing_crd_delays_its_own_kind_alone() {
     let (harness, _calls) = start().await;
     harness.server.uninstall(&ControllerKind::Composite.crd_name()).unwrap();
     harness.until(SUPERVISOR, |it| it.state == ControllerState::Waiting).await;
