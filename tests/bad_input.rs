@@ -31,18 +31,24 @@ fn answer(request: &Value, children: Vec<Value>) -> Answer {
 
 type Respond = Box<dyn Fn(&Value) -> Answer + Send + Sync>;
 
-/// Invalid hook responses, each with its name and a part of the expected message.
-#[expect(clippy::too_many_lines, reason = "table of cases")]
-fn bad_responses() -> Vec<(&'static str, Respond, &'static str)> {
-    fn bad(
-        name: &'static str,
-        respond: impl Fn(&Value) -> Answer + Send + Sync + 'static,
-        said: &'static str,
-    ) -> (&'static str, Respond, &'static str) {
-        (name, Box::new(respond), said)
-    }
+/// Invalid hook response, with its name and a part of the expected message.
+type BadResponse = (&'static str, Respond, &'static str);
+
+fn bad(
+    name: &'static str,
+    respond: impl Fn(&Value) -> Answer + Send + Sync + 'static,
+    said: &'static str,
+) -> BadResponse {
+    (name, Box::new(respond), said)
+}
+
+fn bad_responses() -> Vec<BadResponse> {
+    [bad_bodies(), bad_children(), bad_metadata(), bad_statuses()].into_iter().flatten().collect()
+}
+
+/// Invalid bodies as a whole.
+fn bad_bodies() -> Vec<BadResponse> {
     let bytes = |bytes: &'static [u8]| move |_: &Value| Answer::Bytes(bytes.to_vec());
-    let status = |status: u16| move |_: &Value| Answer::Status(status, Vec::new());
     vec![
         bad("empty", bytes(b""), "empty body"),
         bad("blank", bytes(b" \n"), "empty body"),
@@ -78,6 +84,12 @@ fn bad_responses() -> Vec<(&'static str, Respond, &'static str)> {
             |request| with(request, |it| it["data"] = json!({ "a": "x".repeat(5 << 20) })),
             "children[1] has",
         ),
+    ]
+}
+
+/// Invalid children, by their type and their identity.
+fn bad_children() -> Vec<BadResponse> {
+    vec![
         bad(
             "null child",
             |request| answer(request, vec![config_map(request), Value::Null]),
@@ -100,6 +112,12 @@ fn bad_responses() -> Vec<(&'static str, Respond, &'static str)> {
             |request| with(request, |it| it["apiVersion"] = json!("v2")),
             "spec.childResources",
         ),
+    ]
+}
+
+/// Children with invalid metadata.
+fn bad_metadata() -> Vec<BadResponse> {
+    vec![
         bad(
             "no metadata",
             |request| with(request, |it| it["metadata"] = Value::Null),
@@ -169,6 +187,13 @@ fn bad_responses() -> Vec<(&'static str, Respond, &'static str)> {
             |request| with(request, |it| it["metadata"]["annotations"] = json!({ "a": {} })),
             "children[1].metadata.annotations",
         ),
+    ]
+}
+
+/// Responses whose status or header is refused.
+fn bad_statuses() -> Vec<BadResponse> {
+    let status = |status: u16| move |_: &Value| Answer::Status(status, Vec::new());
+    vec![
         bad("status 201", status(201), "201"),
         bad("status 204", status(204), "204"),
         bad("status 404", status(404), "404"),

@@ -233,29 +233,24 @@ fn used(event: &AuditEvent) -> (String, String, String) {
     (event.group.clone(), resource, event.verb.clone())
 }
 
-#[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
-async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each() {
-    // The admission plugin demands the right to block the deletion of an owner.
-    let flags = ["--enable-admission-plugins", "OwnerReferencesPermissionEnforcement"];
-    let options = ControlPlaneOptions {
-        api_server_flags: flags.map(str::to_owned).to_vec(),
-        ..ControlPlaneOptions::default()
-    };
-    let plane = ControlPlane::start(options).await.unwrap();
-    let client = plane.client().unwrap();
+const CHILDREN: [&str; 5] =
+    ["greeting-one-0", "greeting-one-1", "letter-one-0", "memo-one-1", "note-one-0"];
+
+/// Types of this test: five of parents or decorated objects, and the related type.
+fn types() -> [CrdBuilder; 6] {
+    ["Greeting", "Letter", "Memo", "Note", "Plain", "Topic"].map(|kind| {
+        let crd = CrdBuilder::new(GROUP, kind).version("v1");
+        if kind == "Plain" { crd.without_status() } else { crd }
+    })
+}
+
+/// Installs the manager's manifests, the types, and the rights and objects that the README names.
+async fn install(client: &Client) {
     for path in crds().into_iter().chain(base()) {
-        apply(&client, &path).await;
+        apply(client, &path).await;
     }
-    let types = ["Greeting", "Letter", "Memo", "Note", "Plain", "Topic"]
-        .map(|kind| CrdBuilder::new(GROUP, kind).version("v1"));
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
-    for crd in &types {
-        let crd = if crd.name().starts_with("plains") {
-            crd.clone().without_status()
-        } else {
-            crd.clone()
-        };
+    for crd in types() {
         definitions.create(&PostParams::default(), &crd.build()).await.unwrap();
         let (name, is_established) = (crd.name(), conditions::is_crd_established());
         let established = await_condition(definitions.clone(), &name, is_established);
@@ -267,28 +262,187 @@ async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each(
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels},
         });
-        apply_object(&client, namespace).await;
+        apply_object(client, namespace).await;
     }
     for manifest in credentials() {
-        apply_object(&client, manifest).await;
+        apply_object(client, manifest).await;
     }
     let token = json!({
         "apiVersion": "v1", "kind": "Secret", "stringData": {"token": TOKEN},
         "metadata": {"name": "hook-token", "namespace": "hooks"},
     });
-    apply_object(&client, token).await;
+    apply_object(client, token).await;
     let authority = rcgen::generate_simple_self_signed(["hook".to_owned()]).unwrap().cert.pem();
     let authority = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": {"ca.crt": authority},
         "metadata": {"name": "hook-authority", "namespace": "hooks"},
     });
-    apply_object(&client, authority).await;
+    apply_object(client, authority).await;
     for (row, resources) in GRANTS {
         for resource in resources {
-            allowed(&client, resource, &verbs(row)[0]).await;
+            allowed(client, resource, &verbs(row)[0]).await;
+        }
+    }
+}
+
+/// Declares a controller of each kind and method.
+async fn declare_all(client: &Client, url: &str) {
+    let all = ["sync", "finalize", "customize"];
+    let none = || json!({});
+    let applied = json!({"pilotlight.dev/apply-strategy": "server-side-apply"});
+    let (composites, decorators) = ("CompositeController", "DecoratorController");
+    let rolling = composite(url, "greetings", "RollingInPlace", &all);
+    let recreated = composite(url, "letters", "Recreate", &["sync"]);
+    let memos = composite(url, "memos", "InPlace", &["sync"]);
+    let notes = decorating(composite(url, "notes", "InPlace", &all));
+    let plains = decorating(composite(url, "plains", "InPlace", &["sync"]));
+    declare(client, composites, "rolling", rolling, none()).await;
+    declare(client, composites, "recreated", recreated, none()).await;
+    declare(client, composites, "applied", memos, applied).await;
+    declare(client, decorators, "notes", notes, none()).await;
+    declare(client, decorators, "plains", plains, none()).await;
+}
+
+fn shows(size: i64) -> impl Fn(Option<&DynamicObject>) -> bool {
+    move |object| object.is_some_and(|object| object.data["status"]["size"] == size)
+}
+
+/// Parents, decorated objects and children of all controllers.
+struct Objects {
+    client: Client,
+    types: [CrdBuilder; 6],
+    apis: Vec<Api<DynamicObject>>,
+    maps: Api<ConfigMap>,
+}
+
+impl Objects {
+    /// Creates a related object, and an object of each type that a controller reconciles.
+    async fn create(client: &Client) -> Self {
+        let types = types();
+        let topic = types[5].object("t", json!({}));
+        let topics: Api<DynamicObject> =
+            Api::namespaced_with(client.clone(), "team", &types[5].api_resource("v1"));
+        topics.create(&PostParams::default(), &topic).await.unwrap();
+        let apis = types.iter().take(5).map(|crd| {
+            Api::<DynamicObject>::default_namespaced_with(client.clone(), &crd.api_resource("v1"))
+        });
+        let apis = apis.collect();
+        let maps = Api::<ConfigMap>::namespaced(client.clone(), "default");
+        let objects = Self { client: client.clone(), types, apis, maps };
+        for (number, api) in objects.apis.iter().enumerate() {
+            objects.create_parent(number, "one", 1).await;
+            wait(api, "one", "its first status", shows(1)).await;
+        }
+        objects.children_hold(1).await;
+        objects
+    }
+
+    async fn create_parent(&self, number: usize, name: &str, size: i64) {
+        let object = self.types[number].object(name, json!({"size": size}));
+        self.apis[number].create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    async fn children_hold(&self, size: i64) {
+        let holds = |map: Option<&ConfigMap>| {
+            let data = map.and_then(|map| map.data.as_ref());
+            data.is_some_and(|data| data["size"] == size.to_string())
+        };
+        for child in CHILDREN {
+            wait(&self.maps, child, "it holds the size", holds).await;
         }
     }
 
+    /// Rolls out, recreates with dry runs, applies, decorates and updates by one edit.
+    async fn resize(&self, size: i64) {
+        let edit = Patch::Merge(json!({"spec": {"size": size}}));
+        for api in &self.apis {
+            api.patch("one", &PatchParams::default(), &edit).await.unwrap();
+        }
+        for api in &self.apis {
+            wait(api, "one", "its status", shows(size)).await;
+        }
+        self.children_hold(size).await;
+    }
+
+    /// Creates an orphan, which is adopted and then deleted.
+    async fn orphan_is_adopted(&self) {
+        let letter = self.apis[1].get("one").await.unwrap();
+        let orphan = json!({
+            "metadata": {"name": "orphan", "labels": {"controller-uid": letter.uid().unwrap()}},
+        });
+        let orphan: ConfigMap = serde_json::from_value(orphan).unwrap();
+        self.maps.create(&PostParams::default(), &orphan).await.unwrap();
+        wait(&self.maps, "orphan", "it is adopted and deleted", |map| map.is_none()).await;
+    }
+
+    /// Waits until the old revision is deleted. The other one, which loses its owner, is adopted
+    /// by the next sync.
+    async fn revision_is_pruned_and_adopted(&self) {
+        let resource = ApiResource::erase::<ControllerRevision>(&());
+        let revisions: Api<DynamicObject> =
+            Api::default_namespaced_with(self.client.clone(), &resource);
+        let pruned = async {
+            loop {
+                let mut all = revisions.list(&ListParams::default()).await.unwrap().items;
+                if all.len() == 1 {
+                    return all.remove(0).name_any();
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let revision = timeout(DEADLINE, pruned).await.expect("the old revision is deleted");
+        let freed = Patch::Merge(json!({"metadata": {"ownerReferences": null}}));
+        revisions.patch(&revision, &PatchParams::default(), &freed).await.unwrap();
+        let label = Patch::Merge(json!({"metadata": {"labels": {"again": "yes"}}}));
+        self.apis[0].patch("one", &PatchParams::default(), &label).await.unwrap();
+        let is_owned =
+            |it: Option<&DynamicObject>| it.is_some_and(|it| !it.owner_references().is_empty());
+        wait(&revisions, &revision, "it is adopted", is_owned).await;
+    }
+
+    /// Causes a failure that repeats, which is one Event with a count.
+    async fn failure_is_counted(&self) {
+        self.create_parent(1, "bad", 500).await;
+        let events = Api::<Event>::namespaced(self.client.clone(), "default");
+        let of_parent = ListParams::default().fields("involvedObject.name=bad");
+        let counted = async {
+            let counts = |event: &Event| event.count > Some(1);
+            while !events.list(&of_parent).await.unwrap().items.iter().any(counts) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(DEADLINE, counted).await.expect("the Event is counted");
+        self.apis[1].delete("bad", &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Deletes objects with finalize hooks, and a controller, whose parents are freed.
+    async fn deleted_objects_are_finalized_and_freed(&self) {
+        for api in [&self.apis[0], &self.apis[3]] {
+            api.delete("one", &DeleteParams::default()).await.unwrap();
+            wait(api, "one", "it is finalized", |object| object.is_none()).await;
+        }
+        let api = &self.apis[0];
+        self.create_parent(0, "two", 1).await;
+        wait(api, "two", "its first status", shows(1)).await;
+        let controllers = Api::<CompositeController>::all(self.client.clone());
+        controllers.delete("rolling", &DeleteParams::default()).await.unwrap();
+        let is_free =
+            |object: Option<&DynamicObject>| object.is_some_and(|it| it.finalizers().is_empty());
+        wait(api, "two", "it is freed", is_free).await;
+    }
+}
+
+#[tokio::test]
+async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each() {
+    // The admission plugin demands the right to block the deletion of an owner.
+    let flags = ["--enable-admission-plugins", "OwnerReferencesPermissionEnforcement"];
+    let options = ControlPlaneOptions {
+        api_server_flags: flags.map(str::to_owned).to_vec(),
+        ..ControlPlaneOptions::default()
+    };
+    let plane = ControlPlane::start(options).await.unwrap();
+    let client = plane.client().unwrap();
+    install(&client).await;
     // Two replicas, as in the Deployment.
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let deployment = deployments.get("pilotlight").await.unwrap();
@@ -298,132 +452,18 @@ async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each(
     leader.ready().await;
     let standby = Manager::start(&kubeconfig, &deployment).await;
     standby.ready().await;
-
     let hook = SecureHook::start().await;
-    let all = ["sync", "finalize", "customize"];
-    let none = || json!({});
-    let applied = json!({"pilotlight.dev/apply-strategy": "server-side-apply"});
-    let (composites, decorators) = ("CompositeController", "DecoratorController");
-    let rolling = composite(&hook.url, "greetings", "RollingInPlace", &all);
-    let recreated = composite(&hook.url, "letters", "Recreate", &["sync"]);
-    let memos = composite(&hook.url, "memos", "InPlace", &["sync"]);
-    let notes = decorating(composite(&hook.url, "notes", "InPlace", &all));
-    let plains = decorating(composite(&hook.url, "plains", "InPlace", &["sync"]));
-    declare(&client, composites, "rolling", rolling, none()).await;
-    declare(&client, composites, "recreated", recreated, none()).await;
-    declare(&client, composites, "applied", memos, applied).await;
-    declare(&client, decorators, "notes", notes, none()).await;
-    declare(&client, decorators, "plains", plains, none()).await;
 
-    let apis: Vec<Api<DynamicObject>> = types
-        .iter()
-        .map(|crd| Api::default_namespaced_with(client.clone(), &crd.api_resource("v1")))
-        .collect();
-    let topics: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), "team", &types[5].api_resource("v1"));
-    topics.create(&PostParams::default(), &types[5].object("t", json!({}))).await.unwrap();
-    let maps = Api::<ConfigMap>::namespaced(client.clone(), "default");
-    let shows = |size: i64| {
-        move |object: Option<&DynamicObject>| {
-            object.is_some_and(|object| object.data["status"]["size"] == size)
-        }
-    };
-    let holds = |size: i64| {
-        move |map: Option<&ConfigMap>| {
-            let data = map.and_then(|map| map.data.as_ref());
-            data.is_some_and(|data| data["size"] == size.to_string())
-        }
-    };
-    for (crd, api) in types.iter().zip(&apis).take(5) {
-        api.create(&PostParams::default(), &crd.object("one", json!({"size": 1}))).await.unwrap();
-        wait(api, "one", "its first status", shows(1)).await;
-    }
-    let children = ["greeting-one-0", "greeting-one-1", "letter-one-0", "memo-one-1", "note-one-0"];
-    for child in children {
-        wait(&maps, child, "it is created", holds(1)).await;
-    }
-
-    // An orphan is adopted, and then deleted.
-    let letter = apis[1].get("one").await.unwrap();
-    let orphan = json!({
-        "metadata": {"name": "orphan", "labels": {"controller-uid": letter.uid().unwrap()}},
-    });
-    let orphan: ConfigMap = serde_json::from_value(orphan).unwrap();
-    maps.create(&PostParams::default(), &orphan).await.unwrap();
-    wait(&maps, "orphan", "it is adopted and deleted", |map| map.is_none()).await;
-
-    // Rollout, Recreate with its dry runs, server-side apply, decoration and update by one edit.
-    let resize = async |size: i64| {
-        let edit = Patch::Merge(json!({"spec": {"size": size}}));
-        for api in apis.iter().take(5) {
-            api.patch("one", &PatchParams::default(), &edit).await.unwrap();
-        }
-        for api in apis.iter().take(5) {
-            wait(api, "one", "its status", shows(size)).await;
-        }
-        for child in children {
-            wait(&maps, child, "it is updated", holds(size)).await;
-        }
-    };
-    resize(2).await;
-
-    // The old revision is deleted, and the other one, which loses its owner, is adopted by
-    // the next sync.
-    let resource = ApiResource::erase::<ControllerRevision>(&());
-    let revisions: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &resource);
-    let pruned = async {
-        loop {
-            let mut all = revisions.list(&ListParams::default()).await.unwrap().items;
-            if all.len() == 1 {
-                return all.remove(0).name_any();
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let revision = timeout(DEADLINE, pruned).await.expect("the old revision is deleted");
-    let freed = Patch::Merge(json!({"metadata": {"ownerReferences": null}}));
-    revisions.patch(&revision, &PatchParams::default(), &freed).await.unwrap();
-    let label = Patch::Merge(json!({"metadata": {"labels": {"again": "yes"}}}));
-    apis[0].patch("one", &PatchParams::default(), &label).await.unwrap();
-    let is_owned =
-        |it: Option<&DynamicObject>| it.is_some_and(|it| !it.owner_references().is_empty());
-    wait(&revisions, &revision, "it is adopted", is_owned).await;
-
-    // A failure that repeats is one Event with a count.
-    apis[1]
-        .create(&PostParams::default(), &types[1].object("bad", json!({"size": 500})))
-        .await
-        .unwrap();
-    let events = Api::<Event>::namespaced(client.clone(), "default");
-    let of_parent = ListParams::default().fields("involvedObject.name=bad");
-    let counted = async {
-        let counts = |event: &Event| event.count > Some(1);
-        while !events.list(&of_parent).await.unwrap().items.iter().any(counts) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(DEADLINE, counted).await.expect("the Event is counted");
-    apis[1].delete("bad", &DeleteParams::default()).await.unwrap();
-
+    declare_all(&client, &hook.url).await;
+    let objects = Objects::create(&client).await;
+    objects.orphan_is_adopted().await;
+    objects.resize(2).await;
+    objects.revision_is_pruned_and_adopted().await;
+    objects.failure_is_counted().await;
     // The standby takes over, with the same rights.
     leader.terminate().await;
-    resize(3).await;
-
-    // Finalize hooks; and a deleted controller, whose parents are freed.
-    for api in [&apis[0], &apis[3]] {
-        api.delete("one", &DeleteParams::default()).await.unwrap();
-        wait(api, "one", "it is finalized", |object| object.is_none()).await;
-    }
-    apis[0]
-        .create(&PostParams::default(), &types[0].object("two", json!({"size": 1})))
-        .await
-        .unwrap();
-    wait(&apis[0], "two", "its first status", shows(1)).await;
-    let controllers = Api::<CompositeController>::all(client.clone());
-    controllers.delete("rolling", &DeleteParams::default()).await.unwrap();
-    let is_free =
-        |object: Option<&DynamicObject>| object.is_some_and(|it| it.finalizers().is_empty());
-    wait(&apis[0], "two", "it is freed", is_free).await;
+    objects.resize(3).await;
+    objects.deleted_objects_are_finalized_and_freed().await;
     standby.terminate().await;
 
     plane.audit_settled().await.unwrap();
