@@ -88,8 +88,8 @@ pub use predicate::Predicate;
 #[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{
-    Add, Backoff, Delayed, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions,
-    QueueRow, QueueRowState, RateLimiter, TokenBucketLimiter,
+    Add, Backoff, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions, QueueRow,
+    QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
 };
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
 pub use request::Request;

@@ -40,7 +40,7 @@ mod parent_writes;
 mod parents;
 mod protocol;
 mod recorder;
-mod rejected;
+mod rejection;
 mod related;
 mod resource;
 mod resync;
@@ -89,7 +89,7 @@ pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use recorder::EventLimit;
-pub use rejected::{Problem, Rejected};
+pub use rejection::{Problem, Rejection};
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,

@@ -22,13 +22,13 @@ pub(crate) struct OwnerGauge<L> {
 #[derive(Default)]
 struct Count {
     counted: usize,
-    trackers: Vec<Tracked>,
+    trackers: Vec<OwnerTasks>,
 }
 
 /// Tracker of an owner; its number of tasks is read at each scrape.
-struct Tracked {
+struct OwnerTasks {
     tasks: TaskTracker,
-    /// True while more tasks may be spawned: its [`Followed`] still exists.
+    /// True while more tasks may be spawned: its [`TasksGuard`] still exists.
     followed: bool,
 }
 
@@ -41,11 +41,11 @@ pub(crate) struct Part<L> {
 
 /// Guard that counts as one until dropped.
 #[derive(Debug)]
-pub(crate) struct Counted<L: Clone + Eq + Hash>(Part<L>);
+pub(crate) struct CountGuard<L: Clone + Eq + Hash>(Part<L>);
 
 /// Guard that counts the tasks of a tracker. Tasks that run on after its drop stay counted.
 #[derive(Debug)]
-pub(crate) struct Followed<L: Clone + Eq + Hash> {
+pub(crate) struct TasksGuard<L: Clone + Eq + Hash> {
     part: Part<L>,
     tasks: TaskTracker,
 }
@@ -59,18 +59,18 @@ impl<L: Clone + Eq + Hash> OwnerGauge<L> {
 
 impl<L: Clone + Eq + Hash> Part<L> {
     /// Counts one more until the guard is dropped.
-    pub(crate) fn count(&self) -> Counted<L> {
+    pub(crate) fn count(&self) -> CountGuard<L> {
         self.owner_gauge.lock().entry(self.owner.clone()).or_default().counted += 1;
-        Counted(self.clone())
+        CountGuard(self.clone())
     }
 
     /// Counts the tasks of a tracker.
-    pub(crate) fn follow(&self, tasks: &TaskTracker) -> Followed<L> {
-        let tracked = Tracked { tasks: tasks.clone(), followed: true };
+    pub(crate) fn follow(&self, tasks: &TaskTracker) -> TasksGuard<L> {
+        let tracked = OwnerTasks { tasks: tasks.clone(), followed: true };
         let mut owners = self.owner_gauge.lock();
         owners.entry(self.owner.clone()).or_default().trackers.push(tracked);
         drop(owners);
-        Followed { part: self.clone(), tasks: tasks.clone() }
+        TasksGuard { part: self.clone(), tasks: tasks.clone() }
     }
 
     fn change(&self, change: impl FnOnce(&mut Count)) {
@@ -106,16 +106,16 @@ impl Count {
     }
 }
 
-impl<L: Clone + Eq + Hash> Drop for Counted<L> {
+impl<L: Clone + Eq + Hash> Drop for CountGuard<L> {
     fn drop(&mut self) {
         self.0.change(|count| count.counted -= 1);
     }
 }
 
-impl<L: Clone + Eq + Hash> Drop for Followed<L> {
+impl<L: Clone + Eq + Hash> Drop for TasksGuard<L> {
     fn drop(&mut self) {
         self.part.change(|count| {
-            let same = |tracked: &&mut Tracked| {
+            let same = |tracked: &&mut OwnerTasks| {
                 tracked.followed && TaskTracker::ptr_eq(&tracked.tasks, &self.tasks)
             };
             if let Some(tracked) = count.trackers.iter_mut().find(same) {

@@ -63,10 +63,10 @@ pub use self::{
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
     faults::{
-        Action, Fault, FaultBody, FaultLayer, FaultService, Faults, Fired, OpenRequest, Playing,
-        Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
+        Action, Fault, FaultBody, FaultLayer, FaultRecord, FaultService, Faults, OpenRequest,
+        Profile, Reply, RequestInfo, Rule, RuleId, Schedule, ScheduleGuard, Verb,
     },
-    leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
+    leaks::{GrownCount, Growth, LeakOracle, Measure, Probe, Slope, Trend},
     losses::{
         History, Mask, RecordedKey, Recorder, Recording, RecordingDifference, RecordingDifferences,
     },

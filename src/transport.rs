@@ -20,8 +20,8 @@ mod error;
 mod hook_proxies;
 mod identity;
 mod lane;
-mod metered;
 mod metrics;
+mod metrics_service;
 mod no_proxy;
 mod options;
 mod pool;
@@ -56,12 +56,12 @@ use rustls::client::Resumption;
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
 use body::ResponseBody;
-use credentials::{Authorized, Credentials};
+use credentials::{CredentialService, Credentials};
 use deadline::Deadlines;
 use dialer::{Dialer, host};
 use error::describe;
 use identity::Identity;
-use metered::Metered;
+use metrics_service::MetricsService;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
 
@@ -126,14 +126,18 @@ impl Transport {
         let service = ServiceBuilder::new()
             .layer(self.config.base_uri_layer())
             .option_layer(self.config.auth_layer().map_err(config)?)
-            .layer_fn(move |inner| Authorized::new(inner, credentials.clone()))
+            .layer_fn(move |inner| CredentialService::new(inner, credentials.clone()))
             .layer(self.config.extra_headers_layer().map_err(config)?)
             .map_request(move |request| user_agent::set(request, &user_agent))
             .map_err(BoxError::from)
             .service(PoolService::new(self.pool.clone()));
         let service = Deadlines::new(service, &self.options);
-        Ok(Metered::new(service, self.options.metrics.clone(), &host(&self.config.cluster_url))
-            .boxed())
+        Ok(MetricsService::new(
+            service,
+            self.options.metrics.clone(),
+            &host(&self.config.cluster_url),
+        )
+        .boxed())
     }
 
     /// Returns a client over these connections. Must be called on a tokio runtime.

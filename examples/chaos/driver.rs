@@ -11,7 +11,7 @@ use kube::{
 };
 use pilotlight::{
     meta::{PAUSED, api::CompositeController},
-    testing::{Faults, Playing, Profile, Schedule, Verb},
+    testing::{Faults, Profile, Schedule, ScheduleGuard, Verb},
 };
 use serde_json::{Value, json};
 use tokio::{runtime::Handle, time::sleep};
@@ -33,7 +33,7 @@ pub(crate) struct Driver {
     pub(crate) hook: Arc<TestHook>,
     /// `None` while the leak oracle measures without a manager.
     pub(crate) manager: Option<ManagerRun>,
-    playing: Option<Playing>,
+    playing: Option<ScheduleGuard>,
     pub(crate) on: Handle,
     pub(crate) figures: Figures,
 }

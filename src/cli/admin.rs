@@ -30,7 +30,7 @@ use super::{
 
 /// State that the debug pages show.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct DebugState {
     pub(super) manager: ManagerHandle,
     pub(super) cluster: Cluster,
     pub(super) declared: DeclaredControllers,
@@ -74,7 +74,7 @@ impl Listeners {
         self,
         manager: &mut Manager,
         metrics: Registry,
-        shown: Shown,
+        shown: DebugState,
     ) -> anyhow::Result<()> {
         let handle = shown.manager.clone();
         let snapshot = handle.watch();
@@ -90,7 +90,7 @@ impl Listeners {
     }
 }
 
-fn debug_pages(shown: Shown) -> Router {
+fn debug_pages(shown: DebugState) -> Router {
     Router::new()
         .route("/debug/status", get(status))
         .route("/debug/types", get(types))
@@ -98,21 +98,21 @@ fn debug_pages(shown: Shown) -> Router {
         .with_state(Arc::new(shown))
 }
 
-async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
+async fn status(State(shown): State<Arc<DebugState>>) -> Json<StatusReport> {
     let (status, declared) = (shown.manager.status(), shown.declared.list());
     let election = shown.election.as_ref().map(|election| election.borrow().clone());
     Json(StatusReport::new(&shown.cluster, &status, &declared, election))
 }
 
 /// Requests in the queue of one controller.
-async fn queue(State(shown): State<Arc<Shown>>, Path(controller): Path<String>) -> Response {
+async fn queue(State(shown): State<Arc<DebugState>>, Path(controller): Path<String>) -> Response {
     match shown.manager.debug(controller).await {
         Some(queue) => Json(queue).into_response(),
         None => (StatusCode::NOT_FOUND, "no such controller has a queue").into_response(),
     }
 }
 
-async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {
+async fn types(State(shown): State<Arc<DebugState>>) -> Json<Vec<TypeRow>> {
     let watchers = Watchers::of_manager(&shown.manager.status());
     let types = shown.cluster.types.report();
     Json(types.iter().map(|report| TypeRow::new(report, Some(&watchers))).collect())

@@ -75,7 +75,7 @@ impl DeclaredObject {
 
 /// Declared controllers of all kinds, as far as they could be read.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct DeclaredList {
     pub(super) objects: Vec<DeclaredObject>,
     /// Kinds that the server does not serve, which may prove nothing.
     pub(super) not_served: Vec<ControllerKind>,
@@ -88,8 +88,8 @@ pub(super) struct Listed {
 /// # Errors
 ///
 /// If no kind could be read.
-pub(super) async fn list(client: Client) -> anyhow::Result<Listed> {
-    let mut listed = Listed::default();
+pub(super) async fn list(client: Client) -> anyhow::Result<DeclaredList> {
+    let mut listed = DeclaredList::default();
     let mut not_served = None;
     let mut failed = None;
     for kind in ControllerKind::ALL {

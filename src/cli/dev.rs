@@ -31,7 +31,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::{
     address::BindAddress,
     demo::{self, HookServer},
-    instance::{Instance, ManagerArgs, ServerArgs, Upstream},
+    instance::{Instance, ManagerArgs, MetacontrollerOptions, ServerArgs},
     output,
 };
 
@@ -157,8 +157,12 @@ impl DevArgs {
             metrics_address: self.metrics_address.clone(),
             health_probe_bind_address: self.health_probe_bind_address.clone(),
         };
-        let instance =
-            Instance::new(place.config.clone(), &self.manager, &servers, Upstream::default())?;
+        let instance = Instance::new(
+            place.config.clone(),
+            &self.manager,
+            &servers,
+            MetacontrollerOptions::default(),
+        )?;
         output::print(&inspection(instance.metrics_address, instance.probe_address))?;
         let (handle, cluster) = (instance.handle.clone(), instance.cluster.clone());
         let hooks = if self.demo { Some(HookServer::start().await?) } else { None };

@@ -22,7 +22,7 @@ use tracing::warn;
 
 use super::{
     address::{self, BindAddress},
-    admin::{Listeners, Shown},
+    admin::{DebugState, Listeners},
     budget::BudgetArgs,
     election::ElectionArgs,
     flag,
@@ -165,7 +165,7 @@ pub(super) struct ServerArgs {
 
 /// Options that flags of Metacontroller set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Upstream<'a> {
+pub(super) struct MetacontrollerOptions<'a> {
     /// Resync period of controllers without `resyncPeriodSeconds`.
     pub(super) resync_period: Option<Duration>,
     /// Rate limit of the Events of one object.
@@ -196,7 +196,7 @@ impl Instance {
         config: Config,
         manager: &ManagerArgs,
         servers: &ServerArgs,
-        upstream: Upstream<'_>,
+        upstream: MetacontrollerOptions<'_>,
     ) -> anyhow::Result<Self> {
         let listeners =
             Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
@@ -256,7 +256,7 @@ impl Instance {
         requests.register(&mut metrics);
         hooks.register(&mut metrics);
         process_metrics::register(&mut metrics);
-        let shown = Shown {
+        let shown = DebugState {
             manager: handle.clone(),
             cluster: cluster.clone(),
             declared,
@@ -301,7 +301,8 @@ mod tests {
             "--health-probe-bind-address=127.0.0.1:0",
         ]);
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        Instance::new(config, &flags.manager, &flags.servers, Upstream::default()).unwrap()
+        Instance::new(config, &flags.manager, &flags.servers, MetacontrollerOptions::default())
+            .unwrap()
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -409,7 +410,8 @@ mod tests {
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
 
         let error =
-            Instance::new(config, &flags.manager, &flags.servers, Upstream::default()).unwrap_err();
+            Instance::new(config, &flags.manager, &flags.servers, MetacontrollerOptions::default())
+                .unwrap_err();
 
         assert!(format!("{error:#}").starts_with(&address.replace('=', " ")), "{error:#}");
     }

@@ -10,7 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::{
     connection::ConnectionArgs,
     election::ElectionArgs,
-    instance::{Instance, ManagerArgs, ServerArgs, Upstream},
+    instance::{Instance, ManagerArgs, MetacontrollerOptions, ServerArgs},
     logging::LogFormat,
     memory,
     metacontroller::MetacontrollerArgs,
@@ -47,7 +47,7 @@ impl RunArgs {
             config,
             &self.manager,
             &self.servers,
-            Upstream {
+            MetacontrollerOptions {
                 resync_period: self.metacontroller.resync_period(),
                 events: self.metacontroller.event_limit(),
                 apply: self.metacontroller.apply(),

@@ -16,7 +16,7 @@ use pilotlight::{
 
 use super::{
     connection::ConnectionArgs,
-    declared::{self, Listed},
+    declared::{self, DeclaredList},
     finalizer_search::{self, ParentWithFinalizer},
     http, output,
     output::Format,
@@ -156,7 +156,7 @@ impl StatusArgs {
 
 /// Returns the kinds whose controllers are not known: without proof that a controller does not
 /// exist, its finalizers are not reported.
-pub(super) async fn unproven(client: &Client, listed: &Listed) -> Vec<ControllerKind> {
+pub(super) async fn unproven(client: &Client, listed: &DeclaredList) -> Vec<ControllerKind> {
     let mut unproven: Vec<_> = listed.unread.iter().map(|(kind, _)| *kind).collect();
     for kind in &listed.not_served {
         if !release::crd_is_missing(client, *kind).await {
@@ -169,7 +169,7 @@ pub(super) async fn unproven(client: &Client, listed: &Listed) -> Vec<Controller
 /// Returns whether a finalizer on an object of this type is removed by no controller: its
 /// controller does not exist, or no longer declares the type.
 fn is_orphan(
-    listed: &Listed,
+    listed: &DeclaredList,
     unproven: &[ControllerKind],
     kind: ControllerKind,
     name: &str,
@@ -183,7 +183,7 @@ fn is_orphan(
 /// Returns all objects with a finalizer that no controller removes.
 pub(super) async fn unowned(
     client: &Client,
-    listed: &Listed,
+    listed: &DeclaredList,
     unproven: &[ControllerKind],
 ) -> anyhow::Result<Vec<ParentWithFinalizer>> {
     let is_orphan =

@@ -39,7 +39,7 @@ use tokio::{
 use self::core::{Core, QueueTimer};
 use self::limit::OwnLimiter;
 pub use self::{
-    item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
+    item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},
     limit::{Backoff, FastSlow, Limit, MaxOf, QueueOptions, RateLimiter, TokenBucketLimiter},
 };
 use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
@@ -137,7 +137,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// Adds a key that another queue had left.
-    pub fn restore(&self, delayed: Delayed<K>) {
+    pub fn restore(&self, delayed: RemainingItem<K>) {
         let mut state = self.shared.lock();
         let added = state.core.restore(delayed, Instant::now());
         self.shared.apply_timer(state, added);
@@ -232,7 +232,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Closes the queue for adds and gets; returns the keys left: the ready ones, then the delayed
     /// ones by their time.
-    pub fn close(&self) -> Vec<Delayed<K>> {
+    pub fn close(&self) -> Vec<RemainingItem<K>> {
         let mut state = self.shared.lock();
         let left = state.core.close(Instant::now());
         state.clear_timers();

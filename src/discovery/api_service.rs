@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     raw::{Conditions, Raw, RawCondition},
-    watch::Watched,
+    watch::WatchedType,
 };
 
 /// Group that the aggregator serves itself; the only group without an APIService.
@@ -74,7 +74,7 @@ pub(super) struct RawApiServiceStatus {
     conditions: Conditions,
 }
 
-impl Watched for ApiServiceHeader {
+impl WatchedType for ApiServiceHeader {
     type Spec = RawApiServiceSpec;
     type Status = RawApiServiceStatus;
 

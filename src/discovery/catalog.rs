@@ -6,10 +6,10 @@
 //! explain is never taken from discovery, so that a stale response cannot restore a deleted type.
 
 mod by_group;
+mod changed_types;
 mod document;
 mod judgement;
 mod static_mode;
-mod touched;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -22,8 +22,8 @@ use self::{
     static_mode::StaticMode,
 };
 pub(super) use self::{
-    static_mode::{Polled, Reading},
-    touched::Touched,
+    changed_types::ChangedTypes,
+    static_mode::{DiscoveryScope, PollTime},
 };
 use super::{
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
@@ -67,7 +67,7 @@ enum ListState {
 
 impl Catalog {
     /// Replaces the CRDs by a complete list; CRDs not in the list were deleted.
-    pub(super) fn crds_listed(&mut self, crds: Vec<Crd>, touched: &mut Touched) {
+    pub(super) fn crds_listed(&mut self, crds: Vec<Crd>, touched: &mut ChangedTypes) {
         if let Some(static_mode) = &mut self.static_mode {
             static_mode.relisted = Some(crds);
             return;
@@ -91,7 +91,7 @@ impl Catalog {
     }
 
     /// Adds or updates a CRD.
-    pub(super) fn crd_applied(&mut self, crd: Crd, touched: &mut Touched) {
+    pub(super) fn crd_applied(&mut self, crd: Crd, touched: &mut ChangedTypes) {
         let group = self.crds.entry(crd.group.clone()).or_default();
         let old = group.get(&crd.plural);
         if old == Some(&crd) {
@@ -108,7 +108,7 @@ impl Catalog {
     }
 
     /// Removes a deleted CRD.
-    pub(super) fn crd_deleted(&mut self, crd: &Crd, touched: &mut Touched) {
+    pub(super) fn crd_deleted(&mut self, crd: &Crd, touched: &mut ChangedTypes) {
         let Some(old) = take(&mut self.crds, &crd.group, &crd.plural) else { return };
         touched.crd(&old);
         self.published_without_uid.remove(&old.uid);
@@ -121,7 +121,7 @@ impl Catalog {
     }
 
     /// Leaves static mode: CRDs are watched (again).
-    pub(super) fn crds_watched(&mut self, touched: &mut Touched) {
+    pub(super) fn crds_watched(&mut self, touched: &mut ChangedTypes) {
         let Some(static_mode) = self.static_mode.take() else { return };
         touched.all = true;
         if let Some(crds) = static_mode.relisted {
@@ -146,7 +146,7 @@ impl Catalog {
     pub(super) fn services_listed(
         &mut self,
         services: Vec<ApiServiceHeader>,
-        touched: &mut Touched,
+        touched: &mut ChangedTypes,
     ) -> bool {
         if self.services_listed != ListState::Yes {
             // The first list is as recent as the documents: no second request is needed.
@@ -187,7 +187,7 @@ impl Catalog {
     }
 
     /// Records that APIServices may not be read: only discovery lists types without a CRD.
-    pub(super) fn services_refused(&mut self, touched: &mut Touched) {
+    pub(super) fn services_refused(&mut self, touched: &mut ChangedTypes) {
         if self.services_listed == ListState::NotYet {
             self.services_listed = ListState::Refused;
             touched.all = true;
@@ -198,7 +198,7 @@ impl Catalog {
     pub(super) fn service_applied(
         &mut self,
         service: ApiServiceHeader,
-        touched: &mut Touched,
+        touched: &mut ChangedTypes,
     ) -> bool {
         let ApiServiceHeader { group, version, backend } = service;
         let old = find(&self.services, &group, &version);
@@ -224,7 +224,7 @@ impl Catalog {
         &mut self,
         group: &Arc<str>,
         version: &Arc<str>,
-        touched: &mut Touched,
+        touched: &mut ChangedTypes,
     ) -> bool {
         let Some(old) = take(&mut self.services, group, version) else { return false };
         touched.group(group);
@@ -236,12 +236,12 @@ impl Catalog {
     pub(super) fn answered(
         &mut self,
         response: DiscoveryResponse,
-        reading: Reading,
-        touched: &mut Touched,
+        reading: DiscoveryScope,
+        touched: &mut ChangedTypes,
     ) {
         let polled = match reading {
-            Reading::Static(polled) if response.complete => Some(polled),
-            Reading::Static(_) | Reading::Watching => None,
+            DiscoveryScope::Static(polled) if response.complete => Some(polled),
+            DiscoveryScope::Static(_) | DiscoveryScope::Watching => None,
         };
         if let Some(polled) = polled {
             self.polled(polled, touched);
@@ -282,8 +282,8 @@ impl Catalog {
     fn version_answered(
         &mut self,
         answered: ListedVersion,
-        polled: Option<Polled>,
-        touched: &mut Touched,
+        polled: Option<PollTime>,
+        touched: &mut ChangedTypes,
     ) {
         let (group, version) = (&answered.group, &answered.version);
         if **group == *AGGREGATOR {

@@ -9,7 +9,7 @@ use super::{
     InstallingReason, TypeState,
     raw::{Conditions, Raw, RawCondition},
     state::TypeJudgement,
-    watch::Watched,
+    watch::WatchedType,
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, VersionOrder};
 
@@ -225,7 +225,7 @@ impl RawNames {
     }
 }
 
-impl Watched for Crd {
+impl WatchedType for Crd {
     type Spec = RawCrdSpec;
     type Status = RawCrdStatus;
 

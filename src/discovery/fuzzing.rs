@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{
     TypeState,
     crd::Crd,
-    watch::{RawOf, Watched},
+    watch::{RawOf, WatchedType},
 };
 use crate::kind::TypeName;
 

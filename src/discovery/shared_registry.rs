@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     DiscoveryHealth, DiscoveryMode, Origin, TypeReport, TypeState, TypeStatus,
-    catalog::{Catalog, Touched},
+    catalog::{Catalog, ChangedTypes},
     metrics::Metrics,
     subscriptions::{Subscriptions, blank},
     type_statuses::TypeStatuses,
@@ -17,7 +17,7 @@ use crate::kind::{GroupResource, TypeName, TypeRef};
 
 /// State shared by the handle and the task. No lock is held across an await.
 pub(super) struct SharedRegistry {
-    pub(super) known: RwLock<Known>,
+    pub(super) known: RwLock<RegistryState>,
     pub(super) mode: watch::Sender<DiscoveryMode>,
     pub(super) changes: watch::Sender<()>,
     /// True once every source has answered or failed.
@@ -27,7 +27,7 @@ pub(super) struct SharedRegistry {
 }
 
 /// The catalog, its derived state, and the subscriptions.
-pub(super) struct Known {
+pub(super) struct RegistryState {
     pub(super) catalog: Catalog,
     pub(super) health: DiscoveryHealth,
     statuses: TypeStatuses,
@@ -39,7 +39,7 @@ impl SharedRegistry {
     pub(super) fn new() -> Self {
         let now = Timestamp::now();
         Self {
-            known: RwLock::new(Known {
+            known: RwLock::new(RegistryState {
                 catalog: Catalog::default(),
                 health: DiscoveryHealth::new(now),
                 statuses: TypeStatuses::default(),
@@ -55,12 +55,12 @@ impl SharedRegistry {
     }
 
     /// Locks for reading. After a panic of a writer, the next event judges the touched types again.
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, Known> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, RegistryState> {
         self.known.read()
     }
 
     /// Publishes to the subscribers of touched types.
-    pub(super) fn publish(&self, touched: &Touched) {
+    pub(super) fn publish(&self, touched: &ChangedTypes) {
         if !touched.is_empty() {
             self.metrics.updates.inc();
             self.write().publish(touched, &self.metrics);
@@ -71,13 +71,13 @@ impl SharedRegistry {
         }
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Known> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, RegistryState> {
         self.known.write()
     }
 }
 
-impl Known {
-    fn publish(&mut self, touched: &Touched, metrics: &Metrics) {
+impl RegistryState {
+    fn publish(&mut self, touched: &ChangedTypes, metrics: &Metrics) {
         let now = Timestamp::now();
         self.statuses.update(touched, &self.catalog, metrics, now);
         self.subscriptions

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::{TypeState, TypeStatus, catalog::Touched, state::TypeJudgement};
+use super::{TypeState, TypeStatus, catalog::ChangedTypes, state::TypeJudgement};
 use crate::kind::{TypeIdentity, TypeName, TypeRef};
 
 /// A sender for each requested type, found by group and name, as events touch them.
@@ -64,7 +64,7 @@ impl Subscriptions {
     /// Publishes to the subscriptions that are touched.
     pub(super) fn publish(
         &mut self,
-        touched: &Touched,
+        touched: &ChangedTypes,
         now: Timestamp,
         judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> TypeJudgement,
     ) {
@@ -187,12 +187,13 @@ mod tests {
         let mut subscriptions = Subscriptions::default();
         let now = Timestamp::UNIX_EPOCH;
         let judge = |_: &TypeRef, _: Option<&TypeIdentity>| TypeJudgement::absent();
-        let all = || Touched { all: true, ..Touched::default() };
-        let group = || Touched { groups: ["example.com".into()].into(), ..Touched::default() };
+        let all = || ChangedTypes { all: true, ..ChangedTypes::default() };
+        let group =
+            || ChangedTypes { groups: ["example.com".into()].into(), ..ChangedTypes::default() };
         let type_ = |name: &str| {
             let type_ref = TypeRef::resource("example.com", "v1", name);
             let name = crate::kind::GroupResource { group: type_ref.group, resource: name.into() };
-            Touched { types: [(name, Default::default())].into(), ..Touched::default() }
+            ChangedTypes { types: [(name, Default::default())].into(), ..ChangedTypes::default() }
         };
 
         for n in 0..10_000 {

@@ -13,14 +13,14 @@ use super::{
     DiscoveryMode, DiscoveryOptions,
     api_service::ApiServiceHeader,
     ask::ask,
-    catalog::{Polled, Reading, Touched},
+    catalog::{ChangedTypes, DiscoveryScope, PollTime},
     crd::Crd,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
     request::Error,
     response::DiscoveryResponse,
     schedule::{PendingDiscovery, RequestSchedule},
     shared_registry::SharedRegistry,
-    watch::{CollectionChange, Watched, watch},
+    watch::{CollectionChange, WatchedType, watch},
 };
 use crate::duration::LONGEST;
 
@@ -106,7 +106,7 @@ impl Discovery {
         running.set_mode(DiscoveryMode::Watching);
         loop {
             let mut next = Some(running.next_event(&stop).await);
-            let mut touched = Touched::default();
+            let mut touched = ChangedTypes::default();
             for _ in 0..BATCH {
                 match next {
                     Some(Event::Stop) => return,
@@ -153,7 +153,7 @@ impl RunningDiscovery {
         }
     }
 
-    fn on_event(&mut self, event: Event, touched: &mut Touched) {
+    fn on_event(&mut self, event: Event, touched: &mut ChangedTypes) {
         match event {
             Event::Crds(change) => self.on_crds(change, touched),
             Event::Services(change) => self.on_services(change, touched),
@@ -170,7 +170,7 @@ impl RunningDiscovery {
     }
 
     /// Applies a change of the CRDs to the catalog.
-    fn on_crds(&mut self, change: CollectionChange<Crd>, touched: &mut Touched) {
+    fn on_crds(&mut self, change: CollectionChange<Crd>, touched: &mut ChangedTypes) {
         let mut known = self.shared.write();
         match change {
             CollectionChange::Listed(crds) => {
@@ -207,7 +207,11 @@ impl RunningDiscovery {
         }
     }
 
-    fn on_services(&mut self, change: CollectionChange<ApiServiceHeader>, touched: &mut Touched) {
+    fn on_services(
+        &mut self,
+        change: CollectionChange<ApiServiceHeader>,
+        touched: &mut ChangedTypes,
+    ) {
         let mut known = self.shared.write();
         let ask = match change {
             CollectionChange::Listed(services) => {
@@ -240,13 +244,17 @@ impl RunningDiscovery {
         }
     }
 
-    fn on_answered(&mut self, response: Result<DiscoveryResponse, Error>, touched: &mut Touched) {
+    fn on_answered(
+        &mut self,
+        response: Result<DiscoveryResponse, Error>,
+        touched: &mut ChangedTypes,
+    ) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
-            DiscoveryMode::NotStarted | DiscoveryMode::Watching => Reading::Watching,
+            DiscoveryMode::NotStarted | DiscoveryMode::Watching => DiscoveryScope::Watching,
             DiscoveryMode::Static(_) => {
                 let period = agreement_period(self.options.static_interval);
-                Reading::Static(Polled { now: Instant::now(), period })
+                DiscoveryScope::Static(PollTime { now: Instant::now(), period })
             }
         };
         let mut known = self.shared.write();

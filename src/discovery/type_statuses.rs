@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     TypeStatus,
-    catalog::{Catalog, Touched},
+    catalog::{Catalog, ChangedTypes},
     metrics::{Metrics, TypeStateLabel},
     subscriptions::blank,
 };
@@ -32,7 +32,7 @@ impl TypeStatuses {
     /// Evaluates the touched types.
     pub(super) fn update(
         &mut self,
-        touched: &Touched,
+        touched: &ChangedTypes,
         catalog: &Catalog,
         metrics: &Metrics,
         now: Timestamp,

@@ -41,7 +41,7 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 const RESUMES: u32 = 5;
 
 /// A watched type, reduced to its header.
-pub(super) trait Watched: Sized + Send + 'static {
+pub(super) trait WatchedType: Sized + Send + 'static {
     /// Fields that are read from the spec.
     type Spec: DeserializeOwned + Default + Clone + Send + 'static;
     /// Fields that are read from the status.
@@ -57,7 +57,7 @@ pub(super) trait Watched: Sized + Send + 'static {
 }
 
 /// An object as the server writes it.
-pub(super) type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
+pub(super) type RawOf<T> = Raw<<T as WatchedType>::Spec, <T as WatchedType>::Status>;
 
 /// Change of a collection.
 #[derive(Debug)]
@@ -75,7 +75,9 @@ pub(super) enum CollectionChange<T> {
 }
 
 /// Watches the collection of `T` for ever. Dropping the stream closes the watch.
-pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = CollectionChange<T>> + Send {
+pub(super) fn watch<T: WatchedType>(
+    client: Client,
+) -> impl Stream<Item = CollectionChange<T>> + Send {
     let reader = CollectionReader::<T> { client, phase: WatchPhase::List, wait: None, attempt: 0 };
     stream::unfold(reader, |mut reader| async move {
         let change = reader.next().await;
@@ -83,7 +85,7 @@ pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Collection
     })
 }
 
-struct CollectionReader<T: Watched> {
+struct CollectionReader<T: WatchedType> {
     client: Client,
     phase: WatchPhase<T>,
     /// Delay before the next request.
@@ -92,20 +94,20 @@ struct CollectionReader<T: Watched> {
     attempt: u32,
 }
 
-enum WatchPhase<T: Watched> {
+enum WatchPhase<T: WatchedType> {
     List,
     Open { resource_version: String },
     Watch(OpenWatch<T>),
 }
 
-struct OpenWatch<T: Watched> {
+struct OpenWatch<T: WatchedType> {
     resource_version: String,
     opened: Instant,
     idle: Duration,
     events: BoxStream<'static, kube::Result<WatchEvent<RawOf<T>>>>,
 }
 
-impl<T: Watched> CollectionReader<T> {
+impl<T: WatchedType> CollectionReader<T> {
     async fn next(&mut self) -> CollectionChange<T> {
         loop {
             if let Some(wait) = self.wait.take() {

@@ -18,7 +18,7 @@ use prometheus_client::{
 use super::{InformerProgress, Store, classify::Cause};
 use crate::{
     kind::TypeIdentity,
-    owner_gauge::{Counted, OwnerGauge},
+    owner_gauge::{CountGuard, OwnerGauge},
 };
 
 /// Metrics of the informers of one set. The series of a type are removed with its last informer.
@@ -162,7 +162,7 @@ impl InformerMetrics {
     }
 
     /// Counts the time that an informer lingers until the guard is dropped.
-    pub(super) fn lingering(&self, identity: &TypeIdentity) -> Counted<TimerLabels> {
+    pub(super) fn lingering(&self, identity: &TypeIdentity) -> CountGuard<TimerLabels> {
         let (group, resource) = (identity.group.clone(), identity.plural.clone());
         self.timers.of(TimerLabels { group, resource, kind: TimerKind::linger }).count()
     }
@@ -220,7 +220,7 @@ pub(super) struct TypeMetrics {
     /// Values that this informer has added to the gauges: objects, bytes, entries, accounted bytes.
     cached: [AtomicU64; 4],
     // Dropped with the informer's task.
-    _task: Counted<TypeLabels>,
+    _task: CountGuard<TypeLabels>,
 }
 
 impl TypeMetrics {
@@ -259,7 +259,7 @@ impl TypeMetrics {
     }
 
     /// Counts the wait before the next request until the guard is dropped.
-    pub(super) fn backing_off(&self) -> Counted<TimerLabels> {
+    pub(super) fn backing_off(&self) -> CountGuard<TimerLabels> {
         let TypeLabels { group, resource } = self.labels.clone();
         self.all.timers.of(TimerLabels { group, resource, kind: TimerKind::backoff }).count()
     }

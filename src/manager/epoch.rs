@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     ControllerName, Fence, Report, StopReason,
-    election::term::{Elected, Leadership, Term},
+    election::term::{Leadership, Term, TermWork},
     end::RunEnd,
     tasks::SpawnedTasks,
 };
@@ -380,7 +380,7 @@ impl EpochInner {
     }
 }
 
-impl Elected for EpochInner {
+impl TermWork for EpochInner {
     fn lease_lost(&self) {
         self.stop(StopReason::LeaseLost);
     }

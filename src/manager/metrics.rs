@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 
 use super::{ControllerName, ControllerState, Epoch};
-use crate::owner_gauge::{Counted, Followed, OwnerGauge};
+use crate::owner_gauge::{CountGuard, OwnerGauge, TasksGuard};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NameLabel {
@@ -27,7 +27,7 @@ pub(super) struct OwnedLabels {
 }
 
 /// Counts of the tasks of one epoch.
-pub(super) type EpochTasks = (Counted<OwnedLabels>, [Followed<OwnedLabels>; 3]);
+pub(super) type EpochTasks = (CountGuard<OwnedLabels>, [TasksGuard<OwnedLabels>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ControllerStateLabels {
@@ -125,12 +125,16 @@ impl ManagerMetrics {
     }
 
     /// Counts the task of a preparation until the returned value is dropped.
-    pub(super) fn preparation(&self, name: &ControllerName) -> Counted<OwnedLabels> {
+    pub(super) fn preparation(&self, name: &ControllerName) -> CountGuard<OwnedLabels> {
         self.tasks.of(Self::owned(name, "preparation")).count()
     }
 
     /// Counts a timer until the returned value is dropped.
-    pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<OwnedLabels> {
+    pub(super) fn timer(
+        &self,
+        name: &ControllerName,
+        kind: &'static str,
+    ) -> CountGuard<OwnedLabels> {
         self.timers.of(Self::owned(name, kind)).count()
     }
 

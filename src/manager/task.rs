@@ -68,12 +68,12 @@ pub(super) struct ManagerTask {
     dirty: Vec<Id>,
     /// Names removed since the last snapshot.
     gone: Vec<ControllerName>,
-    outgoing: Vec<Outgoing>,
+    outgoing: Vec<QueuedMessage>,
 }
 
 /// Message that leaves the manager after the snapshot that shows its cause, so that its receiver
 /// never reads an older snapshot.
-enum Outgoing {
+enum QueuedMessage {
     Transition(Transition),
     Answer(oneshot::Sender<Result<(), AddError>>, Result<(), AddError>),
     Removed(oneshot::Sender<()>),
@@ -220,11 +220,11 @@ impl ManagerTask {
         match command {
             ManagerCommand::Add(name, spec, reply) => {
                 let added = self.add(name, spec);
-                self.outgoing.push(Outgoing::Answer(reply, added));
+                self.outgoing.push(QueuedMessage::Answer(reply, added));
             }
             ManagerCommand::Replace(name, spec, reply) => {
                 let replaced = self.replace(&name, spec);
-                self.outgoing.push(Outgoing::Answer(reply, replaced));
+                self.outgoing.push(QueuedMessage::Answer(reply, replaced));
             }
             ManagerCommand::Restart(name, reply) => self.restart(&name, reply),
             ManagerCommand::Find(name, reply) => {
@@ -239,7 +239,7 @@ impl ManagerTask {
                     self.drop_pending(id);
                     self.step(id, LifecycleInput::Remove);
                 }
-                None => self.outgoing.push(Outgoing::Removed(reply)),
+                None => self.outgoing.push(QueuedMessage::Removed(reply)),
             },
         }
     }
@@ -454,7 +454,7 @@ impl ManagerTask {
 
     fn announce(&mut self, name: &ControllerName, epoch: u64, kind: TransitionKind) {
         let transition = Transition { name: name.clone(), epoch, kind };
-        self.outgoing.push(Outgoing::Transition(transition));
+        self.outgoing.push(QueuedMessage::Transition(transition));
     }
 
     /// Publishes all changes since the last call as one snapshot, and then sends the messages about
@@ -485,9 +485,9 @@ impl ManagerTask {
         for message in self.outgoing.drain(..) {
             // A receiver that was dropped needs no message.
             match message {
-                Outgoing::Transition(transition) => drop(self.transitions.send(transition)),
-                Outgoing::Answer(reply, response) => drop(reply.send(response)),
-                Outgoing::Removed(reply) => reply.send(()).unwrap_or_default(),
+                QueuedMessage::Transition(transition) => drop(self.transitions.send(transition)),
+                QueuedMessage::Answer(reply, response) => drop(reply.send(response)),
+                QueuedMessage::Removed(reply) => reply.send(()).unwrap_or_default(),
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use serde_json::Value;
 
-use super::rejected::Problems;
+use super::rejection::Problems;
 
 /// Annotation of a declared controller: its apply strategy, instead of
 /// [`MetaOptions::apply_strategy`](super::MetaOptions::apply_strategy).

@@ -9,7 +9,7 @@ use serde::{
 };
 
 use super::{
-    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejected::Problems,
+    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejection::Problems,
     selection,
 };
 use crate::{

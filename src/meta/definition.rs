@@ -22,7 +22,7 @@ use super::{
     StatusChecks,
     apply_strategy::{self, ApplyRule},
     finalizer,
-    rejected::{Problems, Rejected},
+    rejection::{Problems, Rejection},
     sent_controller,
     workers::workers,
 };
@@ -149,24 +149,24 @@ impl Definition {
     ///
     /// # Errors
     ///
-    /// [`Rejected`] names every field that prevents execution.
-    pub fn parse(kind: ControllerKind, object: &Bytes) -> Result<Self, Rejected> {
+    /// [`Rejection`] names every field that prevents execution.
+    pub fn parse(kind: ControllerKind, object: &Bytes) -> Result<Self, Rejection> {
         let value: Value =
-            serde_json::from_slice(object).map_err(|error| Rejected::Undecodable {
+            serde_json::from_slice(object).map_err(|error| Rejection::Undecodable {
                 field: "object".to_owned(),
                 message: redaction::decoding(error),
             })?;
         let name = match value.pointer("/metadata/name").and_then(Value::as_str) {
             Some(name) if !name.is_empty() => name.to_owned(),
             _ => {
-                return Err(Rejected::Undecodable {
+                return Err(Rejection::Undecodable {
                     field: "metadata.name".to_owned(),
                     message: "must be a non-empty string".to_owned(),
                 });
             }
         };
         let Some(raw) = value.get("spec").filter(|spec| spec.is_object()) else {
-            return Err(Rejected::Undecodable {
+            return Err(Rejection::Undecodable {
                 field: "spec".to_owned(),
                 message: "must be an object".to_owned(),
             });
@@ -226,7 +226,7 @@ impl Definition {
             }),
             (_, Some(rejected)) => Err(rejected),
             // Each part that cannot be read has reported a problem.
-            (None, None) => Err(Rejected::Invalid(Vec::new())),
+            (None, None) => Err(Rejection::Invalid(Vec::new())),
         }
     }
 
@@ -273,10 +273,10 @@ impl Definition {
 }
 
 /// Decodes a specification.
-fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejected> {
+fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejection> {
     serde_path_to_error::deserialize(raw).map_err(|error| {
         let path = error.path().to_string();
-        Rejected::Undecodable {
+        Rejection::Undecodable {
             field: if path == "." { "spec".to_owned() } else { format!("spec.{path}") },
             message: redaction::decoding(error.inner()),
         }

@@ -15,7 +15,7 @@ use rustls::{
 use super::{
     WebhookSpec,
     api::{Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig},
-    rejected::Problems,
+    rejection::Problems,
     webhook::tls,
 };
 

@@ -360,7 +360,7 @@ pub struct HookSeries {
 }
 
 /// Call in progress.
-pub(crate) struct Observation<'a> {
+pub(crate) struct CallTimer<'a> {
     series: &'a HookSeries,
     since: Instant,
 }
@@ -419,10 +419,10 @@ impl HookSeries {
     }
 
     /// Starts the measurement of a call.
-    pub(crate) fn begin(&self) -> Observation<'_> {
+    pub(crate) fn begin(&self) -> CallTimer<'_> {
         let SeriesKey { kind, labels } = &self.key;
         self.families.of(*kind).in_flight.get_or_create(labels).inc();
-        Observation { series: self, since: Instant::now() }
+        CallTimer { series: self, since: Instant::now() }
     }
 
     /// Returns the gauge of the tasks that drive its connections.
@@ -459,7 +459,7 @@ impl HookSeries {
     }
 }
 
-impl Observation<'_> {
+impl CallTimer<'_> {
     /// Ends the measurement with the status of the response, if there is one.
     pub(crate) fn end(self, status: Option<StatusCode>) {
         let Some(status) = status else { return };
@@ -475,7 +475,7 @@ impl Observation<'_> {
     }
 }
 
-impl Drop for Observation<'_> {
+impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
         // An abandoned call is counted down as well.
         let SeriesKey { kind, labels } = &self.series.key;

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{EndpointRule, HookSpec, WebhookSpec, api::EndpointConfig, rejected::Problems};
+use super::{EndpointRule, HookSpec, WebhookSpec, api::EndpointConfig, rejection::Problems};
 use crate::{
     duration::{self, DurationError},
     redaction,

@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus,
+    CompositeControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
     hook_health::Health,
     rollout::{RolloutHealth, WaitingParent},
 };
@@ -21,7 +21,7 @@ pub(crate) enum Acceptance {
     /// The object is executed, or waits for its types.
     Accepted,
     /// The object is not executed; the previous run continues.
-    Rejected(Rejected),
+    Rejected(Rejection),
     /// The controller is stopped by annotation.
     Paused,
 }
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn rejected_edit_keeps_the_old_run_and_is_reported() {
         let rejected =
-            Rejected::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
+            Rejection::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
 
         let status = said(
             &Acceptance::Rejected(rejected.clone()),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::rejected::Problems;
+use super::rejection::Problems;
 
 /// Annotation of a declared controller: maximum number of its concurrent hook calls, instead of
 /// [`MetaOptions::workers`](super::MetaOptions::workers).

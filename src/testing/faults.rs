@@ -30,7 +30,7 @@ pub use self::{
     body::FaultBody,
     request::{RequestInfo, Verb},
     rule::Rule,
-    schedule::{Fault, Playing, Profile, Schedule},
+    schedule::{Fault, Profile, Schedule, ScheduleGuard},
     service::{FaultLayer, FaultService},
 };
 
@@ -80,7 +80,7 @@ pub struct OpenRequest {
 /// was repeated. A rule that cuts after more bytes than the response has leaves no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Fired {
+pub struct FaultRecord {
     /// Rule of the fault.
     pub rule: RuleId,
     /// Number of the request among the matches of the rule, from 1.
@@ -91,7 +91,7 @@ pub struct Fired {
     pub request: RequestInfo,
 }
 
-impl fmt::Display for Fired {
+impl fmt::Display for FaultRecord {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { number, action, request, .. } = self;
         write!(f, "{action} of request {number}: {:?} {}", request.verb, request.path)
@@ -114,7 +114,7 @@ struct FaultState {
     rules: BTreeMap<RuleId, CountedRule>,
     seen: Vec<RequestInfo>,
     open: BTreeMap<u64, (OpenRequest, CancellationToken)>,
-    fired: Vec<Fired>,
+    fired: Vec<FaultRecord>,
     /// Number of passed watch events by group and resource.
     passed: BTreeMap<(String, String), u64>,
 }
@@ -167,8 +167,8 @@ impl Faults {
     }
 
     /// Adds the rules of a schedule, until the handle is dropped.
-    pub fn play(&self, schedule: &Schedule) -> Playing {
-        Playing::new(self.clone(), schedule.clone())
+    pub fn play(&self, schedule: &Schedule) -> ScheduleGuard {
+        ScheduleGuard::new(self.clone(), schedule.clone())
     }
 
     /// Removes a rule; requests that it holds resume.
@@ -183,7 +183,7 @@ impl Faults {
 
     /// Returns the faults that have happened, in order, including those of removed rules. A test
     /// that relies on a fault asserts that it is listed.
-    pub fn fired(&self) -> Vec<Fired> {
+    pub fn fired(&self) -> Vec<FaultRecord> {
         self.shared.state().fired.clone()
     }
 
@@ -283,7 +283,7 @@ impl Faults {
                         counted.hits += 1;
                         let action = counted.rule.action.clone();
                         acting = Some(Acting { rule: *id, action, at_most: counted.rule.at_most });
-                        fired = Some(Fired {
+                        fired = Some(FaultRecord {
                             rule: *id,
                             number: counted.matches,
                             action: counted.rule.action.word(),
@@ -347,7 +347,7 @@ struct OpenGuard {
     /// Rules that need the response.
     remember: Vec<RuleId>,
     /// Entry for the log, written when the fault happens.
-    fired: Mutex<Option<Fired>>,
+    fired: Mutex<Option<FaultRecord>>,
 }
 
 impl OpenGuard {

@@ -23,7 +23,7 @@ use tokio::{
 
 use self::measure::series;
 pub use self::{
-    measure::{Grown, Growth, Measure},
+    measure::{GrownCount, Growth, Measure},
     trend::{Slope, Trend},
 };
 use super::{AuditLog, AuditPosition, Faults, open_watches};
@@ -275,7 +275,7 @@ impl LeakOracle {
         loop {
             let now = self.measure();
             let mut growth = now.grown_since(baseline);
-            let is_expected = |grown: &Grown| {
+            let is_expected = |grown: &GrownCount| {
                 let mut expected = self.expected.iter();
                 expected.any(|(sort, owner)| {
                     *sort == grown.sort && grown.owner.starts_with(owner.as_str())

@@ -50,7 +50,7 @@ enum ConnectionState {
 }
 
 /// Outcome of opening a connection, for a request that waits for it.
-pub(super) enum Opened {
+pub(super) enum OpenOutcome {
     Http2(http2::SendRequest<Body>),
     Http1,
     /// Use another connection: this one is closed, or the server allows fewer streams than were
@@ -166,19 +166,23 @@ impl Slot {
     /// # Errors
     ///
     /// The error with which opening failed.
-    pub(super) async fn opened(&self) -> Result<Opened, Error> {
+    pub(super) async fn opened(&self) -> Result<OpenOutcome, Error> {
         let mut state = self.connection.state.subscribe();
         let state = state.wait_for(|state| !matches!(state, ConnectionState::Opening)).await;
         match state.as_deref() {
             Ok(ConnectionState::Http2(sender)) => {
                 let limit = self.connection.limit.load(Ordering::Acquire);
                 let crowded = self.connection.streams.load(Ordering::Acquire) > limit;
-                Ok(if crowded { Opened::Elsewhere } else { Opened::Http2(sender.clone()) })
+                Ok(if crowded {
+                    OpenOutcome::Elsewhere
+                } else {
+                    OpenOutcome::Http2(sender.clone())
+                })
             }
-            Ok(ConnectionState::Http1) => Ok(Opened::Http1),
+            Ok(ConnectionState::Http1) => Ok(OpenOutcome::Http1),
             Ok(ConnectionState::Failed(error)) => Err(error.clone()),
             Ok(ConnectionState::Opening | ConnectionState::Closed) | Err(_) => {
-                Ok(Opened::Elsewhere)
+                Ok(OpenOutcome::Elsewhere)
             }
         }
     }

@@ -108,18 +108,18 @@ pub(super) fn without_sources(config: &Config) -> Config {
 
 /// Middleware that adds credentials to requests and records their refusal.
 #[derive(Clone)]
-pub(super) struct Authorized<S> {
+pub(super) struct CredentialService<S> {
     inner: S,
     credentials: Credentials,
 }
 
-impl<S> Authorized<S> {
+impl<S> CredentialService<S> {
     pub(super) fn new(inner: S, credentials: Credentials) -> Self {
         Self { inner, credentials }
     }
 }
 
-impl<S, A, B> Service<Request<A>> for Authorized<S>
+impl<S, A, B> Service<Request<A>> for CredentialService<S>
 where
     S: Service<Request<A>, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send + 'static,

@@ -37,7 +37,7 @@ pub(super) type Connector = HttpsConnector<Tunnel>;
 
 /// Connector whose connections are open, their TLS session included, within a time.
 #[derive(Clone)]
-pub(super) struct Bounded {
+pub(super) struct TimedConnector {
     connector: Connector,
     within: Duration,
 }
@@ -66,7 +66,7 @@ pub(super) struct Dialer {
     pub(super) allowed: Arc<AtomicUsize>,
 }
 
-impl Service<Uri> for Bounded {
+impl Service<Uri> for TimedConnector {
     type Response = Stream;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Stream, BoxError>>;
@@ -97,7 +97,7 @@ impl Dialer {
     pub(super) async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: PoolTasks) {
         // Retires the connection at the end, also when this future is dropped, so that its waiters
         // wake.
-        let ending = Ending(connection);
+        let ending = RetireGuard(connection);
         let connection = &ending.0;
         let polled = Arc::new(Notify::new());
         let executor = WatchedTasks { tasks, polled: Arc::downgrade(&polled) };
@@ -193,8 +193,8 @@ impl Dialer {
     }
 
     /// Connector for HTTP/1.1, whose connections the client of hyper-util drives.
-    pub(super) fn http1(&self) -> Bounded {
-        Bounded { connector: self.connector.clone(), within: self.options.connect_timeout }
+    pub(super) fn http1(&self) -> TimedConnector {
+        TimedConnector { connector: self.connector.clone(), within: self.options.connect_timeout }
     }
 
     pub(super) fn error(&self, message: String) -> Error {
@@ -202,9 +202,9 @@ impl Dialer {
     }
 }
 
-struct Ending(Arc<Connection>);
+struct RetireGuard(Arc<Connection>);
 
-impl Drop for Ending {
+impl Drop for RetireGuard {
     fn drop(&mut self) {
         self.0.retire();
     }

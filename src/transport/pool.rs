@@ -22,8 +22,8 @@ use tracing::{debug, info};
 use super::{
     Error, Lane,
     body::{ConnectionHold, ResponseBody},
-    connection::{Connection, ConnectionOrigin, ConnectionOwner, Opened, Slot},
-    dialer::{Bounded, Dialer},
+    connection::{Connection, ConnectionOrigin, ConnectionOwner, OpenOutcome, Slot},
+    dialer::{Dialer, TimedConnector},
     error::describe,
     identity::Identity,
     tasks::PoolTasks,
@@ -52,7 +52,7 @@ pub(super) struct Pool {
 
 /// State of the fallback to HTTP/1.1.
 struct Http1 {
-    client: legacy::Client<Bounded, Body>,
+    client: legacy::Client<TimedConnector, Body>,
     /// Generation of the client certificate with which the client's connections are opened.
     identity: u64,
     until: Until,
@@ -169,12 +169,12 @@ impl Pool {
                 attempts += 1;
             }
             let mut sender = match slot.opened().await? {
-                Opened::Http2(sender) => sender,
-                Opened::Http1 => {
+                OpenOutcome::Http2(sender) => sender,
+                OpenOutcome::Http1 => {
                     self.fall_back();
                     continue;
                 }
-                Opened::Elsewhere => continue,
+                OpenOutcome::Elsewhere => continue,
             };
             let copy = copy(&request);
             let mut error = match sender.try_send_request(request).await {
@@ -199,7 +199,7 @@ impl Pool {
     }
 
     /// The client for HTTP/1.1, if that is what the server speaks.
-    fn http1(&self) -> Option<legacy::Client<Bounded, Body>> {
+    fn http1(&self) -> Option<legacy::Client<TimedConnector, Body>> {
         let mut http1 = self.http1_state();
         match http1.until {
             Until::Past => return None,
@@ -246,7 +246,7 @@ impl Drop for Pool {
 }
 
 /// The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
-fn http1_client(dialer: &Dialer, tasks: &PoolTasks) -> legacy::Client<Bounded, Body> {
+fn http1_client(dialer: &Dialer, tasks: &PoolTasks) -> legacy::Client<TimedConnector, Body> {
     legacy::Client::builder(tasks.clone())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())

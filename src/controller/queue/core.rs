@@ -10,7 +10,7 @@ use hashbrown::{HashTable, hash_table::Entry};
 use tokio::time::Instant;
 
 use super::{
-    item::{Add, Delayed, Item, LOW_PRIORITY, QueueRow, QueueRowState},
+    item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},
     limit::{OwnLimiter, QueueOptions},
     ready::{ReadyKeys, Ticket},
 };
@@ -358,7 +358,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Refuses adds and gets from now on; returns the ready and the delayed keys by time.
-    pub(super) fn close(&mut self, now: Instant) -> Vec<Delayed<K>> {
+    pub(super) fn close(&mut self, now: Instant) -> Vec<RemainingItem<K>> {
         self.phase = QueuePhase::Closed;
         self.ready.clear();
         self.aging.clear();
@@ -381,7 +381,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             entry.place = SlotPlace::Idle;
             if let Some(key) = entry.key.clone() {
                 let SlotEntry { priority, failures, .. } = *entry;
-                left.push((ticket, Delayed { key, priority, failures, at }));
+                left.push((ticket, RemainingItem { key, priority, failures, at }));
             }
         }
         left.sort_by_key(|(ticket, delayed)| (delayed.at, *ticket));
@@ -389,8 +389,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Adds a key that another queue had left when it was closed.
-    pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (QueueTimer, bool) {
-        let Delayed { key, priority, failures, at } = delayed;
+    pub(super) fn restore(
+        &mut self,
+        delayed: RemainingItem<K>,
+        now: Instant,
+    ) -> (QueueTimer, bool) {
+        let RemainingItem { key, priority, failures, at } = delayed;
         let after = at.saturating_duration_since(now);
         let added = self.add(key.clone(), Add { priority, after, ..Add::default() }, now);
         if let Some(slot) = self.slot(&key) {

@@ -45,7 +45,7 @@ pub struct Item<K> {
 
 /// Key left in a closed queue, for [`Queue::restore`](super::Queue::restore) of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delayed<K> {
+pub struct RemainingItem<K> {
     /// Key.
     pub key: K,
     /// Priority of the key.

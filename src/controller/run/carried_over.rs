@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites},
+    controller::{Request, queue::RemainingItem, run::unconfirmed::UnconfirmedWrites},
     kind::TypeRef,
     manager::ControllerName,
 };
@@ -27,7 +27,7 @@ pub(in crate::controller) struct CarriedOver {
 #[derive(Debug, Default)]
 struct LeftRequests {
     primaries: Arc<[TypeRef]>,
-    requests: Vec<Delayed<Request>>,
+    requests: Vec<RemainingItem<Request>>,
 }
 
 /// Carried-over requests by controller name.
@@ -50,13 +50,13 @@ impl CarriedOver {
     pub(in crate::controller) fn leave(
         &self,
         primaries: &Arc<[TypeRef]>,
-        requests: Vec<Delayed<Request>>,
+        requests: Vec<RemainingItem<Request>>,
     ) {
         *self.left.lock() = LeftRequests { primaries: Arc::clone(primaries), requests };
     }
 
     /// Takes the requests; none if they were left for other primary types.
-    pub(in crate::controller) fn take(&self, primaries: &[TypeRef]) -> Vec<Delayed<Request>> {
+    pub(in crate::controller) fn take(&self, primaries: &[TypeRef]) -> Vec<RemainingItem<Request>> {
         let left = mem::take(&mut *self.left.lock());
         if *left.primaries == *primaries { left.requests } else { Vec::new() }
     }
@@ -95,7 +95,7 @@ mod tests {
             plurals.iter().map(|plural| TypeRef::resource("example.com", "v1", *plural)).collect()
         };
         let key = Request::cluster("a");
-        let left = vec![Delayed { key, priority: 0, failures: 3, at: Instant::now() }];
+        let left = vec![RemainingItem { key, priority: 0, failures: 3, at: Instant::now() }];
         let (before, reordered) = (of(&["things", "parts"]), of(&["parts", "things"]));
         let carried_over = CarriedOver::default();
 

@@ -18,23 +18,23 @@ use super::{
         crd::{Crd, CrdReadiness},
         response::ServedResource,
     },
-    Catalog, ListState, Touched,
+    Catalog, ChangedTypes, ListState,
     by_group::find,
     document::{CONFIRMATIONS, Document, Missing},
 };
 
 /// Scope of a discovery response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::discovery) enum Reading {
+pub(in crate::discovery) enum DiscoveryScope {
     /// CRDs are watched; discovery covers the other types.
     Watching,
     /// CRDs may not be watched; discovery covers all types.
-    Static(Polled),
+    Static(PollTime),
 }
 
 /// Time of a response in static mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::discovery) struct Polled {
+pub(in crate::discovery) struct PollTime {
     /// Arrival of the response.
     pub(in crate::discovery) now: Instant,
     /// Minimum time between two responses that together prove an absence.
@@ -54,7 +54,7 @@ pub(super) struct StaticMode {
     pub(super) relisted: Option<Vec<Crd>>,
 }
 
-impl Polled {
+impl PollTime {
     /// Returns whether a period has passed.
     pub(super) fn agrees(&self, since: Instant) -> bool {
         self.now.saturating_duration_since(since) >= self.period
@@ -63,7 +63,7 @@ impl Polled {
 
 impl Catalog {
     /// Records a complete response in static mode; the first one enters it.
-    pub(super) fn polled(&mut self, polled: Polled, touched: &mut Touched) {
+    pub(super) fn polled(&mut self, polled: PollTime, touched: &mut ChangedTypes) {
         match &mut self.static_mode {
             Some(known) if !known.agreed && polled.agrees(known.since) => known.agreed = true,
             Some(_) => return,
@@ -120,7 +120,7 @@ impl Catalog {
         answered: &[ServedResource],
         old: &Document,
         (group, version): (&str, &str),
-        polled: Option<Polled>,
+        polled: Option<PollTime>,
     ) -> Vec<Missing> {
         if self.static_mode.is_none() {
             return Vec::new();
@@ -147,7 +147,7 @@ impl Catalog {
     }
 
     /// Drops CRDs whose type is absent, or listed with another scope only.
-    pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut Touched) {
+    pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut ChangedTypes) {
         let agreed = self.static_mode.as_ref().is_some_and(|known| known.agreed);
         let (documents, without_uid) = (&self.documents, &mut self.published_without_uid);
         self.crds.retain(|group, crds| {
@@ -203,7 +203,7 @@ impl Catalog {
         group: &str,
         version: &str,
         document: &Document,
-        polled: Option<Polled>,
+        polled: Option<PollTime>,
     ) -> bool {
         let backend = find(&self.services, group, version);
         let is_static = self.static_mode.is_some();

@@ -15,7 +15,7 @@ use super::{
         InstallingReason, Origin, TypeState,
         crd::{CrdVersion, KindNames},
         state::TypeJudgement,
-        watch::Watched,
+        watch::WatchedType,
     },
     *,
 };
@@ -154,48 +154,48 @@ impl Catalog {
             service("apps", "v1", Backend::BuiltIn),
             service("metrics.example.com", "v1", aggregated("m-1", Some(true))),
         ];
-        catalog.services_listed(services, &mut Touched::default());
+        catalog.services_listed(services, &mut ChangedTypes::default());
         catalog.discover(response(&[apps(), metrics()]));
         catalog
     }
 
-    fn list(&mut self, crds: Vec<Crd>) -> Touched {
-        let mut touched = Touched::default();
+    fn list(&mut self, crds: Vec<Crd>) -> ChangedTypes {
+        let mut touched = ChangedTypes::default();
         self.crds_listed(crds, &mut touched);
         touched
     }
 
-    fn apply(&mut self, crd: CrdBuilder) -> Touched {
-        let mut touched = Touched::default();
+    fn apply(&mut self, crd: CrdBuilder) -> ChangedTypes {
+        let mut touched = ChangedTypes::default();
         self.crd_applied(crd.build(), &mut touched);
         touched
     }
 
     fn delete(&mut self, crd: CrdBuilder) {
-        self.crd_deleted(&crd.build(), &mut Touched::default());
+        self.crd_deleted(&crd.build(), &mut ChangedTypes::default());
     }
 
     fn discover(&mut self, response: DiscoveryResponse) {
-        self.answered(response, Reading::Watching, &mut Touched::default());
+        self.answered(response, DiscoveryScope::Watching, &mut ChangedTypes::default());
     }
 
     /// Applies a response in static mode, `seconds` after a fixed instant.
-    fn poll(&mut self, response: DiscoveryResponse, seconds: u64) -> Touched {
+    fn poll(&mut self, response: DiscoveryResponse, seconds: u64) -> ChangedTypes {
         static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let mut touched = Touched::default();
-        let polled = Polled { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
-        self.answered(response, Reading::Static(polled), &mut touched);
+        let mut touched = ChangedTypes::default();
+        let polled = PollTime { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
+        self.answered(response, DiscoveryScope::Static(polled), &mut touched);
         touched
     }
 
     /// Lists CRDs and opens their watch, which ends static mode.
     fn read_again(&mut self, crds: Vec<Crd>) {
         self.list(crds);
-        self.crds_watched(&mut Touched::default());
+        self.crds_watched(&mut ChangedTypes::default());
     }
 
     fn serve(&mut self, service: ApiServiceHeader) -> bool {
-        self.service_applied(service, &mut Touched::default())
+        self.service_applied(service, &mut ChangedTypes::default())
     }
 
     fn word(&self, type_ref: &TypeRef) -> &'static str {
@@ -239,7 +239,7 @@ fn absence_needs_the_crds_and_the_server_of_the_group() {
     catalog.list(vec![]);
     assert_eq!(catalog.word(&widgets()), UNKNOWN);
 
-    catalog.services_listed(vec![], &mut Touched::default());
+    catalog.services_listed(vec![], &mut ChangedTypes::default());
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 

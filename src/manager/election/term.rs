@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::clock::Clock;
 
 /// Work that must end with the term.
-pub(crate) trait Elected: Send + Sync {
+pub(crate) trait TermWork: Send + Sync {
     /// Ends the work: no request of it is sent from now on. Called from the thread of the election.
     fn lease_lost(&self);
 }
@@ -35,7 +35,7 @@ pub(crate) struct Term {
 
 #[derive(Default)]
 struct Members {
-    work: Vec<Weak<dyn Elected>>,
+    work: Vec<Weak<dyn TermWork>>,
     /// Number of members at which those that have ended are forgotten.
     full: usize,
 }
@@ -110,14 +110,14 @@ impl Term {
     }
 
     /// Adds work that ends with the term; it ends now if the term is over.
-    pub(crate) fn join(&self, work: &Arc<impl Elected + 'static>) {
+    pub(crate) fn join(&self, work: &Arc<impl TermWork + 'static>) {
         let mut members = self.members.lock();
         if let Some(members) = &mut *members {
             if members.work.len() >= members.full {
                 members.work.retain(|work| work.strong_count() > 0);
                 members.full = 2 * members.work.len() + 16;
             }
-            let work: Weak<dyn Elected> = Arc::downgrade(&(Arc::clone(work) as Arc<dyn Elected>));
+            let work: Weak<dyn TermWork> = Arc::downgrade(&(Arc::clone(work) as Arc<dyn TermWork>));
             members.work.push(work);
             return;
         }
@@ -162,7 +162,7 @@ mod tests {
     #[derive(Default)]
     struct Work(AtomicUsize);
 
-    impl Elected for Work {
+    impl TermWork for Work {
         fn lease_lost(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }

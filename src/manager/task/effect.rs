@@ -12,7 +12,7 @@ use super::{
         lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
-    Id, ManagerTask, Outgoing,
+    Id, ManagerTask, QueuedMessage,
     event::EntryTimer,
 };
 
@@ -75,7 +75,7 @@ impl ManagerTask {
         self.last_epoch_numbers.add(&entry.name, entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
-        self.outgoing.extend(entry.removers.into_iter().map(Outgoing::Removed));
+        self.outgoing.extend(entry.removers.into_iter().map(QueuedMessage::Removed));
         self.gone.push(entry.name);
     }
 
@@ -195,6 +195,7 @@ impl ManagerTask {
         entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });
         let restarters = std::mem::take(&mut entry.restarters);
         self.announce(&name, epoch, TransitionKind::Done(reason));
-        self.outgoing.extend(restarters.into_iter().map(|reply| Outgoing::Answer(reply, Ok(()))));
+        self.outgoing
+            .extend(restarters.into_iter().map(|reply| QueuedMessage::Answer(reply, Ok(()))));
     }
 }

@@ -8,7 +8,7 @@ use super::super::{
     Readiness, Report, command::ManagerCommand, election::ElectionChange, end::RunEnd,
     metrics::OwnedLabels,
 };
-use crate::owner_gauge::Counted;
+use crate::owner_gauge::CountGuard;
 
 /// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
 /// of the same name.
@@ -33,7 +33,7 @@ pub(super) enum Event {
 pub(super) type PreparationResult = (Id, u64, Result<(), String>);
 
 /// Pending timers by entry; each is counted for its runnable.
-pub(super) type Timers = DelayQueue<(Id, EntryTimer, Counted<OwnedLabels>)>;
+pub(super) type Timers = DelayQueue<(Id, EntryTimer, CountGuard<OwnedLabels>)>;
 
 /// Changes that are waited for.
 pub(super) type Watches = FuturesUnordered<BoxFuture<'static, Option<Event>>>;

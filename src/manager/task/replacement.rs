@@ -12,7 +12,7 @@ use super::{
         lifecycle::LifecycleInput,
         runnable_spec::RunnableSpec,
     },
-    Id, ManagerTask, Outgoing,
+    Id, ManagerTask, QueuedMessage,
     event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};
@@ -69,13 +69,13 @@ impl ManagerTask {
         };
         let (Some((id, entry)), None) = (entry, &refused) else {
             let response = refused.map_or(Ok(()), Err);
-            return self.outgoing.push(Outgoing::Answer(reply, response));
+            return self.outgoing.push(QueuedMessage::Answer(reply, response));
         };
         if entry.lifecycle.live() {
             entry.restarters.push(reply);
             return self.step(id, LifecycleInput::Supersede);
         }
-        self.outgoing.push(Outgoing::Answer(reply, Ok(())));
+        self.outgoing.push(QueuedMessage::Answer(reply, Ok(())));
         self.restart_rested(id);
     }
 

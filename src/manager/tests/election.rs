@@ -20,7 +20,7 @@ use crate::{
 type ConfigMap = k8s_openapi::api::core::v1::ConfigMap;
 
 /// Runnable that hands its epochs to the test, and ends when it is asked to, after a time.
-struct Elected {
+struct TestRunnable {
     warm: bool,
     group: RunnableGroup,
     drains: Duration,
@@ -36,7 +36,7 @@ struct Replica {
     client: Client,
 }
 
-impl Runnable for Elected {
+impl Runnable for TestRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         self.epochs.send_replace(Some(epoch.clone()));
         let drains = self.drains;
@@ -63,8 +63,8 @@ fn server() -> SimulatedServer {
     })
 }
 
-fn cold() -> Elected {
-    Elected {
+fn cold() -> TestRunnable {
+    TestRunnable {
         warm: false,
         group: RunnableGroup::LeaderElection,
         drains: Duration::ZERO,
@@ -72,12 +72,12 @@ fn cold() -> Elected {
     }
 }
 
-fn warm() -> Elected {
-    Elected { warm: true, ..cold() }
+fn warm() -> TestRunnable {
+    TestRunnable { warm: true, ..cold() }
 }
 
 impl Replica {
-    fn start(server: &SimulatedServer, name: &str, runnable: Elected) -> Self {
+    fn start(server: &SimulatedServer, name: &str, runnable: TestRunnable) -> Self {
         let options =
             ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
         Self::with(server, name, runnable, options, RunnableOptions::default())
@@ -86,7 +86,7 @@ impl Replica {
     fn with(
         server: &SimulatedServer,
         name: &str,
-        runnable: Elected,
+        runnable: TestRunnable,
         options: ElectionOptions,
         supervision: RunnableOptions,
     ) -> Self {
@@ -178,7 +178,8 @@ async fn warm_epoch_reads_and_writes_nothing_until_its_replica_leads() {
 #[tokio::test(start_paused = true)]
 async fn lease_is_released_after_the_last_elected_epoch_is_done() {
     let server = server();
-    let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(3), ..warm() });
+    let mut a =
+        Replica::start(&server, "a", TestRunnable { drains: Duration::from_secs(3), ..warm() });
     a.until_leading().await;
     let mut b = Replica::start(&server, "b", warm());
     sleep(Duration::from_secs(5)).await;
@@ -256,7 +257,8 @@ async fn leader_and_standby_are_ready_and_their_checks_say_which_of_them_leads()
 #[tokio::test(start_paused = true)]
 async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
     let server = server();
-    let mut a = Replica::start(&server, "a", Elected { drains: Duration::from_secs(60), ..warm() });
+    let mut a =
+        Replica::start(&server, "a", TestRunnable { drains: Duration::from_secs(60), ..warm() });
     a.until_leading().await;
     let first = a.epoch().unwrap();
     server.stop();
@@ -352,7 +354,7 @@ async fn other_groups_run_on_every_replica() {
     let server = server();
     let mut a = Replica::start(&server, "a", warm());
     a.until_leading().await;
-    let b = Replica::start(&server, "b", Elected { group: RunnableGroup::Others, ..cold() });
+    let b = Replica::start(&server, "b", TestRunnable { group: RunnableGroup::Others, ..cold() });
     sleep(Duration::from_secs(5)).await;
 
     assert!(b.epoch().unwrap().leads());

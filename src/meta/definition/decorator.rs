@@ -107,10 +107,10 @@ mod tests {
     use crate::{
         informer::Object,
         kind::{Scope, TypeRef},
-        meta::{ControllerKind, Definition, Rejected, UpdateMethod, children::fixtures::served},
+        meta::{ControllerKind, Definition, Rejection, UpdateMethod, children::fixtures::served},
     };
 
-    fn parse(change: impl FnOnce(&mut Value)) -> Result<Definition, Rejected> {
+    fn parse(change: impl FnOnce(&mut Value)) -> Result<Definition, Rejection> {
         let mut object = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "DecoratorController",
@@ -130,9 +130,9 @@ mod tests {
     fn check(change: impl FnOnce(&mut Value), expected: &[&str]) {
         let fields: Vec<String> = match parse(change) {
             Ok(_) => Vec::new(),
-            Err(Rejected::Undecodable { field, .. }) => vec![field],
-            Err(Rejected::Unbuildable(error)) => vec![error],
-            Err(Rejected::Invalid(problems)) => {
+            Err(Rejection::Undecodable { field, .. }) => vec![field],
+            Err(Rejection::Unbuildable(error)) => vec![error],
+            Err(Rejection::Invalid(problems)) => {
                 problems.into_iter().map(|problem| problem.field).collect()
             }
         };

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-fn parse(object: &Bytes) -> Result<Definition, Rejected> {
+fn parse(object: &Bytes) -> Result<Definition, Rejection> {
     Definition::parse(ControllerKind::Composite, object)
 }
 
@@ -44,9 +44,9 @@ fn check(pointer: &str, value: Value, expected: &[&str]) {
 
     let fields: Vec<String> = match parse(&object) {
         Ok(_) => Vec::new(),
-        Err(Rejected::Undecodable { field, .. }) => vec![field],
-        Err(Rejected::Unbuildable(error)) => vec![error],
-        Err(Rejected::Invalid(problems)) => {
+        Err(Rejection::Undecodable { field, .. }) => vec![field],
+        Err(Rejection::Unbuildable(error)) => vec![error],
+        Err(Rejection::Invalid(problems)) => {
             problems.into_iter().map(|problem| problem.field).collect()
         }
     };
@@ -93,7 +93,7 @@ fn annotation_sets_the_longest_chain_of_owners() {
     }
     let (usual, deep) = (with(None).unwrap(), with(Some(json!("40"))).unwrap());
     assert_ne!(edit_effect(&usual, &deep), EditEffect::Keep, "the edit takes effect");
-    let Err(Rejected::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
+    let Err(Rejection::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
     assert_eq!(problems[0].field, "metadata.annotations[pilotlight.dev/max-owner-depth]");
 }
 
@@ -230,7 +230,7 @@ fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
 
     assert!(named(&longest, "finalize").is_ok());
     assert!(named(&format!("{longest}a"), "sync").is_ok());
-    let Err(Rejected::Invalid(problems)) = named(&format!("{longest}a"), "finalize") else {
+    let Err(Rejection::Invalid(problems)) = named(&format!("{longest}a"), "finalize") else {
         panic!("its finalizer is not a qualified name")
     };
     assert_eq!(problems[0].field, "metadata.name");

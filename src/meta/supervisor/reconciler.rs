@@ -20,7 +20,7 @@ use crate::{
     manager::{AddError, ManagerHandle, RunnableOptions},
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
-        Rejected, Webhook,
+        Rejection, Webhook,
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, CheckedObject, Declared, Run},
@@ -159,7 +159,7 @@ impl DeclarationReconciler {
     }
 
     /// Returns the definition of an object, with the options of the process.
-    fn definition(&self, object: &Object) -> Result<Definition, Rejected> {
+    fn definition(&self, object: &Object) -> Result<Definition, Rejection> {
         let definition = Definition::parse(self.kind, object.json())?;
         let (strategy, manager) = (self.options.apply_strategy, &self.options.field_manager);
         let definition = definition.or_apply(strategy, manager);
@@ -229,7 +229,7 @@ impl DeclarationReconciler {
         let built = match built {
             Ok(built) => Arc::new(built),
             Err(error) => {
-                let rejected = Rejected::Unbuildable(error.to_string());
+                let rejected = Rejection::Unbuildable(error.to_string());
                 return (Acceptance::Rejected(rejected), None);
             }
         };
@@ -280,7 +280,7 @@ impl DeclarationReconciler {
             .is_some_and(|status| status.pending.is_some())
     }
 
-    fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejected> {
+    fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejection> {
         let name = self.kind.runnable_name(&definition.name);
         let budget = self.options.responses.controller(name.as_str());
         let declared = HookKind::ALL.into_iter().filter_map(|kind| {
@@ -296,14 +296,14 @@ impl DeclarationReconciler {
         kind: HookKind,
         rule: &HookRule,
         budget: &ControllerBudget,
-    ) -> Result<CountedHook, Rejected> {
+    ) -> Result<CountedHook, Rejection> {
         let (url, name) = (redaction::url(&rule.url), &definition.name);
         let series = || self.options.metrics.series(kind, name, self.kind.kind(), &url);
         let mut endpoint = None;
         let hook: Arc<dyn Hook> = match &self.options.hooks {
             Some(make) => {
                 let made = guard::run(|| make(definition, kind));
-                let refused = |panic| Rejected::Unbuildable(format!("its hook panicked: {panic}"));
+                let refused = |panic| Rejection::Unbuildable(format!("its hook panicked: {panic}"));
                 Arc::new(GuardedDrop::new(made.map_err(refused)?))
             }
             None => {

@@ -270,13 +270,13 @@ impl fmt::Display for Schedule {
 /// the faults that have happened are printed.
 #[derive(Debug)]
 #[must_use = "its rules are removed when it is dropped"]
-pub struct Playing {
+pub struct ScheduleGuard {
     faults: Faults,
     schedule: Schedule,
     ids: Vec<RuleId>,
 }
 
-impl Playing {
+impl ScheduleGuard {
     pub(super) fn new(faults: Faults, schedule: Schedule) -> Self {
         let ids = schedule.rules.iter().map(|rule| faults.add(rule.clone())).collect();
         Self { faults, schedule, ids }
@@ -288,7 +288,7 @@ impl Playing {
     }
 }
 
-impl Drop for Playing {
+impl Drop for ScheduleGuard {
     #[expect(clippy::print_stderr, reason = "the reader of a failed test needs the seed")]
     fn drop(&mut self) {
         for id in &self.ids {

@@ -9,7 +9,7 @@ pub struct Measure(BTreeMap<String, BTreeMap<String, u64>>);
 /// Count that is above its baseline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Grown {
+pub struct GrownCount {
     /// Kind: `tasks`, `series`.
     pub sort: String,
     /// Owner.
@@ -22,11 +22,11 @@ pub struct Grown {
 
 /// All counts above their baseline; an error when there should be none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Growth(pub Vec<Grown>);
+pub struct Growth(pub Vec<GrownCount>);
 
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Grown { sort, owner, before, now } in &self.0 {
+        for GrownCount { sort, owner, before, now } in &self.0 {
             writeln!(f, "  {sort} of {owner}: {now}, {before} before")?;
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Measure {
         let grown = each.filter_map(|(sort, owner, now)| {
             let before = before.count(sort, owner);
             let (sort, owner) = (sort.clone(), owner.clone());
-            (now > before).then_some(Grown { sort, owner, before, now })
+            (now > before).then_some(GrownCount { sort, owner, before, now })
         });
         Growth(grown.collect())
     }

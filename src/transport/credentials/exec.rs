@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     credential::{Certificate, Credential, bearer},
-    issuer::{CredentialSource, Issued},
+    issuer::{CredentialSource, IssuedCredential},
 };
 use crate::transport::Error;
 
@@ -118,7 +118,7 @@ impl Plugin {
         Ok(command)
     }
 
-    fn read(output: &[u8]) -> Result<Issued, String> {
+    fn read(output: &[u8]) -> Result<IssuedCredential, String> {
         // The parser's error is dropped, because it may quote its input, which is secret.
         let response: ExecCredential = serde_saphyr::from_slice(output)
             .map_err(|_| "its output is not an ExecCredential".to_owned())?;
@@ -144,7 +144,7 @@ impl Plugin {
             return Err("it returned neither a token nor a client certificate".to_owned());
         }
         let left = status.expiration_timestamp.map(|at| left(&at)).transpose()?;
-        Ok(Issued {
+        Ok(IssuedCredential {
             credential: Credential { authorization, certificate },
             expires: left.map(|left| Instant::now() + left),
             renew: Some(Instant::now() + left.map_or(FOREVER, before_expiry)),
@@ -174,7 +174,7 @@ fn before_expiry(left: Duration) -> Duration {
 }
 
 impl CredentialSource for Plugin {
-    fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
+    fn issue(&self) -> BoxFuture<'_, Result<IssuedCredential, Error>> {
         Box::pin(async {
             let issued = match self.run().await {
                 Ok(output) => Self::read(&output),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     credential::{Certificate, Credential, bearer},
-    issuer::{CredentialSource, Issued},
+    issuer::{CredentialSource, IssuedCredential},
 };
 use crate::transport::Error;
 
@@ -49,7 +49,7 @@ impl Files {
     }
 
     /// Reads the files; blocks the thread meanwhile.
-    pub(super) fn read(&self) -> Result<Issued, Error> {
+    pub(super) fn read(&self) -> Result<IssuedCredential, Error> {
         let authorization = match &self.token {
             Some(path) => {
                 let token = String::from_utf8_lossy(&read(path)?).trim().to_owned();
@@ -62,7 +62,7 @@ impl Files {
         };
         let certificate = self.certificate()?;
         let from_files = [&self.token, &self.certificate, &self.key].iter().any(|it| it.is_some());
-        Ok(Issued {
+        Ok(IssuedCredential {
             credential: Credential { authorization, certificate },
             expires: None,
             renew: from_files.then(|| Instant::now() + READ_AGAIN),
@@ -100,7 +100,7 @@ impl Files {
 }
 
 impl CredentialSource for Files {
-    fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
+    fn issue(&self) -> BoxFuture<'_, Result<IssuedCredential, Error>> {
         Box::pin(async { self.read() })
     }
 }

@@ -27,12 +27,12 @@ const UNSEEN: Duration = Duration::from_secs(30);
 /// Source of credentials.
 pub(super) trait CredentialSource: Send + Sync + 'static {
     /// Obtains credentials; may take long.
-    fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>>;
+    fn issue(&self) -> BoxFuture<'_, Result<IssuedCredential, Error>>;
 }
 
 /// Result of one run of a source.
 #[derive(Clone, Debug)]
-pub(super) struct Issued {
+pub(super) struct IssuedCredential {
     pub(super) credential: Credential,
     /// Time at which the credential expires.
     pub(super) expires: Option<Instant>,
@@ -73,7 +73,7 @@ impl Issuer {
     /// Creates an issuer, with a credential if one has been issued already. Runs belong to `tasks`.
     pub(super) fn new(
         source: impl CredentialSource,
-        issued: Option<Issued>,
+        issued: Option<IssuedCredential>,
         tasks: PoolTasks,
     ) -> Arc<Self> {
         let mut state = IssuerState::default();
@@ -164,7 +164,7 @@ impl IssuerState {
         self.credential.clone().filter(|_| !expired)
     }
 
-    fn take(&mut self, issued: Issued) {
+    fn take(&mut self, issued: IssuedCredential) {
         let same = self.credential.as_ref().is_some_and(|current| **current == issued.credential);
         if !same {
             self.credential = Some(Arc::new(issued.credential));
@@ -172,7 +172,7 @@ impl IssuerState {
         (self.expires, self.renew) = (issued.expires, issued.renew);
     }
 
-    fn end(&mut self, issued: Result<Issued, Error>) {
+    fn end(&mut self, issued: Result<IssuedCredential, Error>) {
         match issued {
             Ok(issued) => {
                 self.take(issued);
@@ -208,12 +208,12 @@ mod tests {
     #[derive(Default)]
     struct Inner {
         runs: AtomicUsize,
-        responses: Mutex<Option<Result<Issued, Error>>>,
+        responses: Mutex<Option<Result<IssuedCredential, Error>>>,
         answered: Notify,
     }
 
     impl Script {
-        fn answer(&self, response: Result<Issued, Error>) {
+        fn answer(&self, response: Result<IssuedCredential, Error>) {
             *self.0.responses.lock() = Some(response);
             self.0.answered.notify_one();
         }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     impl CredentialSource for Script {
-        fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
+        fn issue(&self) -> BoxFuture<'_, Result<IssuedCredential, Error>> {
             self.0.runs.fetch_add(1, Ordering::SeqCst);
             Box::pin(async {
                 loop {
@@ -242,9 +242,9 @@ mod tests {
     }
 
     /// Credential that is valid for 100 s and renewed after 80 s.
-    fn issued(token: &str) -> Issued {
+    fn issued(token: &str) -> IssuedCredential {
         let after = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
-        Issued { credential: credential(token), expires: after(100), renew: after(80) }
+        IssuedCredential { credential: credential(token), expires: after(100), renew: after(80) }
     }
 
     fn failure() -> Error {
@@ -334,7 +334,7 @@ mod tests {
         let (script, issuer) = issuer();
         let file = |token: &str| {
             let renew = Some(Instant::now() + Duration::from_secs(5));
-            Issued { credential: credential(token), expires: None, renew }
+            IssuedCredential { credential: credential(token), expires: None, renew }
         };
         script.answer(Ok(file("a")));
         issuer.current().await.unwrap();

@@ -153,7 +153,7 @@ fn resync_of_a_closed_queue_is_left_as_a_delayed_key() {
     let left = queue.core.close(queue.now);
 
     let at = queue.now + ms(100);
-    assert_eq!(left, [Delayed { key: 1, priority: LOW_PRIORITY, failures: 0, at }]);
+    assert_eq!(left, [RemainingItem { key: 1, priority: LOW_PRIORITY, failures: 0, at }]);
 }
 
 #[test]

@@ -126,10 +126,10 @@ impl Cluster {
 
     /// A catalog that has read this cluster and nothing else.
     fn read(&self) -> Catalog {
-        let (mut catalog, mut touched) = (Catalog::default(), Touched::default());
+        let (mut catalog, mut touched) = (Catalog::default(), ChangedTypes::default());
         catalog.crds_listed(self.crds(), &mut touched);
         catalog.services_listed(self.services(), &mut touched);
-        catalog.answered(self.response(), Reading::Watching, &mut touched);
+        catalog.answered(self.response(), DiscoveryScope::Watching, &mut touched);
         catalog
     }
 }
@@ -172,7 +172,7 @@ enum Event {
 }
 
 impl Event {
-    fn apply(self, catalog: &mut Catalog, touched: &mut Touched) {
+    fn apply(self, catalog: &mut Catalog, touched: &mut ChangedTypes) {
         match self {
             Self::CrdApplied(crd) => catalog.crd_applied(crd, touched),
             Self::CrdDeleted(crd) => catalog.crd_deleted(&crd, touched),
@@ -186,7 +186,9 @@ impl Event {
             Self::ServicesListed(services) => {
                 catalog.services_listed(services, touched);
             }
-            Self::Answered(response) => catalog.answered(response, Reading::Watching, touched),
+            Self::Answered(response) => {
+                catalog.answered(response, DiscoveryScope::Watching, touched)
+            }
         }
     }
 }
@@ -225,7 +227,7 @@ fn change() -> impl Strategy<Value = (Cluster, Cluster, Vec<Event>)> {
 }
 
 /// Returns whether a subscriber to this type is woken.
-fn is_touched(touched: &Touched, of: &TypeRef) -> bool {
+fn is_touched(touched: &ChangedTypes, of: &TypeRef) -> bool {
     touched.all
         || touched.groups.contains(of.group.as_str())
         || touched.types.iter().any(|(name, kinds)| {
@@ -243,7 +245,7 @@ proptest! {
         let mut catalog = before.read();
 
         for event in events {
-            event.apply(&mut catalog, &mut Touched::default());
+            event.apply(&mut catalog, &mut ChangedTypes::default());
         }
         // A changed APIService triggers a new discovery request.
         catalog.discover(after.response());
@@ -264,7 +266,7 @@ proptest! {
                 1 => Event::ServicesListed(cluster.services()),
                 _ => Event::Answered(cluster.response()),
             };
-            event.apply(&mut catalog, &mut Touched::default());
+            event.apply(&mut catalog, &mut ChangedTypes::default());
         }
         catalog.discover(cluster.response());
 
@@ -277,7 +279,7 @@ proptest! {
 
         for event in events {
             let old = responses(&catalog);
-            let mut touched = Touched::default();
+            let mut touched = ChangedTypes::default();
             event.clone().apply(&mut catalog, &mut touched);
             for (of, (_, old)) in questions().iter().zip(old) {
                 let unchanged = catalog.status(of) == old;
@@ -383,9 +385,9 @@ proptest! {
     fn leaving_static_mode_changes_no_identity(cluster in cluster(), services in any::<bool>()) {
         let mut catalog = Catalog::default();
         if services {
-            catalog.services_listed(cluster.services(), &mut Touched::default());
+            catalog.services_listed(cluster.services(), &mut ChangedTypes::default());
         } else {
-            catalog.services_refused(&mut Touched::default());
+            catalog.services_refused(&mut ChangedTypes::default());
         }
         for seconds in [0, 100] {
             catalog.poll(cluster.discovered(), seconds);

@@ -7,7 +7,7 @@ fn built_in_types_are_unknown_before_the_first_response() {
     let mut catalog = Catalog::default();
     catalog.list(vec![]);
     let services = vec![service("apps", "v1", Backend::BuiltIn)];
-    catalog.services_listed(services, &mut Touched::default());
+    catalog.services_listed(services, &mut ChangedTypes::default());
     assert_eq!(catalog.status(&deployments()), TypeJudgement::unknown());
 
     catalog.discover(response(&[apps()]));
@@ -60,7 +60,7 @@ fn a_stale_group_keeps_its_last_state_until_it_is_current() {
 #[test]
 fn in_static_mode_discovery_is_the_only_source() {
     let mut catalog = Catalog::default();
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
     let with = response(&[apps(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))]);
     // The type may be a CRD's; its identity would need the uid.
     catalog.discover(with.clone());
@@ -119,7 +119,7 @@ fn in_static_mode_absence_takes_two_complete_responses_a_period_apart() {
 #[test]
 fn in_static_mode_a_type_that_no_response_has_named_is_unknown_for_a_period() {
     let mut catalog = Catalog::default();
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
 
     catalog.poll(response(&[apps()]), 0);
     assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
@@ -135,13 +135,13 @@ fn in_static_mode_api_services_that_are_read_late_take_nothing_away() {
     let listed = [resource("widgets", "Widget")];
     let with = || response(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
     let mut catalog = Catalog::default();
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
     catalog.poll(with(), 0);
     catalog.poll(with(), 30);
 
     let services =
         vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
-    catalog.services_listed(services, &mut Touched::default());
+    catalog.services_listed(services, &mut ChangedTypes::default());
 
     assert_eq!(catalog.word(&widgets()), SERVED);
     assert_eq!(catalog.word(&deployments()), SERVED);
@@ -164,7 +164,11 @@ fn in_static_mode_an_old_response_about_an_aggregated_type_changes_no_identity()
     let before = catalog.identity(&loads());
     catalog.poll(response(&[apps(), metrics()]), 0);
 
-    catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
+    catalog.service_deleted(
+        &"metrics.example.com".into(),
+        &"v1".into(),
+        &mut ChangedTypes::default(),
+    );
     catalog.poll(response(&[apps(), metrics()]), 1);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.identity(&loads()), before);
@@ -181,7 +185,7 @@ fn a_crd_that_static_mode_found_first_has_no_uid_until_it_is_another_one() {
     let mut catalog = Catalog::default();
     let services =
         vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
-    catalog.services_listed(services, &mut Touched::default());
+    catalog.services_listed(services, &mut ChangedTypes::default());
     catalog.poll(with(), 0);
     let before = catalog.status(&widgets()).served;
 
@@ -202,7 +206,7 @@ fn in_static_mode_an_api_service_that_stands_keeps_its_types() {
     let mut catalog = Catalog::default();
     let services =
         vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
-    catalog.services_listed(services, &mut Touched::default());
+    catalog.services_listed(services, &mut ChangedTypes::default());
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), ("example.com", "v1", Some(listed.as_slice()))];
     catalog.poll(response(&with), 0);
@@ -212,7 +216,7 @@ fn in_static_mode_an_api_service_that_stands_keeps_its_types() {
     }
     catalog.check_unconfirmed(&widgets(), TypeState::Served);
 
-    catalog.service_deleted(&"example.com".into(), &"v1".into(), &mut Touched::default());
+    catalog.service_deleted(&"example.com".into(), &"v1".into(), &mut ChangedTypes::default());
     catalog.poll(response(&[apps()]), 20 * 60);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }

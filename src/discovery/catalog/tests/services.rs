@@ -11,12 +11,12 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
         let services = vec![service("metrics.example.com", "v1", aggregated("m-1", None))];
 
         if services_first {
-            catalog.services_listed(services, &mut Touched::default());
+            catalog.services_listed(services, &mut ChangedTypes::default());
             catalog.discover(response(&[metrics()]));
         } else {
             catalog.discover(response(&[metrics()]));
             assert_eq!(catalog.status(&loads()), TypeJudgement::unknown());
-            let ask = catalog.services_listed(services, &mut Touched::default());
+            let ask = catalog.services_listed(services, &mut ChangedTypes::default());
             assert!(!ask);
         }
 
@@ -36,19 +36,19 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
         catalog.list(vec![]);
 
         if services_first {
-            catalog.services_listed(services(), &mut Touched::default());
+            catalog.services_listed(services(), &mut ChangedTypes::default());
             assert_eq!(catalog.status(&type_ref), TypeJudgement::unknown(), "not discovered");
             catalog.discover(response(&[apps(), own]));
         } else {
             catalog.discover(response(&[apps(), own]));
-            catalog.services_listed(services(), &mut Touched::default());
+            catalog.services_listed(services(), &mut ChangedTypes::default());
         }
 
         assert_eq!(catalog.word(&type_ref), SERVED);
         let served = catalog.identity(&type_ref).group_resource();
         assert_eq!(catalog.origin(&served), Origin::BuiltIn);
         assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
-        catalog.services_listed(services(), &mut Touched::default());
+        catalog.services_listed(services(), &mut ChangedTypes::default());
         assert_eq!(catalog.word(&type_ref), SERVED, "a repeated list removes nothing");
         catalog.discover(response(&[apps()]));
         catalog.check_unconfirmed(&type_ref, TypeState::Served);
@@ -80,7 +80,7 @@ fn a_removed_api_service_is_gone_when_discovery_agrees() {
     let ask = catalog.service_deleted(
         &"metrics.example.com".into(),
         &"v1".into(),
-        &mut Touched::default(),
+        &mut ChangedTypes::default(),
     );
     assert!(ask);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
@@ -143,7 +143,7 @@ fn an_old_response_does_not_bring_back_what_a_crd_served() {
         let mut catalog =
             if services == "watched" { Catalog::complete() } else { Catalog::default() };
         if services == "refused" {
-            catalog.services_refused(&mut Touched::default());
+            catalog.services_refused(&mut ChangedTypes::default());
         }
         catalog.list(vec![crd("widgets", "Widget").build()]);
         catalog.discover(late());
@@ -164,7 +164,7 @@ fn an_old_response_does_not_bring_back_what_a_crd_served() {
 fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
     let mut catalog = Catalog::default();
     catalog.list(vec![crd("widgets", "Widget").build()]);
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
     assert_eq!(catalog.word(&loads()), UNKNOWN);
 
     catalog.discover(response(&[apps(), metrics()]));
@@ -189,7 +189,7 @@ fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
 fn names_of_deleted_crds_are_forgotten_when_no_response_lists_them() {
     let mut catalog = Catalog::default();
     catalog.list(vec![]);
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
     let listed = [resource("widgets", "Widget")];
     let late = || response(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
 
@@ -218,12 +218,16 @@ fn versions_are_comparable_where_the_api_server_itself_is_known_to_serve_the_typ
     assert_eq!(order(&catalog, &deployments()), Some(VersionOrder::Comparable));
     assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));
     assert_eq!(order(&catalog, &loads()), Some(VersionOrder::Opaque));
-    catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
+    catalog.service_deleted(
+        &"metrics.example.com".into(),
+        &"v1".into(),
+        &mut ChangedTypes::default(),
+    );
     assert_eq!(order(&catalog, &loads()), Some(VersionOrder::Opaque));
 
     let mut catalog = Catalog::default();
     catalog.list(vec![crd("widgets", "Widget").build()]);
-    catalog.services_refused(&mut Touched::default());
+    catalog.services_refused(&mut ChangedTypes::default());
     let core = [resource("pods", "Pod")];
     catalog.discover(response(&[("", "v1", Some(&core[..])), apps(), metrics()]));
     assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));

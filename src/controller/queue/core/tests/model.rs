@@ -242,7 +242,7 @@ proptest! {
                 }
                 Step::Replace => {
                     let left = queue.core.close(queue.now);
-                    let state = |it: &Delayed<u8>| (it.key, it.priority, it.failures, it.at - start);
+                    let state = |it: &RemainingItem<u8>| (it.key, it.priority, it.failures, it.at - start);
                     let states: Vec<_> = left.iter().map(state).collect();
                     prop_assert_eq!(&states, &model.left(now));
                     prop_assert_eq!((queue.pop(), queue.core.len()), (None, 0));

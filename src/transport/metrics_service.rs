@@ -14,19 +14,19 @@ use super::{TransportMetrics, body::ResponseBody};
 
 /// Middleware that counts requests and their duration.
 #[derive(Clone, Debug)]
-pub(super) struct Metered<S> {
+pub(super) struct MetricsService<S> {
     inner: S,
     metrics: TransportMetrics,
     host: Arc<str>,
 }
 
-impl<S> Metered<S> {
+impl<S> MetricsService<S> {
     pub(super) fn new(inner: S, metrics: TransportMetrics, host: &str) -> Self {
         Self { inner, metrics, host: host.into() }
     }
 }
 
-impl<S, B> Service<Request<B>> for Metered<S>
+impl<S, B> Service<Request<B>> for MetricsService<S>
 where
     S: Service<Request<B>, Response = Response<ResponseBody>, Error = BoxError>,
     S::Future: Send + 'static,

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Reason why an object cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejected {
+pub enum Rejection {
     /// The object does not have the shape of its kind; correct the named field.
     #[error("{field}: {message}")]
     Undecodable {
@@ -21,7 +21,7 @@ pub enum Rejected {
     Unbuildable(String),
 }
 
-impl Rejected {
+impl Rejection {
     /// Returns the reason for a condition, in CamelCase.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -56,9 +56,9 @@ pub(super) struct Problems(Vec<Problem>);
 
 impl Problems {
     /// Returns the rejection that the problems make; `None` without problems.
-    pub(super) fn rejection(self) -> Option<Rejected> {
+    pub(super) fn rejection(self) -> Option<Rejection> {
         let Self(problems) = self;
-        (!problems.is_empty()).then_some(Rejected::Invalid(problems))
+        (!problems.is_empty()).then_some(Rejection::Invalid(problems))
     }
 
     /// Returns the number of problems.

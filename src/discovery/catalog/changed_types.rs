@@ -10,14 +10,14 @@ use crate::kind::GroupResource;
 
 /// Types whose judgement may have changed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::discovery) struct Touched {
+pub(in crate::discovery) struct ChangedTypes {
     pub(in crate::discovery) all: bool,
     pub(in crate::discovery) groups: HashSet<Arc<str>>,
     /// Types, each with its current and former kinds.
     pub(in crate::discovery) types: HashMap<GroupResource, HashSet<Arc<str>>>,
 }
 
-impl Touched {
+impl ChangedTypes {
     pub(super) fn crd(&mut self, crd: &Crd) {
         let name = GroupResource { group: crd.group.to_string(), resource: crd.plural.to_string() };
         self.types.entry(name).or_default().extend(crd.kinds());
