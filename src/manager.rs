@@ -16,6 +16,7 @@
 //! ```
 
 mod backoff;
+mod check;
 mod checks;
 mod command;
 mod condition;
@@ -56,7 +57,8 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
-pub use checks::{Check, CheckResult, Checks};
+pub use check::{Check, CheckResult};
+pub use checks::Checks;
 pub use command::AddError;
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,

@@ -1,5 +1,6 @@
 //! Imports follow the order of the rooms, and documents name only what exists, in plain words.
 
+mod cycles;
 mod imports;
 mod language;
 mod names;

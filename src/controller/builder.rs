@@ -2,6 +2,7 @@
 
 mod error;
 mod input_options;
+mod named_input;
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +13,12 @@ use self::input_options::{InputKind, InputOptions, KindOptions, Role};
 use super::{
     Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request,
     handler::{OnSynced, OnWatchError},
-    queue::{Backoff, Limit, RateLimiter},
+    queue::{Backoff, Limit, NewLimiter, RateLimiter},
     run::{
         input::{Input, InputConditions},
         input_status::InputMode,
     },
     source::mapping::SourceHandlers,
-    spec::NewLimiter,
 };
 use crate::{
     guard::GuardedDrop,
@@ -44,7 +44,7 @@ pub struct Builder {
     pub(super) sync_timeout: Option<Duration>,
     pub(super) backoff: Option<Backoff>,
     pub(super) retry_limit: Option<Limit>,
-    pub(super) limiter: Option<NewLimiter>,
+    pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
     pub(super) group: RunnableGroup,
     pub(super) conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,

@@ -133,6 +133,14 @@ impl Cluster {
         Self::with_work(ClusterWork::Propagate, client, types, informers, namespace)
     }
 
+    /// Returns this cluster with defaults for the controllers that are built with it. Declared
+    /// controllers have defaults of their own.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: ControllerDefaults) -> Self {
+        self.defaults = Arc::new(defaults);
+        self
+    }
+
     /// Returns the client of the API server, without a fence.
     ///
     /// For use outside of an epoch: tests, tools, and runnables that put it behind a fence with

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Backoff, Cluster, RateLimiter, Request, spec::NewLimiter};
-use crate::{guard::GuardedDrop, kind::TypeRef};
+use super::{Backoff, RateLimiter, Request, queue::NewLimiter};
+use crate::kind::TypeRef;
 
-/// Defaults of the controllers that are built with a [`Cluster`], by [`Cluster::with_defaults`]. An
-/// option of a [`Builder`](super::Builder) takes precedence.
+/// Defaults of the controllers that are built with a [`Cluster`](super::Cluster), by
+/// [`Cluster::with_defaults`](super::Cluster::with_defaults). An option of a
+/// [`Builder`](super::Builder) takes precedence.
 ///
 /// Semantics: `manager.Options.Controller` and `cache.ByObject` of controller-runtime
 /// (`pkg/config`, `pkg/cache`).
@@ -35,7 +36,7 @@ pub struct ControllerDefaults {
     pub(super) reconcile_timeout: Option<Duration>,
     pub(super) sync_timeout: Option<Duration>,
     pub(super) backoff: Option<Backoff>,
-    pub(super) limiter: Option<NewLimiter>,
+    pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
     types: Vec<(TypeRef, TypeDefaults)>,
 }
@@ -96,23 +97,5 @@ impl ControllerDefaults {
     pub(super) fn of(&self, type_ref: &TypeRef) -> Option<&TypeDefaults> {
         let mut newest_first = self.types.iter().rev();
         newest_first.find(|(known, _)| known == type_ref).map(|(_, defaults)| defaults)
-    }
-}
-
-impl NewLimiter {
-    /// Returns a function that clones this rate limiter.
-    pub(super) fn cloning(limiter: impl RateLimiter<Request> + Clone + Sync + 'static) -> Self {
-        let limiter = GuardedDrop::new(limiter);
-        Self(Arc::new(move || Box::new((*limiter).clone())))
-    }
-}
-
-impl Cluster {
-    /// Returns this cluster with defaults for the controllers that are built with it. Declared
-    /// controllers have defaults of their own.
-    #[must_use]
-    pub fn with_defaults(mut self, defaults: ControllerDefaults) -> Self {
-        self.defaults = Arc::new(defaults);
-        self
     }
 }

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 
 use self::state::NamedInputs;
 pub use self::{error::InputError, progress::InputState};
-use super::Builder;
 
 /// Inputs of a controller by name, beside those of its builder. Cheap to clone.
 ///
@@ -22,8 +21,8 @@ use super::Builder;
 /// epoch. Both have the same names.
 ///
 /// No input by name is part of the controller's condition, and none delays the start of its
-/// workers. So [`Builder::conditional`] and [`Builder::optional`] mean the same: the source starts
-/// and stops with its type, and the epoch continues. Any other input keeps its cache while its type
+/// workers. So [`Builder::conditional`](super::Builder::conditional) and
+/// [`Builder::optional`](super::Builder::optional) mean the same: the source starts and stops with its type, and the epoch continues. Any other input keeps its cache while its type
 /// is lost, and fails the run if its source fails.
 ///
 /// ```
@@ -48,57 +47,12 @@ pub struct Inputs {
 /// Input that was added by name. Dropping it does not remove the input.
 #[derive(Clone, Debug)]
 pub struct InputHandle {
-    state: watch::Receiver<InputState>,
+    pub(super) state: watch::Receiver<InputState>,
     /// Inputs that this one replaces, until they have ended.
-    replaced: Vec<watch::Receiver<InputState>>,
+    pub(super) replaced: Vec<watch::Receiver<InputState>>,
 }
 
 impl Inputs {
-    /// Adds an input that `describe` adds to a builder. Settings of the whole controller, such as
-    /// [`Builder::backoff`], have no effect there.
-    ///
-    /// Returns at once. Wait for [`InputHandle::started`] to read the input's cache, or read
-    /// [`InputHandle::state`] to continue while its type is not served.
-    ///
-    /// # Errors
-    ///
-    /// [`InputError`], except [`InputError::Ended`]. The inputs are unchanged then.
-    pub fn add(
-        &self,
-        name: impl Into<String>,
-        describe: impl FnOnce(Builder) -> Builder,
-    ) -> Result<InputHandle, InputError> {
-        self.want(name.into(), describe, false)
-    }
-
-    /// Replaces the input of a name, or adds it.
-    ///
-    /// The replaced input continues until its replacement has started, so that no change is lost
-    /// and its cache stays readable. [`InputHandle::started`] of the replacement resolves when
-    /// nothing of the replaced input runs.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Inputs::add`], except [`InputError::NameTaken`].
-    pub fn replace(
-        &self,
-        name: impl Into<String>,
-        describe: impl FnOnce(Builder) -> Builder,
-    ) -> Result<InputHandle, InputError> {
-        self.want(name.into(), describe, true)
-    }
-
-    fn want(
-        &self,
-        name: String,
-        describe: impl FnOnce(Builder) -> Builder,
-        may_replace: bool,
-    ) -> Result<InputHandle, InputError> {
-        let input = self.named.describe(&name, describe)?;
-        let (state, replaced) = self.named.want(name, input, self.epoch, may_replace)?;
-        Ok(InputHandle { state, replaced })
-    }
-
     /// Removes the input of a name. Waits until nothing of it runs: its source, handlers and
     /// predicates have ended, and its cache is detached from the contexts. Returns whether there
     /// was such an input.

@@ -37,6 +37,7 @@ use tokio::{
 };
 
 use self::core::{Core, QueueTimer};
+pub(super) use self::limit::NewLimiter;
 use self::limit::OwnLimiter;
 pub use self::{
     item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},

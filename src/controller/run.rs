@@ -116,7 +116,7 @@ impl EpochRun {
     fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         if let Some(limiter) = &spec.limiter {
-            queue.limit_by((limiter.0)());
+            queue.limit_by(limiter.build());
         }
         spec.series.watch_work(queue.probe());
         *spec.running_queue.lock() = queue.downgrade();

@@ -1,6 +1,6 @@
 //! Specification of a controller, from which each epoch is built.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
@@ -14,7 +14,7 @@ use super::{
     inputs::state::NamedInputs,
     metrics::Series,
     queue::QueueOptions,
-    queue::{RateLimiter, WeakQueue},
+    queue::{NewLimiter, WeakQueue},
     run::carried_over::CarriedOver,
     run::input::{Input, InputConditions, InputSource},
     run::slots::WorkerBound,
@@ -29,18 +29,6 @@ use crate::{
 pub(super) type Reconcile = Arc<
     dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
 >;
-
-/// Function that builds the rate limiter of an epoch.
-#[derive(Clone)]
-pub(super) struct NewLimiter(pub(super) Arc<NewLimiterFn>);
-
-type NewLimiterFn = dyn Fn() -> Box<dyn RateLimiter<Request>> + Send + Sync;
-
-impl fmt::Debug for NewLimiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NewLimiter")
-    }
-}
 
 /// Specification of a controller, without the state of an epoch.
 pub(super) struct Spec {
@@ -60,7 +48,7 @@ pub(super) struct Spec {
     pub(super) works_on_standby: bool,
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
-    pub(super) limiter: Option<NewLimiter>,
+    pub(super) limiter: Option<NewLimiter<Request>>,
     /// True if a panic of a reconcile is an error of its request; false if it ends the run.
     pub(super) recovers_panics: bool,
     pub(super) series: Arc<Series>,

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Returns the sources outside of tests, each with its path below `src`.
-fn sources() -> Vec<(String, String)> {
+pub(super) fn sources() -> Vec<(String, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let (mut open, mut files) = (vec![src.clone()], Vec::new());
     while let Some(folder) = open.pop() {

@@ -14,7 +14,7 @@ use super::{
     progress::{InputProgress, InputState, idle},
 };
 use crate::{
-    controller::{Builder, Cluster, Predicate, run::input::Input},
+    controller::{Cluster, Predicate, run::input::Input},
     kind::TypeRef,
     manager::ControllerName,
 };
@@ -73,27 +73,8 @@ impl NamedInputs {
         Arc::new(Self { controller, cluster, primaries, event_filters, state, wake })
     }
 
-    /// Returns the input that `describe` adds to a builder.
-    pub(super) fn describe(
-        &self,
-        name: &str,
-        describe: impl FnOnce(Builder) -> Builder,
-    ) -> Result<Input, InputError> {
-        let controller = || self.controller.clone();
-        let builder = describe(Builder::new(controller()));
-        if builder.has_primary() {
-            return Err(InputError::Primary(controller(), name.to_owned()));
-        }
-        // The condition of a controller is that of its builder.
-        let builder = builder.without_required();
-        let mut inputs = builder.inputs(&self.primaries, &self.event_filters, &self.cluster)?;
-        let count = inputs.len();
-        let input = inputs.pop().filter(|_| count == 1);
-        input.ok_or_else(|| InputError::NotOne(controller(), name.to_owned(), count))
-    }
-
     /// Declares an input. Returns its state, and the states of those that it replaces.
-    pub(super) fn want(
+    pub(in crate::controller) fn want(
         &self,
         name: String,
         input: Input,

@@ -1,6 +1,6 @@
 //! Delays of failed items: rate limiters, which a user may implement, and the limit of a queue.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tracing::error;
@@ -51,6 +51,38 @@ pub trait RateLimiter<K>: Send {
     /// Drops the state of a key, whose requeues count from 0 again.
     fn forget(&mut self, key: &K) {
         let _ = key;
+    }
+}
+
+/// Function that builds the rate limiter of each epoch of a controller.
+pub(in crate::controller) struct NewLimiter<K>(Arc<NewLimiterFn<K>>);
+
+type NewLimiterFn<K> = dyn Fn() -> Box<dyn RateLimiter<K>> + Send + Sync;
+
+impl<K: 'static> NewLimiter<K> {
+    /// Returns a function that clones a rate limiter.
+    pub(in crate::controller) fn cloning(
+        limiter: impl RateLimiter<K> + Clone + Sync + 'static,
+    ) -> Self {
+        let limiter = GuardedDrop::new(limiter);
+        Self(Arc::new(move || Box::new((*limiter).clone())))
+    }
+
+    /// Builds a rate limiter.
+    pub(in crate::controller) fn build(&self) -> Box<dyn RateLimiter<K>> {
+        (self.0)()
+    }
+}
+
+impl<K> Clone for NewLimiter<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K> fmt::Debug for NewLimiter<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NewLimiter")
     }
 }
 

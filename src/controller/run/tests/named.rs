@@ -110,7 +110,10 @@ async fn replaced_input_continues_until_its_replacement_has_started() {
     let mut harness = run(&log);
     harness.add("late", &old).unwrap().started().await.unwrap();
     let taken = harness.add("late", &old).unwrap_err();
-    assert_eq!(taken.to_string(), "widgets already has an input named late; remove it first, or replace it");
+    assert_eq!(
+        taken.to_string(),
+        "widgets already has an input named late; remove it first, or replace it"
+    );
 
     let new = Fake::new("new", &["b"]).unsynced();
     let inputs = harness.controller.inputs();

@@ -1,0 +1,71 @@
+//! Inputs by name, as a builder describes them.
+
+use crate::controller::{
+    Builder, InputError, InputHandle, Inputs, inputs::state::NamedInputs, run::input::Input,
+};
+
+impl Inputs {
+    /// Adds an input that `describe` adds to a builder. Settings of the whole controller, such as
+    /// [`Builder::backoff`], have no effect there.
+    ///
+    /// Returns at once. Wait for [`InputHandle::started`] to read the input's cache, or read
+    /// [`InputHandle::state`] to continue while its type is not served.
+    ///
+    /// # Errors
+    ///
+    /// [`InputError`], except [`InputError::Ended`]. The inputs are unchanged then.
+    pub fn add(
+        &self,
+        name: impl Into<String>,
+        describe: impl FnOnce(Builder) -> Builder,
+    ) -> Result<InputHandle, InputError> {
+        self.want(name.into(), describe, false)
+    }
+
+    /// Replaces the input of a name, or adds it.
+    ///
+    /// The replaced input continues until its replacement has started, so that no change is lost
+    /// and its cache stays readable. [`InputHandle::started`] of the replacement resolves when
+    /// nothing of the replaced input runs.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Inputs::add`], except [`InputError::NameTaken`].
+    pub fn replace(
+        &self,
+        name: impl Into<String>,
+        describe: impl FnOnce(Builder) -> Builder,
+    ) -> Result<InputHandle, InputError> {
+        self.want(name.into(), describe, true)
+    }
+
+    fn want(
+        &self,
+        name: String,
+        describe: impl FnOnce(Builder) -> Builder,
+        may_replace: bool,
+    ) -> Result<InputHandle, InputError> {
+        let input = input_of(&self.named, &name, describe)?;
+        let (state, replaced) = self.named.want(name, input, self.epoch, may_replace)?;
+        Ok(InputHandle { state, replaced })
+    }
+}
+
+/// Returns the input that `describe` adds to a builder.
+fn input_of(
+    named: &NamedInputs,
+    name: &str,
+    describe: impl FnOnce(Builder) -> Builder,
+) -> Result<Input, InputError> {
+    let controller = || named.controller.clone();
+    let builder = describe(Builder::new(controller()));
+    if builder.has_primary() {
+        return Err(InputError::Primary(controller(), name.to_owned()));
+    }
+    // The condition of a controller is that of its builder.
+    let builder = builder.without_required();
+    let mut inputs = builder.inputs(&named.primaries, &named.event_filters, &named.cluster)?;
+    let count = inputs.len();
+    let input = inputs.pop().filter(|_| count == 1);
+    input.ok_or_else(|| InputError::NotOne(controller(), name.to_owned(), count))
+}
