@@ -45,9 +45,12 @@ pub struct ObjectCondition {
     cluster: Cluster,
     type_ref: TypeRef,
     key: ObjectKey,
-    check: Arc<dyn Fn(Option<&Object>) -> bool + Send + Sync>,
+    check: Arc<ObjectCheck>,
     verdicts: watch::Sender<Verdict>,
 }
+
+/// Function that returns whether an object, `None` if it does not exist, meets the condition.
+type ObjectCheck = dyn Fn(Option<&Object>) -> bool + Send + Sync;
 
 impl ObjectCondition {
     /// Returns a condition on the object of this type and name. Starts nothing.

@@ -531,9 +531,9 @@ mod tests {
             assert_eq!(label.as_deref(), Some("app"));
         }
 
-        let held = |of: &Interest| match of {
-            Interest::Orphans(selection) => selection.selector.expressions().as_ptr(),
-            other => panic!("{other:?}"),
+        let held = |of: &Interest| {
+            let Interest::Orphans(selection) = of else { panic!("{of:?}") };
+            selection.selector.expressions().as_ptr()
         };
         assert_eq!((index.labelled.len(), index.by_label_key.len()), (0, 100));
         let places = index.by_label_key.values().flatten();

@@ -42,9 +42,10 @@ pub enum BuildError {
     /// Read the headers of the objects there, or build the input without `metadata_only` and
     /// `keys_only`.
     #[error(
-        "{0}: {2} keeps too little of {1} to be decoded by the {3}; read the headers of its objects"
+        "{0}: the {2} decodes {1}, of which metadata_only and keys_only keep too little; read the \
+         headers of its objects"
     )]
-    DecodedProjection(ControllerName, TypeRef, &'static str, &'static str),
+    DecodedProjection(ControllerName, TypeRef, &'static str),
     /// Map the requests before they are sent: a handler and predicates apply to changes only.
     #[error("{0}: {1} has no effect, since the source adds requests and delivers no changes")]
     RequestsOnly(ControllerName, &'static str),

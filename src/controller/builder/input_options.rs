@@ -254,7 +254,7 @@ impl KindOptions {
             self.indexes.iter().any(Index::decodes).then_some("index")
         };
         if let Some(code) = code {
-            return Err(BuildError::DecodedProjection(name.clone(), type_ref(), method, code));
+            return Err(BuildError::DecodedProjection(name.clone(), type_ref(), code));
         }
         if self.typed {
             return Err(BuildError::TypedProjection(name.clone(), type_ref(), method));
