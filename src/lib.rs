@@ -63,7 +63,7 @@
 //!
 //! The binary, `src/main.rs` with the subcommands of `src/cli.rs`, uses the public items alone.
 //!
-//! Five of them are the rooms of the engine, in the order of the flow. Each starts at the file of
+//! Five modules are the rooms of the engine, in the order of the flow. Each starts at the file of
 //! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`], which
 //! imports no room; [`runtime`] imports rooms 1 to 4, and [`server`] room 2. Every room may import
 //! the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics of user code),
@@ -73,7 +73,10 @@
 //!
 //! # Walk of one event
 //!
-//! From the bytes of a watch to a reconcile, and back to the API server:
+//! From the bytes of a watch to a reconcile, and back to the API server. An **input** is a source
+//! of a controller with the condition of its type. Declared controllers have two kinds, as in
+//! Metacontroller: a **composite** creates children and writes their status to the parent, a
+//! **decorator** adds attachments, labels and annotations to objects of others.
 //!
 //! 1. The connection pool carries the watch (`src/transport/pool.rs`).
 //! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
@@ -86,45 +89,66 @@
 //!    merge the unseen changes of one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
-//!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests (`src/controller/handler.rs`).
+//!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests
+//!    (`src/controller/handler.rs`). The sources of a declared controller are built in
+//!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`; the parents of
+//!    a changed child are found in `src/meta/parent_index.rs::concerned`.
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
 //!    (`src/controller/run.rs::spawn`), once the caches hold what the request wrote before
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
-//!    the sync that both kinds share (`src/meta/sync.rs::sync`):
-//!    1. it adds or removes the finalizer of the parent first, if that is due
-//!       (`src/meta/finalizer.rs::first_step`);
-//!    2. it reads the objects that the customize hook relates to the parent
+//!    that of the definition in effect (`src/meta/current.rs::reconcile`), the same for both kinds:
+//!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
+//!       first, if that is due (`src/meta/finalizer.rs::first_step`). What follows is one sync
+//!       (`src/meta/sync.rs::sync`);
+//!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
+//!       reads the objects that the customize hook relates to the parent
 //!       (`src/meta/sync/customize.rs::related`);
-//!    3. it claims and adopts children (`src/meta/claim.rs`, `src/meta/sync/adopt.rs`);
+//!    3. it declares its interest in children, and claims and adopts them
+//!       (`src/meta/sync/observation.rs::observe`, by `src/meta/claim.rs`; the writes in
+//!       `src/meta/sync/adopt.rs`);
 //!    4. it assembles the hook request from cached bytes
 //!       (`src/meta/protocol/request.rs::sync_request`);
-//!    5. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`), and ends here if
-//!       nothing has changed (`src/meta/sync_record.rs::unchanged_since`);
+//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hook.rs::call`,
+//!       over HTTP `src/meta/webhook.rs::exchange`), and ends here if nothing has changed
+//!       (`src/meta/sync_record.rs::unchanged_since`);
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`); while a rolling update
 //!       is under way it calls the hook for each older revision, and plans which revision each
 //!       child has (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
 //!    7. the writes follow in the order of the kind: for a composite children, then the status
-//!       (`src/meta/sync/composite.rs::compose`); for a decorator the decorated object, then its
-//!       attachments (`src/meta/sync/decorator.rs::decorate`);
-//!    8. each child is planned when its turn comes (`src/meta/apply.rs::run`): by a three-way merge
-//!       (`src/meta/children.rs::plan`, `src/meta/merge.rs`) or for server-side apply
+//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`);
+//!       for a decorator the decorated object with its status, then its attachments
+//!       (`src/meta/sync/decorator.rs::decorate`);
+//!    8. each child is compared when its turn comes (`src/meta/apply.rs::run`), unless it was found
+//!       equal before (`src/meta/equal_children.rs::contains`): by a three-way merge
+//!       (`src/meta/children.rs::step`, `src/meta/merge.rs`) or for server-side apply
 //!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, both by
 //!       child type: up to eight writes of one type at once (`src/meta/apply/order.rs`). The first
-//!       write releases the worker slot of the reconcile, so that slow writes leave no hook idle;
-//!    9. the status of the parent is written last
-//!       (`src/meta/sync/parent_status.rs::write_status`).
-//! 9. Each of these requests passes the fence of the epoch, which owns it until its response is
-//!    read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
+//!       write releases the worker slot of the reconcile, so that slow writes leave no hook idle.
+//! 9. Each request to the API server passes the fence of the epoch, which owns it until its
+//!    response is read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`). A hook call
+//!    passes the fence too, and is abandoned when the epoch ends (`src/meta/hook.rs::call`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::requeue_or_forget`).
+//!
+//! # Walk of a write whose response is lost
+//!
+//! 1. The passage of the request is dropped without a response (`src/manager/fence.rs::drop`), and
+//!    the outcome counts as unknown (`src/controller/run/unconfirmed.rs::add`).
+//! 2. The next reconcile of the same request waits (`src/controller/run/unconfirmed.rs::confirm`)
+//!    for one live read of the object (`src/controller/run/unconfirmed/expectation.rs::check`,
+//!    `src/controller/run/unconfirmed/read.rs::object`). An object with a generated name is found
+//!    by a list of its collection (`src/controller/run/unconfirmed/read.rs::missing`).
+//! 3. The caches of the reconcile show what was read until the watch is as new
+//!    (`src/informer/store/overlay.rs::is_newer`), so that no object is created twice.
 //!
 //! # Walk of a type that becomes served
 //!
 //! 1. The watch of CRDs reports the CRD (`src/discovery/watch.rs`). The catalog decides that its
-//!    type is served (`src/discovery/catalog/judgement.rs::judge_version`), and the registry publishes it
+//!    type is served (`src/discovery/catalog/judgement.rs::judge_version`, by the CRD's conditions
+//!    `src/discovery/crd.rs::judge`), and the registry publishes it
 //!    (`src/discovery/shared_registry.rs`).
 //! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
@@ -137,32 +161,37 @@
 //! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
 //!    when its first list is complete; until then the type counts as missing. An optional type that
 //!    cannot be listed delays no start.
-//! 6. A controller that needs leadership waits for it here, with its caches warm if it asked for
-//!    that. The epoch reports running when every existing object is in the queue
-//!    (`src/manager/epoch.rs::running`). Workers start.
+//! 6. A controller that needs leadership waits for it here, with its caches warm
+//!    (`src/controller/instance.rs::warms_up`). The epoch reports running when every existing
+//!    object is in the queue (`src/manager/epoch.rs::running`). Workers start.
 //!
 //! # Walk of a type that is removed
 //!
 //! 1. The watch of CRDs reports the deletion (`src/discovery/watch.rs`), and the task of discovery
 //!    passes it on (`src/discovery/task.rs::on_crds`).
 //! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether
-//!    its type is absent (`src/discovery/catalog/judgement.rs::judge_version`). Proof needs complete lists of
-//!    CRDs and of APIServices, and no aggregated server that could serve the group
-//!    (`src/discovery/catalog/judgement.rs::is_proven_absent`). Without it the type is unknown.
+//!    its type is absent (`src/discovery/catalog/judgement.rs::judge_version`). The deletion of a
+//!    CRD that was seen is proof. Otherwise proof needs a complete list of CRDs, no built-in or
+//!    aggregated server that is expected to serve the group, and a complete list of APIServices or
+//!    a complete response of discovery (`src/discovery/catalog/judgement.rs::is_proven_absent`).
+//!    Without proof the type is unknown. A failed request of discovery changes no type
+//!    (`src/discovery/task.rs::on_answered`).
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
 //!    receives the verdict (`src/manager/task.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
 //!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
-//! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`): sources,
-//!    queue, reconciles, then the fence and the tasks (`src/manager/epoch.rs::drain`),
-//!    subscriptions.
+//! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop
+//!    adding requests, and the queue closes. Reconciles and their writes have the grace to finish:
+//!    the fence stays open for them, and no declared child is begun
+//!    (`src/meta/apply.rs::is_halted`). Then sources and their subscriptions end, and at last the
+//!    fence is closed (`src/manager/epoch.rs::drain`).
 //! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
-//! 8. The run of the epoch waits until nothing of it is left, and closes the fence of any other
-//!    runnable (`src/manager/run.rs::drive`). At the end of the grace the manager closes it in any
-//!    case (`src/manager/task/effect.rs::end_grace`). Then it announces done
+//! 8. The run of the epoch waits until nothing of it is left; the fence of a runnable that is no
+//!    controller is closed here (`src/manager/run.rs::drive`). At the end of the grace the manager
+//!    closes it in any case (`src/manager/task/effect.rs::end_grace`). Then it announces done
 //!    (`src/manager/task/effect.rs::done`).
 //! 9. The controller waits for the type again. The next epoch starts as this one did
 //!    (`src/manager/task/effect.rs::start`).
@@ -178,7 +207,8 @@
 //! 3. Each write also compares the clock with the deadline of the term when it passes the fence
 //!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
 //!    suspended is refused there when it resumes. A write that had passed already may still be
-//!    sent; its deadline (`src/manager/fence/time_limit.rs::send`) and its precondition bound it.
+//!    sent; the time limit of the write (`src/manager/fence/time_limit.rs::send`), also sent to the
+//!    server, and its precondition bound it.
 //! 4. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/task/leadership.rs::on_election`). The campaign continues in the same process.
 //!
@@ -189,8 +219,9 @@
 //!    definition stays in effect.
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
-//! 3. A swap needs an epoch that starts or runs, and waits at most 1 s for the credentials of
-//!    changed hooks (`src/meta/supervisor/swap.rs::swap`). It replaces the definition between two syncs
+//! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`), and waits
+//!    at most 1 s for the credentials of changed hooks (`src/meta/supervisor/swap.rs::swap`). The
+//!    next sync of each parent has the new definition; syncs that run end with the old one
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay.
 //! 4. For another epoch the manager keeps the new specification pending
 //!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
@@ -203,6 +234,8 @@
 //!
 //! | mechanism | place |
 //! |---|---|
+//! | type whose CRD is being deleted keeps its controllers | state `Terminating` in `src/discovery/crd.rs::judge`, which counts as met in `src/manager/verdict.rs::of_type` |
+//! | discovery fails, which stops no controller | `src/discovery/task.rs::on_answered`; an unknown type neither starts nor stops in `src/manager/lifecycle.rs::decide` |
 //! | absence of a type is decided | `src/discovery/catalog/judgement.rs::judge_version`, by `src/discovery/catalog/judgement.rs::is_proven_absent` |
 //! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
@@ -219,7 +252,8 @@
 //! | mechanism | place |
 //! |---|---|
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
-//! | watch is shared, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
+//! | watch is shared by equal keys: labels in the request make another key, `matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
+//! | watch is found or started, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
 //! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
@@ -245,6 +279,7 @@
 //! | mechanism | place |
 //! |---|---|
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
+//! | metrics of hooks are counted, and removed with their controller | `src/meta/hook_metrics.rs::series`; those of queues `src/controller/metrics/series.rs` |
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`, by `src/meta/hook_health.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |

@@ -133,6 +133,10 @@ impl Epoch {
     }
 
     /// Waits until the stop is requested. Cancel safe.
+    ///
+    /// Work that stops here must not drop a write in the middle: its outcome would be unknown, and an
+    /// election releases its lease only when the server has abandoned the write (after 4 s with the
+    /// default times). Await the write, then return.
     pub async fn stopping(&self) -> StopReason {
         let mut stop = self.inner.stop.subscribe();
         match stop.wait_for(Option::is_some).await {

@@ -27,7 +27,7 @@ const MEDIAN: Duration = Duration::from_millis(100);
 /// Users of the replicas, which lead in turn.
 const USERS: [&str; 2] = ["handover-a", "handover-b"];
 
-/// Elected runnable that writes without a pause.
+/// Elected runnable that writes without a pause, and ends its last write before it stops.
 struct Writer {
     client: Client,
     namespace: String,
@@ -40,16 +40,13 @@ impl Runnable for Writer {
         let maps = Api::<ConfigMap>::namespaced(epoch.client(&self.client), &self.namespace);
         let (written, by) = (self.written.clone(), PatchParams::default());
         Box::pin(async move {
-            loop {
+            while !epoch.token().is_cancelled() {
                 let number = written.borrow().to_string();
                 let change = Patch::Merge(json!({ "data": { "number": number } }));
-                tokio::select! {
-                    _ = epoch.stopping() => return Ok(()),
-                    stored = maps.patch("written", &by, &change) => {
-                        written.send_modify(|number| *number += u64::from(stored.is_ok()));
-                    }
-                }
+                let stored = maps.patch("written", &by, &change).await;
+                written.send_modify(|number| *number += u64::from(stored.is_ok()));
             }
+            Ok(())
         })
     }
 }
