@@ -18,7 +18,7 @@ pub(crate) use self::{
     pending::{PendingRollouts, Recorded, RolloutHealth, WaitingParent},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
-        plan,
+        ids, plan,
     },
     revision::{
         OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of, orphan_selector,

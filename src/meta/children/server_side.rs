@@ -121,6 +121,14 @@ impl ChildContext<'_> {
         Ok(contains(&observed, &self.applied(desired)?))
     }
 
+    /// Returns whether the configuration of a desired child has all fields of another one.
+    pub(crate) fn includes(&self, desired: &Desired, other: &Desired) -> bool {
+        match (self.applied(desired), self.applied(other)) {
+            (Ok(desired), Ok(other)) => contains(&desired, &other),
+            (Err(_), _) | (_, Err(_)) => false,
+        }
+    }
+
     /// Returns the configuration of a desired child: the fields that the hook decides, and the
     /// owner.
     pub(super) fn applied(&self, desired: &Desired) -> Result<Value, String> {

@@ -342,7 +342,8 @@ fn wait_for(child: &ChildId, state: ChildState) -> Option<RolloutWait> {
     }
 }
 
-fn ids(children: &[RevisionChildren]) -> impl Iterator<Item = ChildId> + '_ {
+/// Returns the children that a revision lists.
+pub(crate) fn ids(children: &[RevisionChildren]) -> impl Iterator<Item = ChildId> + '_ {
     children.iter().flat_map(|children| {
         let of = |name: &String| ChildId::new(&children.api_group, &children.kind, name);
         children.names.iter().map(of)

@@ -36,6 +36,8 @@ pub(super) struct Revisions {
     served: Arc<ServedType>,
     /// Revision of the parent as it is.
     pub(super) latest: Revision,
+    /// True if the object of the latest revision has another patch than its name says.
+    is_altered: bool,
     /// Other revisions, in the order of their names. One without children is deleted.
     pub(super) older: Vec<OlderParent>,
     /// Digest of the observed revisions.
@@ -51,6 +53,8 @@ pub(super) struct Revisions {
 enum RevisionWrite<'a> {
     Create(&'a Revision, Vec<RevisionChildren>),
     SetChildren(&'a Revision, Vec<RevisionChildren>),
+    /// Gives a revision its patch back.
+    Restore(&'a Revision, Vec<RevisionChildren>),
     Delete(&'a Revision),
 }
 
@@ -113,9 +117,12 @@ impl ParentReconciler {
             apply_patch(&mut then, &revision.patch, fields).map_err(SyncError::Failed)?;
             older.push(OlderParent { revision, json: Bytes::from(then.to_string()) });
         }
-        let new = || Revision::new(owner, namespace.clone(), patch);
-        let latest = latest.unwrap_or_else(new);
-        Ok(Some(Revisions { served, latest, older, digest, parent: json, related: Vec::new() }))
+        let (latest, is_altered) = match latest {
+            Some(latest) => (latest, false),
+            None => altered(Revision::new(owner, namespace.clone(), patch), &mut older),
+        };
+        let related = Vec::new();
+        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent: json, related }))
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them.
@@ -214,6 +221,9 @@ impl ParentReconciler {
                         });
                     }
                 }
+                RevisionWrite::Restore(revision, children) => {
+                    restore_revision(revision, &children, &resource).await?;
+                }
                 RevisionWrite::Delete(revision) => {
                     let Some((uid, _)) = &revision.observed else { continue };
                     match resource.delete(&revision.key, uid).await {
@@ -284,6 +294,8 @@ impl Revisions {
         }
         if self.latest.observed.is_none() {
             writes.push(RevisionWrite::Create(&self.latest, plan.latest.clone()));
+        } else if self.is_altered {
+            writes.push(RevisionWrite::Restore(&self.latest, plan.latest.clone()));
         } else if self.latest.children != plan.latest {
             writes.push(RevisionWrite::SetChildren(&self.latest, plan.latest.clone()));
         }
@@ -303,6 +315,38 @@ impl Revisions {
     pub(super) fn needs_write(&self, plan: &Plan) -> bool {
         !self.writes(plan).is_empty()
     }
+}
+
+/// Returns a new revision, and whether an object of its name exists among the older revisions: one
+/// whose patch somebody has edited. It is taken out of them, with its children.
+fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
+    let Some(at) = older.iter().position(|older| older.revision.key == new.key) else {
+        return (new, false);
+    };
+    (Revision { patch: new.patch, ..older.remove(at).revision }, true)
+}
+
+/// Gives the object of a revision its patch back, and sets its children.
+async fn restore_revision(
+    revision: &Revision,
+    children: &[RevisionChildren],
+    resource: &Resource<'_>,
+) -> Result<(), SyncError> {
+    let doing = format!("restoring the edited ControllerRevision {}", revision.key);
+    let failed = |error| match is_gone(&error) {
+        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
+        false => SyncError::of_write(&doing, &error),
+    };
+    let live = resource.get(&revision.key).await.map_err(failed)?;
+    let unreadable = |error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error)));
+    let mut object: Value = serde_json::from_slice(live.json()).map_err(unreadable)?;
+    let (uid, version) = revision.observed.clone().unwrap_or_default();
+    object["metadata"]["uid"] = json!(uid);
+    object["metadata"]["resourceVersion"] = json!(version);
+    object["parentPatch"] = revision.patch.clone();
+    object["children"] = json!(children);
+    let body = Bytes::from(object.to_string());
+    resource.update(&revision.key, body).await.map_err(failed).map(|IgnoredAny| ())
 }
 
 /// Patch of the children alone, for exactly this version of a revision.

@@ -18,7 +18,7 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
-        ApplyStrategy, RollingRule,
+        ApplyStrategy, HookKind, RollingRule,
         apply_strategy::ApplyRule,
         children::{Child, ChildContext, Desired, Parent},
         counted_hook::CountedHook,
@@ -27,7 +27,7 @@ use crate::{
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, Recorded,
-            RolloutProgress, UpdatedCondition, plan, readiness,
+            Revision, RolloutProgress, UpdatedCondition, ids, plan, readiness,
         },
     },
 };
@@ -55,8 +55,14 @@ impl ParentReconciler {
         response: &mut CheckedResponse,
         context: &Context,
     ) -> Result<PlannedRollout, SyncError> {
+        let rolling = Rolling::new(self, rules);
+        let latest = rolling.wanted(&response.desired);
         let mut older_responses = Vec::with_capacity(revisions.older.len());
         for (older, related) in revisions.older.iter().zip(&revisions.related) {
+            if hook.kind == HookKind::Sync && rolling.has_ended(&older.revision, &latest) {
+                older_responses.push(None);
+                continue;
+            }
             let call = RevisionCall {
                 json: &older.json,
                 name: Some(&older.revision.key.name),
@@ -64,15 +70,13 @@ impl ParentReconciler {
             };
             let objects = ObservedObjects { related, ..objects };
             match self.call_hook(hook, call, rules, objects, None, context).await? {
-                HookResponse::Checked(response) => older_responses.push(response),
+                HookResponse::Checked(response) => older_responses.push(Some(response)),
                 // Without an earlier record, no response is unchanged.
                 HookResponse::Unchanged(_) => return Err(SyncError::Cancelled),
             }
         }
-        let rolling = Rolling::new(self, rules);
-        let latest = rolling.wanted(&response.desired);
         let older: Vec<_> =
-            older_responses.iter().map(|older| rolling.wanted(&older.desired)).collect();
+            older_responses.iter().map(|older| rolling.wanted_by(older.as_ref())).collect();
         let planned = {
             // Children are decoded one at a time.
             let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
@@ -82,10 +86,10 @@ impl ParentReconciler {
         response.status =
             Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
         // A revision that is no longer used is deleted in this sync, and asked no more.
-        response.finalized &= older_responses.iter().all(|older| older.finalized);
+        response.finalized &= older_responses.iter().flatten().all(|older| older.finalized);
         let used =
             older_responses.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());
-        for (older, _) in used {
+        for older in used.filter_map(|(older, _)| older.as_ref()) {
             let resync = &mut response.record.resync_after;
             *resync = resync.iter().chain(&older.record.resync_after).min().copied();
         }
@@ -201,6 +205,11 @@ impl<'a> Rolling<'a> {
         Some(ChildId { type_: type_.clone(), name })
     }
 
+    /// Returns the children of a response; none without it.
+    fn wanted_by<'d>(&self, response: Option<&'d CheckedResponse>) -> DesiredById<'d> {
+        response.map(|response| self.wanted(&response.desired)).unwrap_or_default()
+    }
+
     fn wanted<'d>(&self, desired: &'d [Desired]) -> DesiredById<'d> {
         let id = |desired: &'d Desired| Some((self.id(desired.group, &desired.key)?, desired));
         desired.iter().filter_map(id).collect()
@@ -261,21 +270,9 @@ impl<'a> Rolling<'a> {
         if child.terminating {
             return ChildState::Deleting;
         }
-        let is_as = |wanted: &DesiredById<'_>, or_contained| match wanted.get(id) {
-            Some(desired) => match self.apply.strategy {
-                ApplyStrategy::DynamicApply => {
-                    self.rules.is_as_desired(child, desired, &self.equal)
-                }
-                ApplyStrategy::ServerSideApply => {
-                    let manager = &self.apply.manager;
-                    self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
-                }
-            },
-            None => Ok(false),
-        };
         let is_own = match assigned {
             // A child that cannot be compared has an error of its own when it is written.
-            AssignedRevision::Older(at) => is_as(&older[at], true).unwrap_or(true),
+            AssignedRevision::Older(at) => self.is_as(child, id, &older[at], true).unwrap_or(true),
             AssignedRevision::Latest | AssignedRevision::Unassigned => true,
         };
         let rule = self.groups[child.group].1;
@@ -284,8 +281,51 @@ impl<'a> Rolling<'a> {
             Some((_, Err(_))) => Err("is unreadable".to_owned()),
             None => Ok(()),
         };
-        let is_latest = is_as(latest, false);
+        // The child may have been updated while children were not updated one at a time.
+        let is_newer = match assigned {
+            AssignedRevision::Older(at) => !is_own || self.includes(id, latest, &older[at]),
+            AssignedRevision::Latest | AssignedRevision::Unassigned => false,
+        };
+        let is_latest = self.is_as(child, id, latest, is_newer);
         ChildState::Present { is_latest, is_own, ready }
+    }
+
+    /// Returns whether an observed child is as these desired children have it. See
+    /// [`ChildContext::is_as_applied`] for `or_contained`.
+    fn is_as(
+        &self,
+        child: &Child,
+        id: &ChildId,
+        wanted: &DesiredById<'_>,
+        or_contained: bool,
+    ) -> Result<bool, String> {
+        let Some(desired) = wanted.get(id) else { return Ok(false) };
+        match self.apply.strategy {
+            ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired, &self.equal),
+            ApplyStrategy::ServerSideApply => {
+                let manager = &self.apply.manager;
+                self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
+            }
+        }
+    }
+
+    /// Returns whether the latest form of a child has all fields of an older one.
+    fn includes(&self, id: &ChildId, latest: &DesiredById<'_>, older: &DesiredById<'_>) -> bool {
+        match (latest.get(id), older.get(id)) {
+            (Some(latest), Some(older)) => self.rules.includes(latest, older),
+            (None, _) | (_, None) => false,
+        }
+    }
+
+    /// Returns whether each child that an older revision records is as the latest one wants it. The
+    /// hook is not called for such a revision: it might not know the parent that it describes, after
+    /// an edit of `revisionHistory.fieldPaths`.
+    fn has_ended(&self, older: &Revision, latest: &DesiredById<'_>) -> bool {
+        let has_ended = |id: ChildId| {
+            let child = self.observed.get(&id).filter(|child| !child.terminating);
+            child.is_some_and(|child| self.is_as(child, &id, latest, false) == Ok(true))
+        };
+        !older.children.is_empty() && ids(&older.children).all(has_ended)
     }
 
     /// Returns the desired children, each in the form of its revision, and the children that are

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod events;
+mod outside_changes;
 
 use std::{
     collections::BTreeMap,

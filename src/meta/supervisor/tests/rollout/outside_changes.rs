@@ -1,0 +1,123 @@
+//! Changes that no rollout makes: of the declaration, of revisions by hand, and of all children
+//! while they are not updated one at a time.
+
+use super::*;
+
+const STRATEGIES: [ApplyStrategy; 2] =
+    [ApplyStrategy::DynamicApply, ApplyStrategy::ServerSideApply];
+
+impl Bench {
+    fn redeclare(&self, change: impl FnOnce(&mut Value)) {
+        let mut controller = self.variant.controller();
+        change(&mut controller);
+        self.harness.declare("roll", controller);
+    }
+
+    /// The only revision.
+    fn revision(&self) -> Value {
+        let mut all = self.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap();
+        assert_eq!(all.len(), 1, "{all:#?}");
+        all.remove(0)
+    }
+
+    /// Versions of the children.
+    fn versions(&self) -> Vec<Value> {
+        let version = |child: Value| child["metadata"]["resourceVersion"].clone();
+        self.children().into_iter().map(version).collect()
+    }
+
+    async fn until_texts(&self, expected: &[&str]) {
+        for _ in 0..1000 {
+            if self.texts() == expected {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{:?}", self.texts());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn revision_whose_patch_somebody_has_edited_gets_its_patch_back() {
+    let bench = Bench::start(PLAIN).await;
+    let original = bench.revision();
+    let mut edited = original.clone();
+    edited["parentPatch"]["spec"] = json!({"template": {"text": "edited", "more": 1}, "x": [1]});
+    edited["metadata"]["labels"]["of"] = json!("somebody");
+    bench.harness.server.apply(edited).unwrap();
+    bench.wire.take_writes();
+
+    bench.edit(json!({"all": "yes"}));
+    bench.done("one").await;
+
+    let restored = bench.revision();
+    assert_eq!(restored["parentPatch"], original["parentPatch"]);
+    assert_eq!(restored["children"], original["children"]);
+    assert_eq!(restored["metadata"]["uid"], original["metadata"]["uid"]);
+    assert_eq!(restored["metadata"]["labels"]["of"], "somebody");
+    assert!(bench.wire.child_writes().is_empty(), "no child is touched");
+    bench.roll_to("two");
+    bench.done("two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_of_the_field_paths_calls_the_hook_for_no_parent_without_its_other_fields() {
+    for strategy in STRATEGIES {
+        let bench = Bench::start(Variant { strategy, ..PLAIN }).await;
+        let versions = bench.versions();
+
+        // The hook cannot read a parent that has a template alone.
+        bench.redeclare(|controller| {
+            controller["parentResource"]["revisionHistory"]["fieldPaths"] = json!(["spec"]);
+        });
+        sleep(Duration::from_secs(1)).await;
+        bench.done("one").await;
+
+        assert_eq!(bench.revision()["parentPatch"], json!({"spec": bench.parent()["spec"]}));
+        assert_eq!(bench.versions(), versions, "{strategy:?}");
+        bench.roll_to("two");
+        bench.done("two").await;
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn children_that_were_updated_together_stay_when_they_are_updated_one_at_a_time_again() {
+    for strategy in STRATEGIES {
+        for method in ["RollingInPlace", "RollingRecreate"] {
+            let bench = Bench::start(Variant { strategy, method, ..PLAIN }).await;
+            bench.redeclare(|controller| {
+                controller["childResources"][0]["updateStrategy"] = json!({"method": "InPlace"});
+            });
+            sleep(Duration::from_secs(1)).await;
+            bench.roll_to("two");
+            bench.until_texts(&["two"; 3]).await;
+            run_until_idle().await;
+            let versions = bench.versions();
+
+            bench.redeclare(|_controller| {});
+            sleep(Duration::from_secs(1)).await;
+            bench.done("two").await;
+
+            assert_eq!(bench.versions(), versions, "{strategy:?} {method}");
+            bench.roll_to("three");
+            bench.done("three").await;
+            bench.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollout_of_a_parent_that_is_scaled_to_zero_ends() {
+    let bench = Bench::start(Variant { has_checks: true, ..PLAIN }).await;
+    bench.roll_to("two");
+    bench.until_texts(&["two", "one", "one"]).await;
+
+    bench.edit(json!({"size": 0}));
+    bench.done("two").await;
+
+    bench.edit(json!({"size": 3}));
+    bench.done("two").await;
+    bench.end().await;
+}
