@@ -318,7 +318,7 @@ impl Revisions {
 }
 
 /// Returns a new revision, and whether an object of its name exists among the older revisions: one
-/// whose patch somebody has edited. It is taken out of them, with its children.
+/// whose patch was edited by hand. It is taken out of them, with its children.
 fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
     let Some(at) = older.iter().position(|older| older.revision.key == new.key) else {
         return (new, false);

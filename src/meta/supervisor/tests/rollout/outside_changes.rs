@@ -38,12 +38,12 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn revision_whose_patch_somebody_has_edited_gets_its_patch_back() {
+async fn revision_whose_patch_was_edited_by_hand_gets_it_back() {
     let bench = Bench::start(PLAIN).await;
     let original = bench.revision();
     let mut edited = original.clone();
     edited["parentPatch"]["spec"] = json!({"template": {"text": "edited", "more": 1}, "x": [1]});
-    edited["metadata"]["labels"]["of"] = json!("somebody");
+    edited["metadata"]["labels"]["of"] = json!("user");
     bench.harness.server.apply(edited).unwrap();
     bench.wire.take_writes();
 
@@ -54,7 +54,7 @@ async fn revision_whose_patch_somebody_has_edited_gets_its_patch_back() {
     assert_eq!(restored["parentPatch"], original["parentPatch"]);
     assert_eq!(restored["children"], original["children"]);
     assert_eq!(restored["metadata"]["uid"], original["metadata"]["uid"]);
-    assert_eq!(restored["metadata"]["labels"]["of"], "somebody");
+    assert_eq!(restored["metadata"]["labels"]["of"], "user");
     assert!(bench.wire.child_writes().is_empty(), "no child is touched");
     bench.roll_to("two");
     bench.done("two").await;
