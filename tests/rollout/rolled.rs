@@ -11,7 +11,7 @@ use pilotlight::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{HookServer, until};
+use crate::support::{HookServer, PATIENCE, until, until_within};
 
 /// Label that selects the objects of a run.
 pub(super) const LABEL: &str = "pilotlight.test/scope";
@@ -156,7 +156,9 @@ impl Rolled {
 
     /// Waits until all children have this text, and one revision with all of them is left.
     pub(super) async fn settles(&self, text: &str) {
-        until(&format!("the children of {} say {text}", self.name), async || {
+        // Fifty children are many requests, one after the other.
+        let patience = PATIENCE * (1 + u32::try_from(self.count).unwrap() / 10);
+        until_within(patience, &format!("the children of {} say {text}", self.name), async || {
             let found = self.found().await.map_err(|error| error.to_string())?;
             let (texts, revisions, reason) = &found;
             let is_right = *texts == vec![text; self.count]
