@@ -166,11 +166,11 @@ impl Manager {
         self.handle.clone()
     }
 
-    /// Registers all metrics of the manager: of its runnables, of its election, and of the clusters
-    /// that were added to it, with their controllers and informers.
+    /// Registers all metrics of the manager: of its runnables and its election, and of its clusters
+    /// with their controllers and informers.
     ///
-    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
-    /// Encode them with [`metrics_text`]. Add all clusters before: those that are added later are not
+    /// The metrics of several clusters have the label `cluster`: the name of the cluster's
+    /// runnable. Encode them with [`metrics_text`]. Add all clusters before; a later one is not
     /// included, which is logged. The metrics of the connections are apart: `TransportMetrics`.
     ///
     /// ```

@@ -66,34 +66,34 @@ use api::{
     WebhookSpec,
 };
 
-pub use crate::informer::{Selector, SelectorError};
+use crate::informer::Selector;
 pub use apply_strategy::{APPLY_FIELD_MANAGER, APPLY_STRATEGY, ApplyStrategy, FieldManager};
-pub use budget::{ControllerBudget, ResponseBudget, ResponseLimits};
+pub(crate) use budget::ControllerBudget;
+pub use budget::{ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
-pub use definition::{
-    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, ParentRule, ParentType, RollingRule,
-    UpdateMethod,
-};
-pub use endpoint::{
-    AuthorizationRule, CaRule, ClientTlsRule, EndpointRule, ObjectReference, ReferenceKind,
-};
+pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
+pub use definition::{Definition, MAX_OWNER_DEPTH, OWNER_DEPTH};
+pub(crate) use endpoint::EndpointRule;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;
-pub use hook_metrics::{HookMetrics, HookSeries};
-pub use hook_rule::{EtagRule, HookKind, HookRule, HookVersion};
+pub use hook_metrics::HookMetrics;
+pub(crate) use hook_metrics::HookSeries;
+pub use hook_rule::HookKind;
+pub(crate) use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub use lenience::Lenience;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
-pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
+pub use protocol::{MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use recorder::EventLimit;
-pub use rejection::{Problem, Rejection};
+pub(crate) use rejection::Rejection;
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,
 };
-pub use webhook::{MAX_RESPONSE_BYTES, Webhook};
+pub use webhook::MAX_RESPONSE_BYTES;
+pub(crate) use webhook::Webhook;
 pub use workers::WORKERS;

@@ -1,9 +1,9 @@
 //! Redaction of text that leaves the process: errors, URLs, and messages of the API server.
 //!
 //! Statuses, Events, logs, metrics and endpoints have more readers than Secrets and credentials.
-//! Text that may quote either is cut here, before it is stored: user, password and query of a URL,
-//! values that serde quotes, the output of a credential plugin, and messages of the API server
-//! about the content of a Secret.
+//! Text that may quote either is cut here, before it is stored. This concerns user, password and
+//! query of a URL, values that serde quotes, and the output of a credential plugin. It also
+//! concerns messages of the API server about the content of a Secret.
 //!
 //! The text of an embedder's own errors is not cut, except for the API server's messages in it.
 
@@ -245,7 +245,7 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
         plain.then(|| text.to_owned())
     };
     let reason = word(&status.reason).unwrap_or_default();
-    // Clauses of the server that show what to do next. They are constant, and quote no object.
+    // Clauses of the server that name the next action. They are constant, and quote no object.
     let known = [
         ("exceeded quota", "exceeded quota"),
         (" cannot ", "the right is missing"),

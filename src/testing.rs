@@ -84,7 +84,8 @@ struct Guide;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Missing binary without a Go toolchain to build it: install or set what the message names.
+    /// Missing binary without a Go toolchain to build it: install or set the item that the message
+    /// names.
     #[error(
         "{missing} is missing and cannot be built, since `go` is not on the PATH: install Go \
          {wanted} or newer, or set KUBEBUILDER_ASSETS to a directory that holds {missing}"

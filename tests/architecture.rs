@@ -210,9 +210,6 @@ fn the_design_is_a_map_of_at_most_2500_words() {
 /// Maximum length of a decision, in words.
 const DECISION_WORDS: usize = 550;
 
-/// Decisions that may be longer, each with its own maximum.
-const LONG_DECISIONS: [(&str, usize); 1] = [("0073-changes-in-place.md", 600)];
-
 #[test]
 fn every_decision_is_in_the_index_short_and_has_its_three_parts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/decisions");
@@ -227,10 +224,8 @@ fn every_decision_is_in_the_index_short_and_has_its_three_parts() {
         let parts = ["\n## Context\n", "\n## Decision\n", "\n## Consequence\n"];
         assert!(index.contains(&format!("({name})")), "{name} is not in the index");
         assert!(parts.iter().all(|part| text.contains(part)), "{name} lacks a part");
-        let allowance = LONG_DECISIONS.iter().find(|(long, _)| *long == name);
-        let most = allowance.map_or(DECISION_WORDS, |(_, most)| *most);
         let words = text.split_whitespace().count();
-        assert!(words <= most, "{name} has {words} words, of at most {most}: shorten it");
+        assert!(words <= DECISION_WORDS, "{name} has {words} words, of at most {DECISION_WORDS}");
     }
 }
 

@@ -407,20 +407,14 @@ async fn unusual_parents_are_synced_like_any_other() {
     supervised.end().await;
 }
 
-#[tokio::test]
-#[expect(clippy::too_many_lines, reason = "table of cases")]
-async fn invalid_controller_names_its_field_and_affects_no_other() {
-    let supervised = Supervised::start("bad-specs").await;
-    let harness = &supervised.harness;
-    let crd = harness.widgets();
-    let good = supervised.spec(&crd);
-    supervised.declare("good", good.clone()).await;
-    supervised.install(&crd).await;
-    harness.create(&crd, "gear", 1).await;
-    supervised.child("gear", 1).await;
-    let rule =
-        |version: &str, resource: &str| json!({ "apiVersion": version, "resource": resource });
-    let cases = [
+/// Child or parent type in a specification.
+fn rule(version: &str, resource: &str) -> Value {
+    json!({ "apiVersion": version, "resource": resource })
+}
+
+/// Pointers to fields of a specification, each with an invalid value and the name in the refusal.
+fn invalid_fields() -> Vec<(&'static str, Value, &'static str)> {
+    vec![
         ("/parentResource/apiVersion", json!("a/b/c"), "spec.parentResource.apiVersion"),
         ("/parentResource/resource", json!("../x"), "spec.parentResource.resource"),
         ("/parentResource/resource", json!(""), "spec.parentResource.resource"),
@@ -453,7 +447,20 @@ async fn invalid_controller_names_its_field_and_affects_no_other() {
             "spec.hooks.sync.webhook.service.port",
         ),
         ("/hooks/sync/webhook/clientTLS", json!({}), "spec.hooks.sync.webhook.clientTLS.secretRef"),
-    ];
+    ]
+}
+
+#[tokio::test]
+async fn invalid_controller_names_its_field_and_affects_no_other() {
+    let supervised = Supervised::start("bad-specs").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let good = supervised.spec(&crd);
+    supervised.declare("good", good.clone()).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+    supervised.child("gear", 1).await;
+    let cases = invalid_fields();
     for (index, (pointer, value, _)) in cases.iter().enumerate() {
         let mut spec = good.clone();
         let (parent, key) = pointer.rsplit_once('/').unwrap();

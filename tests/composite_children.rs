@@ -91,7 +91,7 @@ async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scrip
     let mut manager = Manager::new(ManagerOptions::default());
     let options = MetaOptions {
         hooks: Some(Arc::new(move |definition: &Definition, _| {
-            hooks.lock().unwrap().get(&definition.name).unwrap().clone()
+            hooks.lock().unwrap().get(definition.name()).unwrap().clone()
         })),
         ..MetaOptions::default()
     };

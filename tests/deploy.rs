@@ -189,8 +189,37 @@ fn no_rule_has_a_wildcard() {
     assert_eq!(count, 5);
 }
 
+/// Declares a decorator, grants it one more right on the objects, and waits until it has decorated
+/// one.
+async fn objects_are_decorated(client: &Client, hook: &str, parents: Api<DynamicObject>) {
+    let decorators = Api::<DecoratorController>::all(client.clone());
+    decorators.create(&PostParams::default(), &decorator(hook)).await.unwrap();
+    let roles = Api::<ClusterRole>::all(client.clone());
+    let role = json!({
+        "metadata": {
+            "name": "decorated-greetings",
+            "labels": {"pilotlight.dev/aggregate-to-manager": "true"},
+        },
+        "rules": [{
+            "apiGroups": ["demo.pilotlight.dev"], "resources": ["greetings"], "verbs": ["patch"],
+        }],
+    });
+    let role: ClusterRole = serde_json::from_value(role).unwrap();
+    roles.create(&PostParams::default(), &role).await.unwrap();
+    let has_label = |parent: Option<&DynamicObject>| {
+        parent.is_some_and(|parent| parent.labels().get("decorated").is_some())
+    };
+    let decorated = await_condition(parents, "hello", has_label);
+    timeout(DEADLINE, decorated).await.expect("the object is decorated").unwrap();
+    let reports = |decorator: Option<&DecoratorController>| {
+        let status = decorator.and_then(|decorator| decorator.status.as_ref());
+        status.is_some_and(|status| status.state.as_deref() == Some("Running"))
+    };
+    let reported = await_condition(decorators, "greetings", reports);
+    timeout(DEADLINE, reported).await.expect("its status is written").unwrap();
+}
+
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn manager_runs_with_the_rights_of_its_own_service_account() {
     // A separate control plane, because ClusterRoles and CRDs are cluster-scoped.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
@@ -247,36 +276,10 @@ async fn manager_runs_with_the_rights_of_its_own_service_account() {
     let greeted = |parent: Option<&DynamicObject>| {
         parent.is_some_and(|parent| parent.data["status"]["greeted"] == "hello")
     };
-    let greeted_parents = parents.clone();
-    let written = await_condition(parents, "hello", greeted);
+    let written = await_condition(parents.clone(), "hello", greeted);
     timeout(DEADLINE, written).await.expect("the parent's status is written").unwrap();
 
-    // A decorator takes one more right on the objects it decorates.
-    let decorators = Api::<DecoratorController>::all(client.clone());
-    decorators.create(&PostParams::default(), &decorator(&hook.url)).await.unwrap();
-    let roles = Api::<ClusterRole>::all(client.clone());
-    let role = json!({
-        "metadata": {
-            "name": "decorated-greetings",
-            "labels": {"pilotlight.dev/aggregate-to-manager": "true"},
-        },
-        "rules": [{
-            "apiGroups": ["demo.pilotlight.dev"], "resources": ["greetings"], "verbs": ["patch"],
-        }],
-    });
-    let role: ClusterRole = serde_json::from_value(role).unwrap();
-    roles.create(&PostParams::default(), &role).await.unwrap();
-    let has_label = |parent: Option<&DynamicObject>| {
-        parent.is_some_and(|parent| parent.labels().get("decorated").is_some())
-    };
-    let decorated = await_condition(greeted_parents, "hello", has_label);
-    timeout(DEADLINE, decorated).await.expect("the object is decorated").unwrap();
-    let reports = |decorator: Option<&DecoratorController>| {
-        let status = decorator.and_then(|decorator| decorator.status.as_ref());
-        status.is_some_and(|status| status.state.as_deref() == Some("Running"))
-    };
-    let reported = await_condition(decorators, "greetings", reports);
-    timeout(DEADLINE, reported).await.expect("its status is written").unwrap();
+    Box::pin(objects_are_decorated(&client, &hook.url, parents)).await;
 
     // The base also grants the right to create Events.
     let events = Api::<Event>::namespaced(client, "default");

@@ -147,16 +147,10 @@ fn state(bench: &Bench) -> (String, Value) {
     (ready["message"].as_str().unwrap_or_default().to_owned(), status["epoch"].clone())
 }
 
-#[tokio::test]
-async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
-    let authority = authority();
-    let hook = SecureHook::start(&authority).await;
-    let bench = Bench::with_web_hooks().await;
-    let crd = CrdBuilder::new("secure.test", "Widget");
-    bench.server.install(&crd.build()).unwrap();
-    bench.server.wait_established(&crd.name()).await;
+/// Controller whose hook needs an authority, a client certificate and a token.
+fn secure_controller(url: &str) -> Value {
     let token = json!({"name": "token", "namespace": "default", "key": "token"});
-    let controller = json!({
+    json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
         "metadata": { "name": "secure" },
         "spec": {
@@ -166,16 +160,26 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
                 "updateStrategy": { "method": "InPlace" },
             }],
             "generateSelector": true,
-            "hooks": { "sync": { "webhook": { "url": hook.url } } },
+            "hooks": { "sync": { "webhook": { "url": url } } },
             "endpointConfigs": [{
-                "host": hook.url.trim_start_matches("https://").trim_end_matches("/sync"),
+                "host": url.trim_start_matches("https://").trim_end_matches("/sync"),
                 "caBundle": { "configMapRef": { "name": "authority", "namespace": "default" } },
                 "clientTLS": { "secretRef": { "name": "client", "namespace": "default" } },
                 "authorization": { "secretRef": token },
             }],
         },
-    });
-    bench.server.apply(controller).unwrap();
+    })
+}
+
+#[tokio::test]
+async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
+    let authority = authority();
+    let hook = SecureHook::start(&authority).await;
+    let bench = Bench::with_web_hooks().await;
+    let crd = CrdBuilder::new("secure.test", "Widget");
+    bench.server.install(&crd.build()).unwrap();
+    bench.server.wait_established(&crd.name()).await;
+    bench.server.apply(secure_controller(&hook.url)).unwrap();
     bench
         .until("the missing authority is named", |bench| {
             state(bench).0.contains("default/authority does not exist")

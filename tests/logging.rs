@@ -78,8 +78,30 @@ fn watch_line(bench: &Bench, line: Vec<u8>) {
     bench.parent("q", 0, "one");
 }
 
-#[expect(clippy::too_many_lines, reason = "table of cases")]
 fn cases() -> Vec<Case> {
+    let mut cases = cases_of_types();
+    cases.extend(cases_of_parents());
+    cases.push(case_of_events());
+    cases
+}
+
+/// Sends an event whose object has labels of a wrong type.
+fn unreadable_object(bench: &Bench) {
+    // Version of the object that is written next.
+    let version = bench.server.resource_version() + 1;
+    let object = json!({
+        "apiVersion": "bench.test/v1", "kind": "Widget",
+        "metadata": {
+            "name": "q", "namespace": "default", "uid": "of-q",
+            "resourceVersion": version.to_string(), "labels": ["no", "map"],
+        },
+    });
+    let event = json!({ "type": "ADDED", "object": object });
+    watch_line(bench, event.to_string().into_bytes());
+}
+
+/// Faults of the requests for a type.
+fn cases_of_types() -> Vec<Case> {
     let of_the_type = Case {
         what: "",
         begin: |_| {},
@@ -89,16 +111,6 @@ fn cases() -> Vec<Case> {
         within: REPORT_DEADLINE,
         // The end of the watch, then the fault.
         most: 3,
-    };
-    let of_the_parent = |what, begin, error| Case {
-        what,
-        begin,
-        message: "reconcile failed",
-        error,
-        fields: OF_THE_PARENT,
-        within: REPORT_DEADLINE,
-        // Back-off from 5 ms, doubling; from a second on, one line in ten failures.
-        most: 80,
     };
     vec![
         Case {
@@ -143,19 +155,7 @@ fn cases() -> Vec<Case> {
         },
         Case {
             what: "an object cannot be read",
-            begin: |bench| {
-                // Version of the object that is written next.
-                let version = bench.server.resource_version() + 1;
-                let object = json!({
-                    "apiVersion": "bench.test/v1", "kind": "Widget",
-                    "metadata": {
-                        "name": "q", "namespace": "default", "uid": "of-q",
-                        "resourceVersion": version.to_string(), "labels": ["no", "map"],
-                    },
-                });
-                let event = json!({ "type": "ADDED", "object": object });
-                watch_line(bench, event.to_string().into_bytes());
-            },
+            begin: unreadable_object,
             message: "object cannot be read and is left out",
             error: "labels",
             ..of_the_type
@@ -174,6 +174,22 @@ fn cases() -> Vec<Case> {
             most: 8,
             ..of_the_type
         },
+    ]
+}
+
+/// Faults of the hook of a parent.
+fn cases_of_parents() -> Vec<Case> {
+    let of_the_parent = |what, begin, error| Case {
+        what,
+        begin,
+        message: "reconcile failed",
+        error,
+        fields: OF_THE_PARENT,
+        within: REPORT_DEADLINE,
+        // Back-off from 5 ms, doubling; from a second on, one line in ten failures.
+        most: 80,
+    };
+    vec![
         of_the_parent(
             "the hook is refused a connection",
             |bench| {
@@ -194,23 +210,26 @@ fn cases() -> Vec<Case> {
             },
             "status 500",
         ),
-        Case {
-            what: "Events are refused",
-            begin: |bench| {
-                let refusal = status(403, "Forbidden", "no right to tell");
-                bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
-                // Failures with an Event each, in two namespaces.
-                let answer = HookError::Status { code: 400, body: "never".to_owned(), proxy: None };
-                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
-                bench.parent("p", 2, "one");
-            },
-            message: "an Event was not written; further failures of this cause are logged at debug",
-            error: "no right to tell",
-            fields: &[("reason", "SyncError"), ("name", "p")],
-            within: REPORT_DEADLINE,
-            most: 20,
-        },
     ]
+}
+
+fn case_of_events() -> Case {
+    Case {
+        what: "Events are refused",
+        begin: |bench| {
+            let refusal = status(403, "Forbidden", "no right to tell");
+            bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
+            // Failures with an Event each, in two namespaces.
+            let answer = HookError::Status { code: 400, body: "never".to_owned(), proxy: None };
+            bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+            bench.parent("p", 2, "one");
+        },
+        message: "an Event was not written; further failures of this cause are logged at debug",
+        error: "no right to tell",
+        fields: &[("reason", "SyncError"), ("name", "p")],
+        within: REPORT_DEADLINE,
+        most: 20,
+    }
 }
 
 fn matches_case(case: &Case, line: &Line) -> bool {

@@ -11,6 +11,7 @@ mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
 mod changes;
+mod connection;
 #[cfg(feature = "cli")]
 mod constant;
 mod counts;
@@ -43,12 +44,10 @@ use std::{
     time::Duration,
 };
 
-use http::Request;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
-    Api, Client,
+    Api,
     api::{Patch, PatchParams, PostParams},
-    client::Body,
 };
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
@@ -70,7 +69,7 @@ use pilotlight::{
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::{
-    runtime::{self, Handle, Runtime},
+    runtime::{Handle, Runtime},
     sync::watch,
     task::JoinSet,
     time::{self, Instant, timeout},
@@ -79,7 +78,6 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "cli")]
 pub(crate) use self::metrics::{of_type as metric_of_type, text as metrics_text};
-use self::rights::Rights;
 pub(crate) use self::{
     alone::{alone, alone_where},
     carrier::{Carrier, Embedded, Listening},
@@ -108,6 +106,7 @@ pub(crate) use self::{
     },
     workload::Workload,
 };
+use self::{connection::Connection, rights::Rights};
 
 /// Deadline for every wait of a test; reached only by tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -229,7 +228,6 @@ impl<'plane> Harness<'plane> {
         Self::at(Server::Real(plane), name, options).await
     }
 
-    #[expect(clippy::too_many_lines, reason = "one harness of many parts")]
     pub(crate) async fn at(server: Server<'plane>, name: &str, options: HarnessOptions) -> Self {
         let scope = server.scope(name).await;
         let user = format!("pilot-{}", scope.namespace);
@@ -240,31 +238,8 @@ impl<'plane> Harness<'plane> {
         }
         let (faults, wire) = (Faults::default(), Faults::default());
         let connection = TransportMetrics::default();
-        let (mut proxy, mut transport, mut runtime) = (None, None, None);
-        let client = match &server {
-            Server::Real(plane) => {
-                let mut config = plane.user(&user, &options.groups).unwrap();
-                if options.proxied {
-                    let between = Proxy::to_api_server(config, &wire).await.unwrap();
-                    config = between.config();
-                    proxy = Some(between);
-                }
-                let own = own_runtime(name);
-                let _runtime = own.enter();
-                let (metrics, idle_timeout) = (connection.clone(), options.idle_timeout);
-                let kept = TransportOptions { metrics, idle_timeout, ..Default::default() };
-                let to_server = Transport::new(config, kept).unwrap();
-                let client = disturbed(to_server.client().unwrap(), &faults);
-                transport = Some(to_server);
-                drop(_runtime);
-                runtime = Some(own);
-                client
-            }
-            Server::Simulated(simulated) => {
-                assert!(!options.proxied, "no wire leads to a simulated server");
-                disturbed(simulated.client_as(&user), &faults)
-            }
-        };
+        let Connection { client, proxy, transport, runtime } =
+            Connection::open(&server, (name, &user), &options, (&faults, &wire), &connection).await;
         let handle = runtime.as_ref().map_or_else(Handle::current, |own| own.handle().clone());
         let HarnessOptions { discovery, informers, .. } = options;
         let namespace = options.restricted.then(|| scope.namespace.as_str().into());
@@ -545,22 +520,6 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T
         }
         time::sleep(Duration::from_millis(5)).await;
     }
-}
-
-fn own_runtime(name: &str) -> Runtime {
-    let mut builder = runtime::Builder::new_multi_thread();
-    builder.worker_threads(1).thread_name(name).enable_all().build().unwrap()
-}
-
-/// Wraps a client so that its requests pass the faults. The wrapper belongs to the runtime in which
-/// it is created.
-fn disturbed(inner: Client, faults: &Faults) -> Client {
-    let service = tower::service_fn(move |request: Request<Body>| {
-        let inner = inner.clone();
-        async move { inner.send(request).await }
-    });
-    let service = tower::ServiceBuilder::new().layer(faults.layer()).service(service);
-    Client::new(service, "default")
 }
 
 fn record(

@@ -112,7 +112,38 @@ impl Driver {
         Ok(())
     }
 
-    #[expect(clippy::too_many_lines, reason = "one step for each variant")]
+    /// Deletes the first child of a parent, if it has one.
+    async fn delete_child(&self, at: usize, parent: usize) -> anyhow::Result<()> {
+        let children = Api::<ConfigMap>::namespaced(self.server.client.clone(), NAMESPACE);
+        let parents = self.server.parents(self.kind(at));
+        let found = retry("a parent", async || parents.get(&name_of(parent)).await).await?;
+        let suffix = self.server.naming().suffix(&found.uid().unwrap_or_default());
+        let child = self.kind(at).child(parent, 0) + &suffix;
+        match children.delete(&child, &DeleteParams::default()).await {
+            Ok(_) => {}
+            // The parent has no child by its specification, or not yet.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    async fn set_declared(&self, at: usize, declared: bool) -> anyhow::Result<()> {
+        let kind = self.kind(at);
+        if !declared {
+            self.controllers().delete(&kind.controller(), &DeleteParams::default()).await?;
+            return Ok(());
+        }
+        let controller = serde_json::from_value(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": { "name": kind.controller() },
+            "spec": controller_spec(kind),
+        }))?;
+        self.controllers().create(&post_params(), &controller).await?;
+        Ok(())
+    }
+
     async fn perform(&mut self, step: &Step) -> anyhow::Result<()> {
         match step {
             Step::PutParent(at, parent, spec) => self.put(self.kind(*at), *parent, spec).await?,
@@ -120,20 +151,7 @@ impl Driver {
                 let parents = self.server.parents(self.kind(*at));
                 parents.delete(&name_of(*parent), &DeleteParams::background()).await?;
             }
-            Step::DeleteChild(at, parent) => {
-                let children = Api::<ConfigMap>::namespaced(self.server.client.clone(), NAMESPACE);
-                let parents = self.server.parents(self.kind(*at));
-                let found =
-                    retry("a parent", async || parents.get(&name_of(*parent)).await).await?;
-                let suffix = self.server.naming().suffix(&found.uid().unwrap_or_default());
-                let child = self.kind(*at).child(*parent, 0) + &suffix;
-                match children.delete(&child, &DeleteParams::default()).await {
-                    Ok(_) => {}
-                    // The parent has no child by its specification, or not yet.
-                    Err(kube::Error::Api(status)) if status.code == 404 => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            Step::DeleteChild(at, parent) => self.delete_child(*at, *parent).await?,
             Step::Uninstall(at) => self.server.uninstall(self.kind(*at)).await?,
             Step::Install(at, _, parents) => {
                 let kind = self.kind(*at);
@@ -164,20 +182,7 @@ impl Driver {
                 let change = json!({ "metadata": { "annotations": { PAUSED: paused } } });
                 self.change_controller(self.kind(*at), change).await?;
             }
-            Step::SetDeclared(at, true) => {
-                let kind = self.kind(*at);
-                let controller = serde_json::from_value(json!({
-                    "apiVersion": "metacontroller.k8s.io/v1alpha1",
-                    "kind": "CompositeController",
-                    "metadata": { "name": kind.controller() },
-                    "spec": controller_spec(kind),
-                }))?;
-                self.controllers().create(&post_params(), &controller).await?;
-            }
-            Step::SetDeclared(at, false) => {
-                let name = self.kind(*at).controller();
-                self.controllers().delete(&name, &DeleteParams::default()).await?;
-            }
+            Step::SetDeclared(at, declared) => self.set_declared(*at, *declared).await?,
             Step::SetHookMode(at, mode) => self.hook.set_mode(*at, *mode),
             Step::Faults(seed) => {
                 let profile = Profile { rules: 30, within: 30, ..Profile::default() };

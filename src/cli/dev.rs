@@ -43,9 +43,9 @@ pub(super) struct DevArgs {
     /// Run no manager: only a control plane with Pilotlight's CRDs.
     #[arg(long, conflicts_with = "demo")]
     no_manager: bool,
-    /// Run a demo, then end: a controller is declared before its type exists, starts, stops and
-    /// starts again as the type is installed, removed and installed again. Prints the duration of
-    /// each step.
+    /// Run a demo, then end. A controller is declared before its type exists. It starts when the
+    /// type is installed, stops when it is removed, and starts again when it returns. Prints the
+    /// duration of each step.
     #[arg(long)]
     demo: bool,
     /// Keep everything running after the demo, until Ctrl-C.

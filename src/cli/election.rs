@@ -37,8 +37,8 @@ pub(super) struct ElectionArgs {
     /// both use the same namespace.
     #[arg(long, value_name = "NAME", default_value = "metacontroller")]
     leader_election_id: String,
-    /// Time after which another replica takes over from one that has died. A duration such as 15s.
-    /// The API server has four fifths of the difference between this and the renew deadline for each
+    /// Time after which another replica takes over from a dead leader. A duration such as 15s. The
+    /// API server has four fifths of the difference between this and the renew deadline for each
     /// write of the leader: raise this if admission webhooks are slow.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
     leader_election_lease_duration: Duration,

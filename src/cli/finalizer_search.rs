@@ -21,10 +21,10 @@ use super::served_types;
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Maximum number of custom types that a glance reads: one request each.
-const GLANCE_TYPES: usize = 50;
-/// Built-in types that a glance reads as well: those that decorators commonly select.
-const GLANCE_BUILT_IN: [&str; 14] = [
+/// Maximum number of custom types that a quick search reads, with one request each.
+const QUICK_TYPES: usize = 50;
+/// Built-in types that a quick search reads: decorators commonly select them.
+const QUICK_BUILT_IN: [&str; 14] = [
     "configmaps",
     "cronjobs.batch",
     "daemonsets.apps",
@@ -40,8 +40,8 @@ const GLANCE_BUILT_IN: [&str; 14] = [
     "services",
     "statefulsets.apps",
 ];
-/// Maximum time of a glance: the command has other things to show.
-const GLANCE_TIME: Duration = Duration::from_secs(3);
+/// Maximum time of a quick search: the command prints more than its result.
+const QUICK_TIME: Duration = Duration::from_secs(3);
 
 /// Parent with the finalizer of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub(super) async fn search(
 /// Searches the first objects of custom types, and of some built-in ones, for parents that are being
 /// deleted and have a finalizer that `wanted` selects. Bounded in requests, objects and time; types
 /// that cannot be read are left out.
-pub(super) async fn glance(
+pub(super) async fn quick_search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
 ) -> Vec<ParentWithFinalizer> {
@@ -101,9 +101,9 @@ pub(super) async fn glance(
         let Ok(types) = served_types::list(client.clone()).await else { return };
         let custom = types.iter().filter(|report| report.origin == Origin::Crd);
         let built_in = types.iter().filter(|report| {
-            report.origin != Origin::Crd && GLANCE_BUILT_IN.contains(&&*report.name)
+            report.origin != Origin::Crd && QUICK_BUILT_IN.contains(&&*report.name)
         });
-        for report in custom.take(GLANCE_TYPES).chain(built_in) {
+        for report in custom.take(QUICK_TYPES).chain(built_in) {
             let Some(resource) = resource(report) else { continue };
             let all = Api::<DynamicObject>::all_with(client.clone(), &resource);
             let page = ListParams::default().limit(PAGE);
@@ -118,7 +118,7 @@ pub(super) async fn glance(
         }
     };
     // The parents that were found until then are reported.
-    timeout(GLANCE_TIME, read).await.ok();
+    timeout(QUICK_TIME, read).await.ok();
     let mut parents = found.into_inner().parents;
     parents.sort();
     parents

@@ -69,8 +69,8 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// Parses a whole number as Go's flags do: decimal, or with the prefix of another base, such as
-/// `0x1F`, `0o17` and `017`, and with `_` between digits.
+/// Parses a whole number as Go's flags do. It may have the prefix of another base (`0x1F`, `0o17`,
+/// `017`), and `_` between digits.
 pub(super) fn go_int(text: &str) -> Result<i64, String> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits),

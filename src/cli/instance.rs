@@ -9,10 +9,11 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
+    informer::Selector,
     manager::{Election, Manager, ManagerHandle, ManagerOptions, RunnableOptions},
     meta::{
         ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, HookMetrics, MetaOptions,
-        Selector, Supervisor,
+        Supervisor,
     },
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };

@@ -75,8 +75,8 @@ fn colours(no_color: Option<OsString>, terminal: bool) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
-/// Returns whether a module logs the bodies of the API server's responses, Secrets among them. It
-/// is silenced at every level, whatever the directives are.
+/// Returns whether a module logs the bodies of the API server's responses, Secrets among them. The
+/// module is silenced at every level, regardless of the directives.
 fn quotes_bodies(target: &str) -> bool {
     target.starts_with("kube_client::client")
 }

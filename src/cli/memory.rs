@@ -1,4 +1,4 @@
-//! Freed memory that jemalloc keeps for later: returned to the system when work has calmed down.
+//! Return of freed memory to the system: jemalloc keeps it for later allocations.
 //!
 //! jemalloc returns freed memory within 10 s, but only while the process allocates. A process at
 //! rest would keep the memory of its last burst.

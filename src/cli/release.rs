@@ -274,7 +274,7 @@ mod tests {
         server.remove("v1", "ConfigMap", "default", "three").unwrap();
         server.forget_requests();
 
-        let held = finalizer_search::glance(&server.client(), |_, name, _| name == "b").await;
+        let held = finalizer_search::quick_search(&server.client(), |_, name, _| name == "b").await;
 
         let names: Vec<_> =
             held.iter().map(|held| (held.name.as_str(), held.terminating)).collect();

@@ -111,7 +111,7 @@ impl StatusArgs {
         let client = transport.client()?;
         let listed = declared::list(client.clone()).await?;
         for (kind, error) in &listed.unread {
-            tracing::warn!(%kind, error, "declared controllers of this kind not read");
+            tracing::warn!(%kind, error, "reading the declared controllers of this kind failed");
         }
         let mut report = StatusReport::of_objects(&listed.objects);
         let unproven = unproven(&client, &listed).await;
@@ -119,7 +119,7 @@ impl StatusArgs {
             for kind in &unproven {
                 tracing::warn!(
                     %kind,
-                    "finalizers of this kind not reported: its controllers are not known"
+                    "finalizers of this kind are not reported, because its controllers are not known"
                 );
             }
             Some(unowned(&client, &listed, &unproven).await?)
@@ -127,12 +127,15 @@ impl StatusArgs {
             let is_orphan = |kind, name: &str, report: &TypeReport| {
                 is_orphan(&listed, &unproven, kind, name, report)
             };
-            Some(finalizer_search::glance(&client, is_orphan).await)
+            Some(finalizer_search::quick_search(&client, is_orphan).await)
         };
         report.rollouts = match rollouts::list(client.clone()).await {
             Ok(rollouts) => Some(rollouts),
             Err(error) => {
-                tracing::warn!(error = request_error(&error), "revisions of children not read");
+                tracing::warn!(
+                    error = request_error(&error),
+                    "reading revisions of children failed"
+                );
                 None
             }
         };
@@ -190,7 +193,7 @@ pub(super) async fn unowned(
         |kind, name: &str, report: &TypeReport| is_orphan(listed, unproven, kind, name, report);
     let search = finalizer_search::search(client, is_orphan, false).await?;
     for error in &search.errors {
-        tracing::warn!(error, "finalizers not read");
+        tracing::warn!(error, "reading finalizers failed");
     }
     Ok(search.parents)
 }

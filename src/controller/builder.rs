@@ -90,9 +90,9 @@ impl Builder {
     /// Adds a type whose objects are controlled by objects of the primary types. A change enqueues
     /// the controlling owner.
     ///
-    /// Only objects with an owner of the primary kind are delivered and kept whole. Of all others
-    /// the cache keeps metadata entries, so that listing it is an error: call [`Builder::whole`] to
-    /// keep all, or read one with [`Context::fetch`](super::Context::fetch).
+    /// Only objects with an owner of the primary kind are delivered and kept whole. The cache keeps
+    /// metadata entries of all others, so that listing it is an error. Call [`Builder::whole`] to
+    /// keep all objects, or read one with [`Context::fetch`](super::Context::fetch).
     pub fn owns<K: kube::Resource<DynamicType = ()>>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Owned { only_controller: true }, true)
     }
@@ -149,7 +149,7 @@ impl Builder {
     }
 
     /// Adds a condition to the input, besides that its type is served: a required input with an
-    /// unmet condition keeps the controller waiting, and an optional one comes and goes alone. A
+    /// unmet condition keeps the controller waiting, and an optional one starts and stops alone. A
     /// plain input takes no condition: call `conditional` or `optional`, too.
     ///
     /// ```
@@ -331,8 +331,8 @@ impl Builder {
         self
     }
 
-    /// Sets the maximum number of reconciles, those that gave their worker slot back included; by
-    /// default and at least [`Builder::max_concurrent_reconciles`].
+    /// Sets the maximum number of reconciles, including those without a worker slot; by default and
+    /// at least [`Builder::max_concurrent_reconciles`].
     #[cfg(feature = "meta")]
     pub(crate) fn most_running(mut self, most: usize) -> Self {
         self.most_running = most;

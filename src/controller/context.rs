@@ -205,7 +205,7 @@ impl Context {
     /// [`Builder::in_cluster`](super::Builder::in_cluster), and its client sends to that cluster,
     /// behind the fence of this epoch.
     ///
-    /// The next reconcile does not wait until the caches of that cluster hold what was written.
+    /// The next reconcile does not wait until the caches of that cluster hold the writes.
     #[must_use]
     pub fn of_cluster(&self, cluster: &Cluster) -> Self {
         let types = cluster.types.clone();
@@ -270,7 +270,7 @@ impl Context {
     ///     context.spawn(async move {
     ///         let patch = Patch::Merge(json!({ "data": { "probed": probe(&request).await } }));
     ///         if let Err(error) = maps.patch("probe", &PatchParams::default(), &patch).await {
-    ///             tracing::warn!(%error, "probe not recorded");
+    ///             tracing::warn!(%error, "recording the probe failed");
     ///         }
     ///     });
     ///     Ok(Outcome::Done)
@@ -304,7 +304,7 @@ impl Context {
     /// `None` for a type that is not an input. `None` too while an optional input has no complete
     /// list: its type is not served, not listed yet, or forbidden.
     ///
-    /// The cache includes what this request wrote before, even while the watch is down: after a
+    /// The cache includes the earlier writes of this request, even while the watch is down: after a
     /// second the written objects are read from the server.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
         self.attached(type_ref).map(|attached| self.reader_of(&attached))

@@ -53,9 +53,8 @@ pub struct InputHandle {
 }
 
 impl Inputs {
-    /// Removes the input of a name. Waits until nothing of it runs: its source, handlers and
-    /// predicates have ended, and its cache is detached from the contexts. Returns whether there
-    /// was such an input.
+    /// Removes the input of a name. Waits until its source, handlers and predicates have ended, and
+    /// its cache is detached from the contexts. Returns whether the input existed.
     ///
     /// Requests that the input has added stay in the queue. A source that does not end is dropped
     /// after the grace.

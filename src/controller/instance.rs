@@ -58,10 +58,10 @@ enum PrepareError {
     /// Install the type, or make it optional.
     #[error("{0} is not served")]
     NotServed(TypeRef),
-    /// Grant what the reason names.
+    /// Grant the right that the reason names.
     #[error("{type_ref} is forbidden: {why}")]
     Forbidden { type_ref: TypeRef, why: String },
-    /// Fix what the reason names.
+    /// Fix the problem that the reason names.
     #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
     /// Wait: the preparation is retried with the next change.

@@ -18,9 +18,9 @@ pub enum Outcome {
     /// Reconcile again after the back-off, which grows with each call in a row that returns this.
     /// No error is logged or counted.
     Requeue,
-    /// Reconcile again as this add says: with its priority, where the other outcomes keep the
-    /// priority of the request; after its delay, like [`Outcome::RequeueAfter`]; and, if it is rate
-    /// limited, after the back-off, like [`Outcome::Requeue`].
+    /// Reconcile again with the priority of this add; other outcomes keep the priority of the
+    /// request. Waits for its delay, like [`Outcome::RequeueAfter`]. If the add is rate limited,
+    /// waits for the back-off, like [`Outcome::Requeue`].
     ///
     /// Semantics: `reconcile.Result` of controller-runtime with `Priority`, except that an error
     /// keeps the priority of its request.
@@ -111,9 +111,9 @@ impl fmt::Display for ReconcileError {
 ///
 /// A closure is a reconciler too: see [`for_object`] for one that takes the object.
 ///
-/// Called for deleted objects too. Two calls for the same request never overlap. Each call finds
-/// what the last one wrote through [`Context::client`] in the caches of the controller's inputs: it
-/// is delayed until they hold it.
+/// Called for deleted objects too. Two calls for the same request never overlap. Each call is
+/// delayed until the caches of the controller's inputs hold the writes that the last call sent
+/// through [`Context::client`].
 pub trait Reconciler: Send + Sync + 'static {
     /// Reconciles one request.
     ///

@@ -53,10 +53,10 @@ use crate::{
 /// Error that ends a run.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
-    /// Raise the timeout, make the input conditional, or fix what the reason names.
+    /// Raise the timeout, make the input conditional, or fix the problem that the reason names.
     #[error("sync timeout after {}: {}", human(*.after), .inputs.join("; "))]
     SyncTimeout { after: Duration, inputs: Vec<String> },
-    /// Fix what the reason names; the run is repeated.
+    /// Fix the problem that the reason names; the run is retried.
     #[error("source {0}")]
     Source(String),
     /// Fix the reconciler, or let the controller recover from panics.

@@ -1,7 +1,7 @@
 //! Change of a type since a holder read its identity.
 //!
 //! Informers, sources and lifecycles hold the identity of a type that was served when they started.
-//! All of them read later states of the type here, so that they agree on what is proven.
+//! All of them read later states of the type here, so that they agree on the proof.
 
 use std::sync::Arc;
 

@@ -277,7 +277,7 @@ fn status_error(status: Box<Status>, path: &str) -> Error {
     Error::Status { path: path.into(), code: status.code, message: status.message }
 }
 
-/// Percent-encodes what is not allowed in a query value.
+/// Percent-encodes the characters that a query value must not have.
 fn escape(value: &str) -> String {
     let mut escaped = String::with_capacity(value.len());
     for byte in value.bytes() {

@@ -179,7 +179,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 /// Returns the next request after a failure, with its delay and cause.
 pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
     let classified = |step, pace, cause| Classified { step, pace, cause };
-    // A failed streaming list is repeated by pages, which every server supports. A problem of the
+    // A failed streaming list is retried by pages, which every server supports. A problem of the
     // type itself shows there.
     let again = match phase {
         RequestPhase::List { .. } | RequestPhase::Watch => NextRequest::Again,
@@ -238,7 +238,7 @@ struct ServerError<'a> {
     message: &'a str,
 }
 
-/// Classifies a status: `again` repeats the request, and `after` is the server's Retry-After.
+/// Classifies a status: `again` retries the request, and `after` is the server's Retry-After.
 fn classify_status(
     server: ServerError<'_>,
     phase: RequestPhase,

@@ -101,7 +101,7 @@ impl Mailbox {
         self.publish(&state);
     }
 
-    /// Returns whether the scan is to continue: it has not ended, and what it found is delivered.
+    /// Returns whether the scan is to continue: it has not ended, and its objects are delivered.
     pub(super) fn wants_scan(&self) -> bool {
         let state = self.lock();
         !state.scanned && state.pending.initial() == 0 && state.ended.is_none()

@@ -36,9 +36,10 @@ struct PendingDelta {
 impl Pending {
     /// Adds a change; `old` is the store's object before the change.
     ///
-    /// Without an entry, the subscriber has seen what the store held, and `old` is kept. An
+    /// Without an entry, the subscriber has seen the object of the store, and `old` is kept. An
     /// existing entry keeps its own `old`. An object that was created and deleted between two pops
-    /// stays as a deletion: a client that created or read it needs the deletion. Only the last [`GONE_MAX`] of these are kept.
+    /// stays as a deletion: a client that created or read it needs the deletion. Only the last
+    /// [`GONE_MAX`] of these are kept.
     pub(super) fn push(
         &mut self,
         key: &ObjectKey,
@@ -292,8 +293,8 @@ mod tests {
 
     proptest! {
         /// A copy built from the deltas alone equals the store once nothing is pending. The old
-        /// object of each delta is what the subscriber had, or one that it never saw. Each object
-        /// deleted since the last pop, and not created again, is reported.
+        /// object of each delta is the version that the subscriber had, or a version that it never
+        /// saw. Each object deleted since the last pop, and not created again, is reported.
         #[test]
         fn folding_the_changes_gives_the_store(steps in prop::collection::vec(step(), 0..200)) {
             let mut store: BTreeMap<String, Object> = BTreeMap::new();

@@ -34,7 +34,7 @@ use crate::{duration::doubled, guard, kind::VersionOrder, redaction};
 
 /// Time in which subscribers that need objects whole share one list.
 const FILL_DELAY: Duration = Duration::from_millis(100);
-/// First and last wait before such a list is repeated after a failure; doubles.
+/// First and last wait before such a list is retried; doubles.
 const FIRST_FILL_RETRY: Duration = Duration::from_secs(1);
 const LAST_FILL_RETRY: Duration = Duration::from_secs(30);
 /// Watch timeouts. Some load balancers silently drop connections that are idle for 240 s.
@@ -183,7 +183,7 @@ impl Reflector {
         self.metrics.restarted(classified.cause);
         if let Some(before) = self.before_fill.take() {
             // The list of one subscriber must not delay the changes of all others: the watch
-            // continues, and the list is repeated later.
+            // continues, and the list is retried later.
             warn!(error = %failure, "list of whole objects fails");
             self.failed_fills = self.failed_fills.saturating_add(1);
             self.informer.want_fill();

@@ -14,10 +14,12 @@ use std::{
     cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::pin,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
     thread,
 };
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Body of one thread of a scenario.
 pub(super) type ThreadBody = Box<dyn FnOnce() + Send>;
@@ -61,7 +63,7 @@ thread_local! {
 }
 
 /// Lets another thread run right before this lock is taken.
-pub(super) fn before<T>(mutex: &parking_lot::Mutex<T>) {
+pub(super) fn before<T>(mutex: &Mutex<T>) {
     let Some((scheduler, own)) = HERE.with_borrow(Clone::clone) else { return };
     let mut state = State::Ready;
     loop {
@@ -103,7 +105,7 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
 
 impl Scheduler {
     fn lock(&self) -> MutexGuard<'_, SchedulerState> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 
     /// Yields to the scheduler; returns when it is this thread's turn again.
@@ -117,7 +119,7 @@ impl Scheduler {
 
     fn await_turn(&self, mut turn: MutexGuard<'_, SchedulerState>, own: usize) {
         while turn.current != Some(own) && !turn.stuck {
-            turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
+            self.moved.wait(&mut turn);
         }
         let stuck = turn.stuck;
         drop(turn);
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     /// Increments a counter in two steps, so that a change between them is lost.
-    fn careless(count: &Arc<(parking_lot::Mutex<()>, AtomicUsize)>) -> ThreadBody {
+    fn careless(count: &Arc<(Mutex<()>, AtomicUsize)>) -> ThreadBody {
         let count = count.clone();
         Box::new(move || {
             let seen = count.1.load(Ordering::SeqCst);
@@ -253,7 +255,7 @@ mod tests {
     fn a_race_that_one_preemption_shows_is_found() {
         let found = catch_unwind(|| {
             explore(1, || {
-                let count: Arc<(parking_lot::Mutex<()>, AtomicUsize)> = Arc::default();
+                let count: Arc<(Mutex<()>, AtomicUsize)> = Arc::default();
                 let threads = vec![careless(&count), careless(&count)];
                 Scenario {
                     threads,

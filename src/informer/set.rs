@@ -121,7 +121,7 @@ impl InformerSet {
     }
 
     /// Subscribes to the types that have informers, with the number of informers each; for a
-    /// component that knows what the server serves.
+    /// component that knows the served types.
     ///
     /// Copy values out of a borrow before calling this set: it publishes under its lock.
     pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {

@@ -360,8 +360,8 @@ impl SharedInformer {
         self.idle.subscribe()
     }
 
-    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect
-    /// once closed.
+    /// Adds or replaces an object, and delivers the change to the subscribers that it concerns. No
+    /// effect once closed.
     pub(super) fn put(&self, object: &Object) -> StoreChange {
         let mut state = self.lock();
         if state.closed.is_some() {

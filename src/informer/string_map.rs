@@ -11,8 +11,8 @@ const OFFSET: usize = size_of::<u32>();
 /// An immutable map of strings, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct StringMap {
-    // Number of entries, end offset of each key and each value, and the text: alternating keys and
-    // values, sorted by key, without separators. Empty without entries.
+    // Number of entries, end offset of each key and each value, and the text. The text has
+    // alternating keys and values, sorted by key, without separators. Empty without entries.
     packed: Box<[u8]>,
 }
 

@@ -25,8 +25,8 @@ pub struct Subscription {
     interests: Interests,
 }
 
-/// Interests of a subscription that come and go while it lasts. Cheap to clone; without effect once
-/// the subscription has ended.
+/// Interests of a subscription that are added and removed while it lasts. Cheap to clone; without
+/// effect once the subscription has ended.
 #[derive(Clone, Debug)]
 pub struct MovingInterests {
     informer: Arc<SharedInformer>,
@@ -96,7 +96,7 @@ impl Subscription {
         }
     }
 
-    /// Returns a change as this subscription keeps the object, whatever others keep.
+    /// Returns a change as this subscription keeps the object, regardless of other subscriptions.
     fn view(&self, delta: Delta) -> Delta {
         let view = |object: Option<Object>| object.map(|object| self.store.view(object));
         Delta { old: view(delta.old), new: view(delta.new), ..delta }

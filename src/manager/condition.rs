@@ -1,4 +1,4 @@
-//! Conditions: what must hold for a runnable to run.
+//! Conditions: requirements under which a runnable runs.
 //!
 //! A condition is a published verdict rather than a one-shot future, so that a loss during the
 //! start of a run is seen. Watching one costs no task and no request.
@@ -140,7 +140,7 @@ pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
 }
 
 /// Returns a condition that is met while any part is, and depends on none of them: for parts that
-/// come and go while an epoch runs.
+/// become met and unmet while an epoch runs.
 #[cfg(any(test, feature = "meta"))]
 pub(crate) fn some_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::SomeOf(parts.into_iter().collect()))
@@ -231,7 +231,7 @@ impl Readiness {
             }
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => {
-                // Each part is marked as seen, whatever those before it are.
+                // Each part is marked as seen, regardless of the parts before it.
                 verdict::some(parts.iter_mut().map(Self::verdict).collect())
             }
             Node::Optional(part) => {

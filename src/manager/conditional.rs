@@ -13,7 +13,7 @@ use crate::guard::{self, GuardedDrop};
 /// Runnable that runs only while a condition is met.
 ///
 /// A condition that is added to a [`Controller`](crate::controller::Controller), or to an adopted
-/// one of kube-rs, gets the refusals (403) of its reconciles, like those of
+/// one of kube-rs, gets the refusals (403) of its reconciles, as with
 /// [`Builder::when`](crate::controller::Builder::when). Any other runnable reports them by
 /// [`Epoch::refused`].
 ///

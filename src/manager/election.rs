@@ -278,7 +278,7 @@ impl ElectionRun {
         }
     }
 
-    /// Asks to free the lease: nothing of the term runs any more.
+    /// Asks to free the lease, since all runs of the term have ended.
     pub(super) fn release(&self) {
         self.release.cancel();
     }

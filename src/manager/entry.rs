@@ -37,7 +37,7 @@ pub(super) enum Preparation {
 }
 
 impl PendingReplacement {
-    /// Cancels the preparation and releases what it acquired.
+    /// Cancels the preparation and releases its resources.
     pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
         match std::mem::replace(&mut self.preparation, Preparation::None) {
             Preparation::None => return,

@@ -326,12 +326,11 @@ impl Epoch {
     /// The end of the epoch drops the requests that are not answered; their error is
     /// [`FenceClosed`](super::FenceClosed). A read counts as answered when the head of its response
     /// has arrived, or when its future is dropped; its body can be read until the epoch ends. The
-    /// outcome of a write is unknown unless its whole response was read: when its future is
-    /// dropped, when the connection is lost, or when a gateway answers in the server's place (502,
-    /// 504).
+    /// outcome of a write is unknown unless its whole response was read. Examples are a dropped
+    /// future, a lost connection, and the answer of a gateway (502, 504).
     ///
-    /// A refusal of a request about Secrets lacks the server's message, which may quote what the
-    /// Secret holds: its `Status` has code, reason and field paths.
+    /// A refusal of a request about Secrets lacks the server's message, which may quote the Secret.
+    /// Its `Status` has code, reason and field paths.
     ///
     /// kube spawns a task per call; clone the returned client instead of calling this again.
     pub fn client(&self, client: &Client) -> Client {

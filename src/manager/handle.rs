@@ -66,8 +66,8 @@ impl ManagerHandle {
     ///
     /// The running epoch continues until the condition of the new specification is met and the new
     /// runnable is prepared. Then the epoch is stopped as superseded and the new one starts. Until
-    /// then `pending` in the status has the reason. A later replacement discards one
-    /// that still waits. Replacing a runnable with itself only discards the one that waits.
+    /// then `pending` in the status has the reason. A later replacement discards a waiting one.
+    /// Replacing a runnable with itself only discards the waiting replacement.
     ///
     /// # Errors
     ///

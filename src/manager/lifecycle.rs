@@ -226,7 +226,8 @@ impl Lifecycle {
         self.decide(now)
     }
 
-    /// Decides whether to start or to stop, from the state, the verdict and what the owner allows.
+    /// Decides whether to start or to stop, from the state, the verdict and the permission of the
+    /// owner.
     fn decide(&mut self, now: Instant) -> Vec<LifecycleAction> {
         match &self.state {
             State::Waiting | State::BackingOff | State::Stopped if self.removed => {
@@ -280,7 +281,7 @@ impl Lifecycle {
 
     /// Begins the back-off at the end of the run, so that draining its tasks does not prolong it.
     fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
-        // A run that was asked to stop ends for that reason, whatever it returns.
+        // A run that was asked to stop ends for that reason, regardless of its result.
         let State::Live { since, .. } = self.state else { return Vec::new() };
         let reason = match end {
             RunEnd::Completed => DoneReason::Completed,

@@ -26,8 +26,8 @@ pub(super) enum Overrun {
     WaitedFor,
 }
 
-/// Runs `run` until it ends or is dropped after its grace. Returns when nothing of the epoch is
-/// left: no task, and no request that may still be sent.
+/// Runs `run` until it ends or is dropped after its grace. Returns when the epoch has no task, and
+/// no request that may still be sent.
 ///
 /// [`Epoch::subscribe_returned`] reports the end of the run earlier. From then on, its tasks have
 /// the grace.

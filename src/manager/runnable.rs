@@ -50,10 +50,10 @@ pub enum RunnableGroup {
 pub trait Runnable: Send + Sync + 'static {
     /// Runs one epoch: until [`Epoch::stopping`] resolves, or until the work is done.
     ///
-    /// When the returned future ends, the epoch is stopping: tasks of [`Epoch::spawn`] have the
+    /// When the returned future ends, the epoch is stopping. Tasks of [`Epoch::spawn`] have the
     /// grace, and are then dropped at their next await. The epoch is done when nothing of it is
-    /// left. `start` is called again for every epoch, so it builds what an epoch needs from `self`.
-    /// When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
+    /// left. `start` is called again for every epoch, so it builds the state of an epoch from
+    /// `self`. When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult>;
 
     /// Returns the group that determines when the runnable starts and stops.
@@ -97,7 +97,8 @@ pub trait Runnable: Send + Sync + 'static {
         None
     }
 
-    /// Releases what [`Runnable::prepare`] acquired: the prepared start does not happen now.
+    /// Releases the resources of [`Runnable::prepare`], because the prepared start does not happen
+    /// now.
     fn unprepare(&self) {}
 }
 

@@ -59,8 +59,8 @@ impl RunnableSpec {
         })
     }
 
-    /// Releases what `prepare` acquired. A panic is reported in the status of the epoch that runs
-    /// meanwhile.
+    /// Releases the resources of `prepare`. A panic is reported in the status of the epoch that
+    /// runs meanwhile.
     pub(super) fn unprepare(&self, name: &ControllerName, epoch: Option<&Epoch>) {
         if let Err(error) = guard::run(|| self.runnable.unprepare()) {
             warn!(controller = %name, error, "`unprepare` panicked");

@@ -135,7 +135,7 @@ pub struct Transition {
 pub enum TransitionKind {
     /// The runnable entered a state.
     Entered(ControllerState),
-    /// The epoch is done: nothing of it runs, subscribes or sends. Sent exactly once per epoch.
+    /// The epoch is done: no part of it runs, subscribes or sends. Sent exactly once per epoch.
     Done(DoneReason),
     /// The runnable was removed, and its name is free again.
     Removed,

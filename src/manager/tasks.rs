@@ -16,7 +16,7 @@ pub(super) struct SpawnedTasks {
 }
 
 impl SpawnedTasks {
-    /// No tasks yet; `panics` counts those that will panic.
+    /// No tasks yet; `panics` counts tasks that panic.
     pub(super) fn new(panics: Counter) -> Self {
         Self { tracker: TaskTracker::new(), abort: CancellationToken::new(), panics }
     }

@@ -3,8 +3,7 @@
 //!
 //! The types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
 //! Metacontroller's. A field that is part of the schema and not executed is refused when the
-//! controller is declared; [`Definition`](super::Definition) is the checked form of a
-//! specification.
+//! controller is declared; `src/meta/definition.rs` validates it.
 
 mod composite_controller;
 mod controller_revision;

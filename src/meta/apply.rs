@@ -119,8 +119,8 @@ struct Execution<'a> {
 impl Apply {
     /// Applies the desired children in their order. A failure of one child does not stop the
     /// others; a throttle and a cancellation do, and the writes under way are awaited. Returns
-    /// whether all children are as desired, without a write or a dry run, and without one that the
-    /// limit delays.
+    /// whether all children are as desired, without a write or a dry run, and without a delayed
+    /// write.
     ///
     /// # Cancel safety
     ///

@@ -1,5 +1,5 @@
-//! Budgets of hook calls, their responses and their requests: bound the concurrent calls of a
-//! process, and the decoded bytes that a process, a controller and a response hold.
+//! Budgets of hook calls, their responses and their requests. They bound the concurrent calls of a
+//! process, and the decoded bytes of a process, a controller and a response.
 //!
 //! A response of up to 64 KiB is read without a reservation; each sync holds at most one. Before
 //! more is read, a longer response reserves its maximum length: responses that reserve piece by
@@ -130,7 +130,7 @@ impl ResponseBudget {
 
     /// Share of the controller of this name. Epochs of one name share it, because they overlap when
     /// a controller is edited.
-    pub fn controller(&self, name: &str) -> ControllerBudget {
+    pub(crate) fn controller(&self, name: &str) -> ControllerBudget {
         let mut shares = self.shares.lock();
         shares.retain(|_, share| share.is_held());
         let share = shares.entry(name.to_owned()).or_default();
@@ -159,7 +159,7 @@ impl Default for ResponseBudget {
 
 /// Share of one controller in the budget of its process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
-pub struct ControllerBudget {
+pub(crate) struct ControllerBudget {
     process: ResponseBudget,
     responses: Arc<Semaphore>,
     kept: Arc<Semaphore>,

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub(super) use self::fields::type_ref;
-pub use self::parents::{ParentRule, ParentType};
+pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
     ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, MAX_CHILDREN,
     StatusChecks,
@@ -42,74 +42,74 @@ pub(super) const DEFAULT_NAMESPACE: &str = "default";
 /// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
 
-/// A declared controller that can be executed.
+/// Validated specification of a declared controller.
 #[derive(Clone, Debug)]
 pub struct Definition {
     /// Kind of the object.
-    pub kind: ControllerKind,
+    pub(crate) kind: ControllerKind,
     /// Name of the object.
-    pub name: String,
+    pub(crate) name: String,
     /// Types of parents, in the order of their first rules; exactly one for a CompositeController.
     /// The position of a type is that of [`Request::primary`](crate::controller::Request::primary).
-    pub parents: Vec<ParentType>,
+    pub(crate) parents: Vec<ParentType>,
     /// Types of children, or of attachments.
-    pub children: Vec<ChildRule>,
+    pub(crate) children: Vec<ChildRule>,
     /// True if children are selected by a label with the parent's uid; for CompositeControllers.
-    pub generate_selector: bool,
+    pub(crate) generate_selector: bool,
     /// Fields of a parent whose change begins a rolling update; `spec` unless declared.
-    pub revision_fields: Vec<String>,
+    pub(crate) revision_fields: Vec<String>,
     /// Namespace of the revisions of cluster-scoped parents; `default` when parsed.
-    pub revision_namespace: Arc<str>,
+    pub(crate) revision_namespace: Arc<str>,
     /// Time after which every parent is synced again.
-    pub resync_period: Option<Duration>,
+    pub(crate) resync_period: Option<Duration>,
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
-    pub max_owner_depth: usize,
+    pub(crate) max_owner_depth: usize,
     /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
-    pub max_children: usize,
+    pub(crate) max_children: usize,
     /// True if children are recreated without dry runs; false when parsed.
-    pub recreates_at_once: bool,
+    pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
-    pub lenience: Lenience,
+    pub(crate) lenience: Lenience,
     /// Maximum number of concurrent hook calls, if the object sets one.
-    pub workers: Option<usize>,
+    pub(crate) workers: Option<usize>,
     /// Apply strategy of the children, if the object sets one.
-    pub apply_strategy: Option<ApplyStrategy>,
+    pub(crate) apply_strategy: Option<ApplyStrategy>,
     /// Field manager of server-side apply, if the object sets one.
-    pub field_manager: Option<FieldManager>,
+    pub(crate) field_manager: Option<FieldManager>,
     /// The sync hook; without it, nothing is done for a parent until it is finalized.
-    pub sync: Option<HookRule>,
+    pub(crate) sync: Option<HookRule>,
     /// The finalize hook; without it, parents get no finalizer.
-    pub finalize: Option<HookRule>,
+    pub(crate) finalize: Option<HookRule>,
     /// The customize hook; without it, no objects are related to parents.
-    pub customize: Option<HookRule>,
+    pub(crate) customize: Option<HookRule>,
     /// The accepted object with an empty status, which hooks receive as `controller`.
-    pub controller: Bytes,
+    pub(crate) controller: Bytes,
 }
 
 /// Type of children.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChildRule {
+pub(crate) struct ChildRule {
     /// The type.
-    pub type_ref: TypeRef,
+    pub(crate) type_ref: TypeRef,
     /// Update method of existing children.
-    pub strategy: UpdateMethod,
+    pub(crate) strategy: UpdateMethod,
     /// Rule of rolling updates; `None` if all children are updated at once.
-    pub rolling: Option<RollingRule>,
+    pub(crate) rolling: Option<RollingRule>,
     /// True if the controller also runs while the type is missing.
-    pub optional: bool,
+    pub(crate) optional: bool,
     /// True if a change of nothing but the status of a child does not sync its parent. Has no effect
     /// on rolling types, whose update waits for the status.
-    pub ignore_status_changes: bool,
+    pub(crate) ignore_status_changes: bool,
 }
 
 /// Rule of rolling updates of one type of children.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RollingRule {
+pub(crate) struct RollingRule {
     /// True for `RollingInPlace`, false for `RollingRecreate`.
-    pub is_in_place: bool,
+    pub(crate) is_in_place: bool,
     /// Conditions that an updated child must have before the next one is updated.
-    pub checks: StatusChecks,
+    pub(crate) checks: StatusChecks,
 }
 
 impl RollingRule {
@@ -121,7 +121,7 @@ impl RollingRule {
 
 /// Update method of a child that exists and differs from the desired one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UpdateMethod {
+pub(crate) enum UpdateMethod {
     /// Not updated; created again after it was deleted.
     #[default]
     OnDelete,
@@ -145,12 +145,22 @@ struct Declaration {
 }
 
 impl Definition {
+    /// Returns the kind of the object.
+    pub fn kind(&self) -> ControllerKind {
+        self.kind
+    }
+
+    /// Returns the name of the object.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Reads an object of this kind.
     ///
     /// # Errors
     ///
     /// [`Rejection`] names every field that prevents execution.
-    pub fn parse(kind: ControllerKind, object: &Bytes) -> Result<Self, Rejection> {
+    pub(crate) fn parse(kind: ControllerKind, object: &Bytes) -> Result<Self, Rejection> {
         let value: Value =
             serde_json::from_slice(object).map_err(|error| Rejection::Undecodable {
                 field: "object".to_owned(),

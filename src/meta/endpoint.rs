@@ -21,18 +21,18 @@ use super::{
 
 /// TLS and credentials of one hook, as declared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndpointRule {
+pub(crate) struct EndpointRule {
     /// Certificates that are trusted instead of the system's.
-    pub ca_bundle: Option<CaRule>,
+    pub(crate) ca_bundle: Option<CaRule>,
     /// Client certificate of the requests.
-    pub client_tls: Option<ClientTlsRule>,
+    pub(crate) client_tls: Option<ClientTlsRule>,
     /// Header `Authorization` of the requests.
-    pub authorization: Option<AuthorizationRule>,
+    pub(crate) authorization: Option<AuthorizationRule>,
 }
 
 /// Place of the trusted certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CaRule {
+pub(crate) enum CaRule {
     /// PEM in the specification.
     Inline(String),
     /// Key of a Secret or ConfigMap.
@@ -41,18 +41,18 @@ pub enum CaRule {
 
 /// Place of a client certificate and of its private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientTlsRule {
+pub(crate) struct ClientTlsRule {
     /// The Secret.
-    pub secret: ObjectReference,
+    pub(crate) secret: ObjectReference,
     /// Key of the certificate.
-    pub certificate: String,
+    pub(crate) certificate: String,
     /// Key of the private key.
-    pub private_key: String,
+    pub(crate) private_key: String,
 }
 
 /// Place of the credentials in the header `Authorization`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AuthorizationRule {
+pub(crate) enum AuthorizationRule {
     /// A scheme with the value of a key.
     Scheme {
         /// Scheme, such as `Bearer`.
@@ -75,18 +75,18 @@ pub enum AuthorizationRule {
 
 /// Secret or ConfigMap that a hook names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectReference {
+pub(crate) struct ObjectReference {
     /// The kind.
-    pub kind: ReferenceKind,
+    pub(crate) kind: ReferenceKind,
     /// Namespace.
-    pub namespace: Arc<str>,
+    pub(crate) namespace: Arc<str>,
     /// Name.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
 }
 
 /// Kind of an object that a hook names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ReferenceKind {
+pub(crate) enum ReferenceKind {
     /// `Secret`
     Secret,
     /// `ConfigMap`
@@ -141,7 +141,7 @@ impl ReferenceKind {
 
 impl EndpointRule {
     /// Returns the rule of a webhook at `field`: its own fields if it sets one of them, else the
-    /// first entry of `endpointConfigs` with its host. Adds what is wrong to `problems`.
+    /// first entry of `endpointConfigs` with its host. Adds its errors to `problems`.
     pub(super) fn of(
         field: &str,
         webhook: &WebhookSpec,

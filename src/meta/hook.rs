@@ -101,7 +101,7 @@ pub(crate) async fn call<'a>(
         () = token.cancelled() => Err(HookError::Cancelled),
         response = hook.call_about(&parent.key, &parent.uid, request) => response,
     };
-    // An abandoned call counts as answered: a hook call is repeated, so its outcome is not needed.
+    // An abandoned call counts as answered: a hook call is retried, so its outcome is not needed.
     passage.answered();
     match response {
         Ok(response) => Ok((response, counted)),

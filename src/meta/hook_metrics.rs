@@ -3,23 +3,23 @@
 //! Metacontroller counts responses by their status code, and therefore no call without a response.
 //! Pilotlight's own metric counts each call once, with its outcome.
 
+mod series;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, atomic::AtomicI64},
-    time::Duration,
 };
 
-use http::StatusCode;
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use tokio::time::Instant;
 
-use super::{HookError, HookKind, rollout::RolloutHealth};
+pub(crate) use self::series::{CountedCall, HookSeries};
+use super::{HookError, HookKind};
 use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Bucket bounds in seconds: Go's defaults, which dashboards expect.
@@ -319,7 +319,7 @@ impl HookMetrics {
 
     /// Returns the series of one hook of a controller; removed when the last user of these labels
     /// is dropped.
-    pub fn series(
+    pub(crate) fn series(
         &self,
         kind: HookKind,
         controller_name: &str,
@@ -353,173 +353,10 @@ impl fmt::Debug for HookMetrics {
     }
 }
 
-/// Series of one hook.
-pub struct HookSeries {
-    families: Arc<Families>,
-    key: SeriesKey,
-}
-
-/// Call in progress.
-pub(crate) struct CallTimer<'a> {
-    series: &'a HookSeries,
-    since: Instant,
-}
-
-/// Call of a hook, counted as cancelled unless its outcome is set.
-pub(crate) struct CountedCall<'a> {
-    series: &'a HookSeries,
-    outcome: CallOutcome,
-}
-
-impl CountedCall<'_> {
-    /// Counts the call with its outcome.
-    pub(crate) fn end(mut self, outcome: CallOutcome) {
-        self.outcome = outcome;
-    }
-}
-
-impl Drop for CountedCall<'_> {
-    fn drop(&mut self) {
-        let labels = self.series.calls(self.outcome);
-        self.series.families.calls.get_or_create(&labels).inc();
-    }
-}
-
-impl HookSeries {
-    /// Starts a call that is counted with its outcome.
-    pub(crate) fn call(&self) -> CountedCall<'_> {
-        CountedCall { series: self, outcome: CallOutcome::Cancelled }
-    }
-
-    /// Counts a sync that ended with the response, since nothing had changed.
-    pub(crate) fn unchanged_sync(&self) {
-        self.families.unchanged.get_or_create(&self.key.labels).inc();
-    }
-
-    /// Returns another user of the series, which keeps it.
-    pub(crate) fn another(&self) -> Self {
-        self.families.users().entry(self.key.clone()).or_default().count += 1;
-        Self { families: self.families.clone(), key: self.key.clone() }
-    }
-
-    /// Sets the gauges of rollouts.
-    pub(crate) fn rollouts(&self, rollouts: &RolloutHealth) {
-        let labels = &self.key.labels;
-        let pending = i64::try_from(rollouts.pending).unwrap_or(i64::MAX);
-        self.families.pending_rollouts.get_or_create(labels).set(pending);
-        let since = rollouts.since.map_or(0, |since| since.as_second());
-        self.families.rollout_since.get_or_create(labels).set(since);
-    }
-
-    fn calls(&self, outcome: CallOutcome) -> CallLabels {
-        let SeriesKey { kind, labels } = self.key.clone();
-        let SeriesLabels { controller_name, controller_type, url } = labels;
-        let (hook, outcome) = (kind.word(), outcome.word());
-        CallLabels { controller_name, controller_type, url, hook, outcome }
-    }
-
-    /// Starts the measurement of a call.
-    pub(crate) fn begin(&self) -> CallTimer<'_> {
-        let SeriesKey { kind, labels } = &self.key;
-        self.families.of(*kind).in_flight.get_or_create(labels).inc();
-        CallTimer { series: self, since: Instant::now() }
-    }
-
-    /// Returns the gauge of the tasks that drive its connections.
-    pub(super) fn tasks(&self) -> HookTasks {
-        self.families.tasks.of(self.key.labels.clone())
-    }
-
-    /// Counts an event of a connection, with the time since the connection was begun.
-    pub(super) fn connecting(&self, event: ConnectEvent, since: Duration) {
-        let families = self.families.of(self.key.kind);
-        let family = families.connecting(event);
-        family.get_or_create(&self.connect_labels(event)).observe(since.as_secs_f64());
-    }
-
-    fn connect_labels(&self, event: ConnectEvent) -> ConnectLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        ConnectLabels { controller_name, controller_type, url, event: event.word() }
-    }
-
-    fn durations(&self) -> HookDurationLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        HookDurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
-    }
-
-    fn requests(&self, code: &str) -> HookRequestLabels {
-        let SeriesLabels { controller_name, controller_type, url } = self.key.labels.clone();
-        HookRequestLabels {
-            controller_name,
-            controller_type,
-            url,
-            method: "post".to_owned(),
-            code: code.to_owned(),
-        }
-    }
-}
-
-impl CallTimer<'_> {
-    /// Ends the measurement with the status of the response, if there is one.
-    pub(crate) fn end(self, status: Option<StatusCode>) {
-        let Some(status) = status else { return };
-        let series = self.series;
-        let code = status.as_str().to_owned();
-        let took = self.since.elapsed().as_secs_f64();
-        let families = series.families.of(series.key.kind);
-        families.durations.get_or_create(&series.durations()).observe(took);
-        families.requests.get_or_create(&series.requests(&code)).inc();
-        if let Some(users) = series.families.users().get_mut(&series.key) {
-            users.codes.insert(code);
-        }
-    }
-}
-
-impl Drop for CallTimer<'_> {
-    fn drop(&mut self) {
-        // An abandoned call is counted down as well.
-        let SeriesKey { kind, labels } = &self.series.key;
-        self.series.families.of(*kind).in_flight.get_or_create(labels).dec();
-    }
-}
-
-impl Drop for HookSeries {
-    fn drop(&mut self) {
-        let mut users = self.families.users();
-        let Some(entry) = users.get_mut(&self.key) else { return };
-        entry.count -= 1;
-        if entry.count == 0 {
-            let families = self.families.of(self.key.kind);
-            for code in std::mem::take(&mut entry.codes) {
-                families.requests.remove(&self.requests(&code));
-            }
-            for outcome in CallOutcome::ALL {
-                self.families.calls.remove(&self.calls(outcome));
-            }
-            families.durations.remove(&self.durations());
-            for event in ConnectEvent::ALL {
-                families.connecting(event).remove(&self.connect_labels(event));
-            }
-            families.in_flight.remove(&self.key.labels);
-            users.remove(&self.key);
-            // The hooks of a controller at one URL share this series.
-            if !users.keys().any(|key| key.labels == self.key.labels) {
-                self.families.unchanged.remove(&self.key.labels);
-                self.families.pending_rollouts.remove(&self.key.labels);
-                self.families.rollout_since.remove(&self.key.labels);
-            }
-        }
-    }
-}
-
-impl fmt::Debug for HookSeries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HookSeries").field(&self.key).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
 
     fn text(registry: &Registry) -> String {

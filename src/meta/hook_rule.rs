@@ -49,31 +49,31 @@ impl HookKind {
 
 /// Rule of one hook.
 #[derive(Clone, PartialEq, Eq)]
-pub struct HookRule {
+pub(crate) struct HookRule {
     /// Protocol version; decides the keys of children in a request.
-    pub version: HookVersion,
+    pub(crate) version: HookVersion,
     /// True if unknown and duplicate fields of a response are errors.
-    pub strict: bool,
+    pub(crate) strict: bool,
     /// URL of the hook. A user name and password in it become the header `Authorization`; do not
     /// show them.
-    pub url: Uri,
+    pub(crate) url: Uri,
     /// Timeout of a whole exchange.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
     /// Rule for responses with an ETag; `None` keeps none.
-    pub etag: Option<EtagRule>,
+    pub(crate) etag: Option<EtagRule>,
     /// TLS and credentials.
-    pub endpoint: EndpointRule,
+    pub(crate) endpoint: EndpointRule,
 }
 
 /// Rule for responses that are kept by their ETag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EtagRule {
+pub(crate) struct EtagRule {
     /// Time for which a response is kept after it was received; `None` keeps it until the epoch
     /// ends.
-    pub lifetime: Option<Duration>,
+    pub(crate) lifetime: Option<Duration>,
     /// Interval at which expired responses are removed; `None` removes them when another one is
     /// kept.
-    pub sweep: Option<Duration>,
+    pub(crate) sweep: Option<Duration>,
 }
 
 impl fmt::Debug for HookRule {
@@ -90,7 +90,7 @@ impl fmt::Debug for HookRule {
 
 /// Version of the hook protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HookVersion {
+pub(crate) enum HookVersion {
     /// Keys are relative to the parent.
     V1,
     /// Keys are always namespace and name.

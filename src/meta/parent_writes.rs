@@ -329,7 +329,7 @@ impl ParentWrites {
         })
     }
 
-    /// Records what the server stored when `sent` was written.
+    /// Records the status that the server stored when `sent` was written.
     pub(crate) fn record_stored_status(
         &self,
         key: &Request,

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Reason why an object cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejection {
+pub(crate) enum Rejection {
     /// The object does not have the shape of its kind; correct the named field.
     #[error("{field}: {message}")]
     Undecodable {
@@ -23,7 +23,7 @@ pub enum Rejection {
 
 impl Rejection {
     /// Returns the reason for a condition, in CamelCase.
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
             Self::Unbuildable(_) => "NotBuildable",
@@ -33,11 +33,11 @@ impl Rejection {
 
 /// Problem of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub(crate) struct Problem {
     /// Path of the field.
-    pub field: String,
-    /// Problem, and what to do about it.
-    pub message: String,
+    pub(crate) field: String,
+    /// Problem, and its correction.
+    pub(crate) message: String,
 }
 
 impl fmt::Display for Problem {

@@ -125,7 +125,7 @@ impl Related {
         let (rules, at) = (Arc::clone(rules), Instant::now());
         let mut state = self.lock();
         let responses = state.responses.entry(key.clone()).or_default();
-        // A parent that was created anew has another uid, and revisions come and go.
+        // A parent that was created anew has another uid, and revisions are added and removed.
         responses.retain(|known, response| {
             is_same_parent(known, uid) && response.at.elapsed() < RESPONSE_LIFETIME
         });

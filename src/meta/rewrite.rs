@@ -59,7 +59,7 @@ pub(crate) fn with_field(
     put(into, b"}")
 }
 
-/// Counts what is written.
+/// Number of written bytes.
 struct Counter(usize);
 
 impl io::Write for Counter {

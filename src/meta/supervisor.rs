@@ -48,7 +48,7 @@ pub const PAUSED: &str = "pilotlight.dev/paused";
 /// [`Supervisor::name`].
 pub const SUPERVISOR: &str = "compositecontrollers";
 
-/// Makes one of the declared hooks of a controller.
+/// Creates one of the declared hooks of a controller, in place of a call to its URL.
 pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send + Sync>;
 
 /// Options of all declared controllers.
@@ -255,7 +255,7 @@ impl Supervisor {
         self.kind.plural()
     }
 
-    /// Returns a handle on what it declares, for reports.
+    /// Returns a handle to the declared controllers, for reports.
     pub fn declared(&self) -> DeclaredControllers {
         self.declared.clone()
     }

@@ -46,12 +46,11 @@ use crate::{
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Hook at a URL.
-pub struct Webhook {
+pub(crate) struct Webhook {
     // Without user name and password.
     url: Uri,
     authorization: Option<HeaderValue>,
     timeout: Duration,
-    max_response_bytes: usize,
     error_excerpts: bool,
     redirects: bool,
     longest_retry_after: Duration,
@@ -75,12 +74,11 @@ struct CallSubject<'a> {
 impl Webhook {
     /// Returns a hook at this URL; `timeout` bounds a whole exchange. A user name and a password in
     /// the URL are sent as basic authorization.
-    pub fn new(url: Uri, timeout: Duration) -> Self {
+    pub(crate) fn new(url: Uri, timeout: Duration) -> Self {
         Self {
             authorization: basic_authorization(&url),
             url: without_user(url),
             timeout,
-            max_response_bytes: usize::MAX,
             error_excerpts: false,
             redirects: false,
             longest_retry_after: MAX_RETRY_AFTER,
@@ -94,18 +92,10 @@ impl Webhook {
         }
     }
 
-    /// Sets the limit of a response in bytes; by default as the budget allows, which is
-    /// [`MAX_RESPONSE_BYTES`] for a default budget.
-    #[must_use]
-    pub fn max_response_bytes(mut self, limit: usize) -> Self {
-        self.max_response_bytes = limit;
-        self
-    }
-
     /// Includes the first bytes of an error body in [`HookError::Status`], which is shown in
     /// Events, statuses and logs. Off by default, since the body may hold secrets.
     #[must_use]
-    pub fn error_excerpts(mut self, shown: bool) -> Self {
+    pub(crate) fn error_excerpts(mut self, shown: bool) -> Self {
         self.error_excerpts = shown;
         self
     }
@@ -113,7 +103,7 @@ impl Webhook {
     /// Follows redirects with status 307 and 308, at most ten in one call; off by default. The
     /// timeout covers them. Another host gets neither credentials nor a client certificate.
     #[must_use]
-    pub fn redirects(mut self, followed: bool) -> Self {
+    pub(crate) fn redirects(mut self, followed: bool) -> Self {
         self.redirects = followed;
         self
     }
@@ -121,7 +111,7 @@ impl Webhook {
     /// Sets the longest wait that the hook may ask for by status 429; 5 min by default. A longer one
     /// is cut.
     #[must_use]
-    pub fn longest_retry_after(mut self, longest: Duration) -> Self {
+    pub(crate) fn longest_retry_after(mut self, longest: Duration) -> Self {
         self.longest_retry_after = longest;
         self
     }
@@ -130,7 +120,7 @@ impl Webhook {
     /// requests to the proxy, whose header `Authorization` the proxy can read. A hook over https is
     /// called through a tunnel.
     #[must_use]
-    pub fn proxies(mut self, proxies: Proxies) -> Self {
+    pub(crate) fn proxies(mut self, proxies: Proxies) -> Self {
         self.proxies = proxies;
         self
     }
@@ -139,14 +129,14 @@ impl Webhook {
     /// [`Transport::user_agent`](crate::transport::Transport::user_agent), which names the
     /// embedder's product; the library alone by default.
     #[must_use]
-    pub fn user_agent(mut self, user_agent: HeaderValue) -> Self {
+    pub(crate) fn user_agent(mut self, user_agent: HeaderValue) -> Self {
         self.user_agent = user_agent;
         self
     }
 
     /// Holds responses within this share of a process's budget, instead of a budget of its own.
     #[must_use]
-    pub fn budget(mut self, budget: ControllerBudget) -> Self {
+    pub(crate) fn budget(mut self, budget: ControllerBudget) -> Self {
         if let Some(etags) = &mut self.etags {
             etags.set_budget(budget.clone());
         }
@@ -156,7 +146,7 @@ impl Webhook {
 
     /// Counts calls in these metrics.
     #[must_use]
-    pub fn series(mut self, series: HookSeries) -> Self {
+    pub(crate) fn series(mut self, series: HookSeries) -> Self {
         self.series = Some(Arc::new(series));
         self
     }
@@ -165,7 +155,7 @@ impl Webhook {
     /// request names the tag in `If-None-Match`, and the hook may confirm the response with status
     /// 304 or 412 instead of sending it again.
     #[must_use]
-    pub fn etag(mut self, rule: Option<EtagRule>) -> Self {
+    pub(crate) fn etag(mut self, rule: Option<EtagRule>) -> Self {
         self.etags = rule.map(|rule| EtagCache::new(rule, self.budget.clone()));
         self
     }

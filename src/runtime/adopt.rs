@@ -64,7 +64,7 @@ pub struct Adopted {
 /// ```
 ///
 /// - The epoch is running when the store of the controller's own type has synced.
-/// - A stop is graceful: no new reconcile starts, and those that run may finish within the grace.
+/// - A stop is graceful: no new reconcile starts, and running ones may finish within the grace.
 ///   Then the controller is dropped, and its reconciles are aborted. Before the first sync it is
 ///   dropped at once.
 /// - A reconcile that panics concerns its object alone, which is reconciled again after 30 s. A

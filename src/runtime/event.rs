@@ -28,6 +28,6 @@ pub fn publish(context: &Context, recorder: &Recorder, event: Event, object: Obj
             Ok(Err(error)) => redaction::error(&error),
             Err(_) => format!("no response within {DEADLINE:?}"),
         };
-        warn!(error, "event not published");
+        warn!(error, "publishing the Event failed");
     });
 }

@@ -47,7 +47,7 @@ pub use self::{
 };
 use super::Error;
 
-/// Limit for a recorder to see what a list shows.
+/// Time in which a recorder must see the objects of a list.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between attempts at a server that does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

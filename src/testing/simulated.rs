@@ -3,8 +3,8 @@
 //!
 //! The server serves the common built-in types and the installed CRDs, with one resource version
 //! for all. Towards controllers it behaves as kube-apiserver, the garbage collector and the
-//! namespace controller do: watches with bookmarks, pages that expire, finalizers, generations,
-//! server-side apply, CRDs that are installed and deleted, aggregated APIs that fail.
+//! namespace controller do. It has watches with bookmarks, pages that expire, finalizers,
+//! generations and server-side apply. CRDs are installed and deleted, and aggregated APIs fail.
 //!
 //! ```
 //! # use std::time::Duration;

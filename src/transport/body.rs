@@ -43,7 +43,7 @@ struct Arrival {
     end: Instant,
     // Error at `end`.
     error: Error,
-    /// Arrival of what the reader has got last, until it asks for more.
+    /// Arrival of the data that the reader received last, until it asks for more.
     arrived: Option<Instant>,
 }
 

@@ -21,8 +21,8 @@ use super::{Error, proxy::port};
 /// # }
 /// ```
 ///
-/// Reads `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`, whose entries name hosts to
-/// reach directly: `example.com` (with all subdomains), `.example.com` (only subdomains),
+/// Reads `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`. Entries of the latter name
+/// hosts to reach directly: `example.com` (with all subdomains), `.example.com` (only subdomains),
 /// `10.0.0.1`, `10.0.0.0/8`, each with an optional `:port` (except a range), or `*`. A loopback
 /// address is always reached directly, and so is a server without TLS.
 ///

@@ -198,7 +198,7 @@ impl Pool {
         Err(last)
     }
 
-    /// The client for HTTP/1.1, if that is what the server speaks.
+    /// Client for HTTP/1.1, if the server does not speak HTTP/2.
     fn http1(&self) -> Option<legacy::Client<TimedConnector, Body>> {
         let mut http1 = self.http1_state();
         match http1.until {

@@ -39,11 +39,11 @@ use tokio_rustls::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Serve,
-    /// Sends GOAWAY on those that are open now.
+    /// Sends GOAWAY on the open connections.
     GoAway,
-    /// Breaks those that are open now.
+    /// Breaks the open connections.
     Break,
-    /// Refuses every further stream on those that are open now.
+    /// Refuses every further stream on the open connections.
     RefuseStreams,
 }
 

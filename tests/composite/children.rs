@@ -2,33 +2,36 @@
 
 use super::*;
 
+/// Child of another kind than ConfigMap, with one field.
+fn child(kind: &str, request: &Value, field: &str, value: Value) -> Value {
+    let mut child = config_map(request);
+    child["kind"] = json!(kind);
+    child.as_object_mut().unwrap().remove("data");
+    child[field] = value;
+    child
+}
+
+/// Response with a Secret, a ServiceAccount and, below size 3, a ConfigMap.
+fn three_children(request: &Value) -> Answer {
+    let size = request["parent"]["spec"]["size"].as_i64().unwrap();
+    // "MQ==" is "1".
+    let secret = if size == 1 { "MQ==" } else { "Mg==" };
+    let mut account =
+        child("ServiceAccount", request, "automountServiceAccountToken", json!(false));
+    account["metadata"]["annotations"] = json!({ "size": size.to_string() });
+    let mut children = vec![child("Secret", request, "data", json!({ "size": secret })), account];
+    if size < 3 {
+        children.push(config_map(request));
+    }
+    Answer::Json(json!({ "status": status_of(request), "children": children }))
+}
+
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn children_follow_their_parent_and_are_deleted_with_it() {
     let supervised = Supervised::start("children").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
-    let child = |kind: &str, request: &Value, field: &str, value: Value| {
-        let mut child = config_map(request);
-        child["kind"] = json!(kind);
-        child.as_object_mut().unwrap().remove("data");
-        child[field] = value;
-        child
-    };
-    supervised.hook.answers(move |request| {
-        let size = request["parent"]["spec"]["size"].as_i64().unwrap();
-        // "MQ==" is "1".
-        let secret = if size == 1 { "MQ==" } else { "Mg==" };
-        let mut account =
-            child("ServiceAccount", request, "automountServiceAccountToken", json!(false));
-        account["metadata"]["annotations"] = json!({ "size": size.to_string() });
-        let mut children =
-            vec![child("Secret", request, "data", json!({ "size": secret })), account];
-        if size < 3 {
-            children.push(config_map(request));
-        }
-        Answer::Json(json!({ "status": status_of(request), "children": children }))
-    });
+    supervised.hook.answers(three_children);
     let mut spec = supervised.spec(&crd);
     let more = [
         json!({ "apiVersion": "v1", "resource": "secrets", "updateStrategy": { "method": "Recreate" } }),

@@ -2,9 +2,9 @@
 
 use pilotlight::{manager::ControllerState, testing::CrdBuilder};
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
 
-use crate::support::{Answer, PATIENCE, Supervised, about, eventually};
+use crate::support::{Answer, Supervised};
 
 /// Rule for the related type, or a ConfigMap with the sum of the sizes of parent and gadgets.
 fn answer(request: &Value, gadgets: &CrdBuilder) -> Value {
@@ -75,22 +75,7 @@ async fn related_type_comes_and_goes_while_its_controller_runs() {
             })
             .await;
 
-        harness.scope.delete_crd(&gadgets).await.unwrap();
-        timeout(PATIENCE, harness.scope.wait_gone(&gadgets)).await.unwrap().unwrap();
-        let is_about = about(&gadgets);
-        eventually("nothing of the type is under way", || {
-            let open = harness.faults.open();
-            let informers = harness.cluster.informers.status();
-            let group = harness.scope.group.as_str();
-            let left = informers.iter().any(|it| {
-                (&*it.key.identity.group, &*it.key.identity.plural) == (group, "gadgets")
-            });
-            match left || open.iter().any(|open| is_about(&open.info)) {
-                true => Err(format!("{open:?} {informers:?}")),
-                false => Ok(()),
-            }
-        })
-        .await;
+        harness.remove_type(&gadgets).await;
         absence = harness.assert_absent(&gadgets, tasks).await;
 
         // Parents are synced without the related objects, and without an event of their own.

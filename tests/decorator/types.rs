@@ -10,9 +10,9 @@ use pilotlight::{
     testing::{CrdBuilder, RequestInfo, Verb},
 };
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
 
-use crate::support::{Answer, PATIENCE, Supervised, about, eventually};
+use crate::support::{Answer, Supervised};
 
 /// ConfigMap of an object, named after its kind and name, with its size or its label `size`.
 fn attachment(request: &Value) -> Value {
@@ -29,8 +29,27 @@ fn attachment(request: &Value) -> Value {
     })
 }
 
+/// Specification of a decorator of these types and of the secrets of the test.
+fn decorator_spec(supervised: &Supervised<'_>, crds: &[&CrdBuilder]) -> Value {
+    let mut resources: Vec<_> = crds
+        .iter()
+        .map(|crd| {
+            let resource = crd.api_resource("v1");
+            json!({"apiVersion": resource.api_version, "resource": resource.plural})
+        })
+        .collect();
+    let label = json!({"matchLabels": {"pilotlight.test/own": supervised.harness.scope.namespace}});
+    resources.push(json!({"apiVersion": "v1", "resource": "secrets", "labelSelector": label}));
+    json!({
+        "resources": resources,
+        "attachments": [{
+            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": "InPlace"},
+        }],
+        "hooks": {"sync": {"webhook": {"url": supervised.hook.url}}},
+    })
+}
+
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story on one control plane")]
 async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
     let supervised = Supervised::decorating("decorator-types").await;
     let harness = &supervised.harness;
@@ -38,19 +57,7 @@ async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
     let runnable = format!("DecoratorController-{}", supervised.name("a"));
     supervised.hook.answers(|request| Answer::Json(json!({"attachments": [attachment(request)]})));
     supervised.install(&gadgets).await;
-    let resource = |crd: &CrdBuilder| {
-        let resource = crd.api_resource("v1");
-        json!({"apiVersion": resource.api_version, "resource": resource.plural})
-    };
-    let label = json!({"matchLabels": {"pilotlight.test/own": harness.scope.namespace}});
-    let secrets = json!({"apiVersion": "v1", "resource": "secrets", "labelSelector": label});
-    let spec = json!({
-        "resources": [resource(&widgets), resource(&gadgets), secrets],
-        "attachments": [{
-            "apiVersion": "v1", "resource": "configmaps", "updateStrategy": {"method": "InPlace"},
-        }],
-        "hooks": {"sync": {"webhook": {"url": supervised.hook.url}}},
-    });
+    let spec = decorator_spec(&supervised, &[&widgets, &gadgets]);
     supervised.declare_decorator("a", spec).await;
     harness.running(&runnable, 1).await;
     let secrets = Api::<Secret>::namespaced(harness.scope.client(), &harness.scope.namespace);
@@ -90,22 +97,7 @@ async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
         harness.create(&widgets, "held", 1).await;
         supervised.hook.asked_again("held", calls).await;
 
-        harness.scope.delete_crd(&widgets).await.unwrap();
-        timeout(PATIENCE, harness.scope.wait_gone(&widgets)).await.unwrap().unwrap();
-        let is_about = about(&widgets);
-        eventually("nothing of the type is under way", || {
-            let open = harness.faults.open();
-            let informers = harness.cluster.informers.status();
-            let group = harness.scope.group.as_str();
-            let left = informers.iter().any(|it| {
-                (&*it.key.identity.group, &*it.key.identity.plural) == (group, "widgets")
-            });
-            match left || open.iter().any(|open| is_about(&open.info)) {
-                true => Err(format!("{open:?} {informers:?}")),
-                false => Ok(()),
-            }
-        })
-        .await;
+        harness.remove_type(&widgets).await;
         absence = harness.assert_absent(&widgets, tasks).await;
 
         supervised.resize(&gadgets, "g", 10 * round + 1).await;

@@ -166,7 +166,36 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     declarations.delete(&declared, &DeleteParams::default()).await.unwrap();
 }
 
-#[expect(clippy::too_many_lines, reason = "one story")]
+/// Waits until the child has the size of its parent.
+async fn child_follows(testbed: &Testbed, size: &str) {
+    let maps = testbed.config_maps();
+    until("the child follows", async || {
+        let child = maps.get_opt("gear").await.unwrap();
+        let data = child.and_then(|child| child.data).unwrap_or_default();
+        if data.get("size").is_some_and(|it| it == size) { Ok(()) } else { Err(size.to_owned()) }
+    })
+    .await;
+}
+
+/// Asserts that declared controllers run in their first epochs.
+fn first_epochs_run(testbed: &Testbed, names: &[&str]) {
+    for last in names {
+        let status = testbed.status(&testbed.runnable(last));
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
+    }
+}
+
+/// Waits until the status of a declared controller says that it runs in this epoch.
+async fn status_is_written(testbed: &Testbed, last: &str, epoch: i64) {
+    until("its status is written", async || {
+        let declared = testbed.declarations().get(&testbed.declared_name(last)).await.unwrap();
+        let status = declared.data["status"].clone();
+        let found = (status["state"].as_str(), status["epoch"].as_i64());
+        if found == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
+    })
+    .await;
+}
+
 async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'static>) {
     let testbed = Testbed::on(server, "process-own").await;
     let (crd, gadgets) = (testbed.widgets(), CrdBuilder::new(&testbed.scope.group, "Gadget"));
@@ -193,19 +222,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     testbed.install(&crd).await;
     testbed.install(&gadgets).await;
     testbed.create(&crd, "gear", 1).await;
-    let child = async |size: &str| {
-        let maps = testbed.config_maps();
-        until("the child follows", async || {
-            let child = maps.get_opt("gear").await.unwrap();
-            let data = child.and_then(|child| child.data).unwrap_or_default();
-            if data.get("size").is_some_and(|it| it == size) {
-                Ok(())
-            } else {
-                Err(size.to_owned())
-            }
-        })
-        .await;
-    };
+    let child = async |size: &str| child_follows(&testbed, size).await;
     child("1").await;
     for last in names {
         testbed.running(&testbed.runnable(last), 1).await;
@@ -221,10 +238,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     timeout(PATIENCE, await_condition(testbed.crds(), OWN, gone)).await.unwrap().unwrap();
     testbed.resize(&crd, "gear", 2).await;
     child("2").await;
-    for last in names {
-        let status = testbed.status(&testbed.runnable(last));
-        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
-    }
+    first_epochs_run(&testbed, &names);
     let series =
         "pilotlight_controller_state{controller=\"compositecontrollers\",state=\"Waiting\"} 1";
     let metrics = metrics_text(&testbed.metrics);
@@ -247,17 +261,9 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     assert_eq!(testbed.done(&testbed.runnable("edited"), 1).await, DoneReason::Superseded);
     testbed.resize(&crd, "gear", 3).await;
     child("3").await;
-    for last in ["same", "gone"] {
-        let status = testbed.status(&testbed.runnable(last));
-        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
-    }
+    first_epochs_run(&testbed, &["same", "gone"]);
     for (last, epoch) in [("same", 1), ("edited", 2)] {
-        until("its status is written", async || {
-            let status = declared(last).await.data["status"].clone();
-            let found = (status["state"].as_str(), status["epoch"].as_i64());
-            if found == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
-        })
-        .await;
+        status_is_written(&testbed, last, epoch).await;
     }
 
     // A deletion while the CRD exists stops the controller.

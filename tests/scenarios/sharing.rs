@@ -11,6 +11,7 @@ use kube::api::ListParams;
 use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     informer::{InformerKey, InformerProgress, Linger, Projection, Subscription},
+    kind::ServedType,
     manager::{
         ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable,
         RunnableStatus, always,
@@ -250,7 +251,33 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     testbed.finish().await;
 }
 
-#[expect(clippy::too_many_lines, reason = "one story")]
+/// Waits until the subscription is synced, and returns the number of its changes.
+async fn synced(subscription: &mut Subscription) -> usize {
+    let mut progress = subscription.progress();
+    timeout(PATIENCE, progress.wait_for(|it| *it == InformerProgress::Synced))
+        .await
+        .unwrap()
+        .unwrap();
+    let mut seen = 0;
+    while let Ok(delta) = timeout(Duration::from_millis(200), subscription.next()).await {
+        delta.unwrap();
+        seen += 1;
+    }
+    seen
+}
+
+/// Keys of informers of one type, of which no two are equal.
+fn different_keys(served: &ServedType, namespace: &str) -> [InformerKey; 5] {
+    let whole = InformerKey::new(served.identity.clone());
+    [
+        whole.clone(),
+        InformerKey { namespace: Some(namespace.into()), ..whole.clone() },
+        InformerKey { labels: Some("chosen=yes".into()), ..whole.clone() },
+        InformerKey { projection: Projection::Metadata, ..whole.clone() },
+        InformerKey { managed_fields: true, ..whole.clone() },
+    ]
+}
+
 async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-keys").await;
     let crd = testbed.widgets();
@@ -259,30 +286,10 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let types = &testbed.cluster.types;
     testbed.type_state(&type_of(&crd, "v1"), "is served", |state| state.word() == "Served").await;
     let served = types.served(&type_of(&crd, "v1")).unwrap();
-    let whole = InformerKey::new(served.identity.clone());
-    let keys = [
-        whole.clone(),
-        InformerKey { namespace: Some(testbed.scope.namespace.as_str().into()), ..whole.clone() },
-        InformerKey { labels: Some("chosen=yes".into()), ..whole.clone() },
-        InformerKey { projection: Projection::Metadata, ..whole.clone() },
-        InformerKey { managed_fields: true, ..whole.clone() },
-    ];
+    let keys = different_keys(&served, &testbed.scope.namespace);
     let subscribe = |key: &InformerKey| {
         testbed.enter(|| testbed.cluster.informers.subscribe(&served, key.clone()))
     };
-    async fn synced(subscription: &mut Subscription) -> usize {
-        let mut progress = subscription.progress();
-        timeout(PATIENCE, progress.wait_for(|it| *it == InformerProgress::Synced))
-            .await
-            .unwrap()
-            .unwrap();
-        let mut seen = 0;
-        while let Ok(delta) = timeout(Duration::from_millis(200), subscription.next()).await {
-            delta.unwrap();
-            seen += 1;
-        }
-        seen
-    }
 
     let mut firsts = Vec::new();
     for (number, key) in keys.iter().enumerate() {

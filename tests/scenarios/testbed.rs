@@ -19,11 +19,9 @@ use kube::{
 };
 use pilotlight::{
     controller::{Controller, Handler},
-    informer::InformerOptions,
+    informer::{InformerOptions, Selector},
     manager::ControllerName,
-    meta::{
-        Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor, api::CompositeController,
-    },
+    meta::{Hook, HookError, MetaOptions, SUPERVISOR, Supervisor, api::CompositeController},
     testing::{CrdBuilder, LeakOracle, Measure, open_watches},
 };
 use serde_json::{Value, json};

@@ -13,7 +13,7 @@ use pilotlight::{
     informer::InformerStatus,
     testing::{CrdBuilder, LeakOracle, Measure},
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{Harness, PATIENCE, Position, about, eventually, metrics};
 
@@ -107,6 +107,28 @@ impl Harness<'_> {
             match nameless(&now) == nameless(baseline) && named {
                 true => Ok(()),
                 false => Err(format!("{now:#?}, {baseline:#?} before")),
+            }
+        })
+        .await;
+    }
+
+    /// Deletes a CRD, and waits until no request for its type is open and no informer is left.
+    pub(crate) async fn remove_type(&self, crd: &CrdBuilder) {
+        self.scope.delete_crd(crd).await.unwrap();
+        timeout(PATIENCE, self.scope.wait_gone(crd)).await.unwrap().unwrap();
+        let is_about = about(crd);
+        let resource = crd.api_resource("v1");
+        eventually("nothing of the type is under way", || {
+            let mut open = self.faults.open();
+            open.retain(|open| is_about(&open.info));
+            let mut informers = self.cluster.informers.status();
+            informers.retain(|it| {
+                *it.key.identity.group == *resource.group
+                    && *it.key.identity.plural == *resource.plural
+            });
+            match open.is_empty() && informers.is_empty() {
+                true => Ok(()),
+                false => Err(format!("{open:?} {informers:?}")),
             }
         })
         .await;

@@ -14,11 +14,11 @@ use kube::{
 };
 use pilotlight::{
     discovery::TypeRegistry,
-    informer::{InformerKey, InformerSet, Linger},
+    informer::{InformerKey, InformerSet, Linger, Selector},
     kind::TypeName,
     manager::ManagerHandle,
     meta::{
-        Definition, Hook, HookError, HookKind, MetaOptions, SUPERVISOR, Selector, Supervisor,
+        Definition, Hook, HookError, HookKind, MetaOptions, SUPERVISOR, Supervisor,
         api::CompositeController,
     },
     testing::LeakOracle,
@@ -88,7 +88,7 @@ impl Declared {
         let hooks = Arc::clone(&self.hooks);
         let made = move |definition: &Definition, _: HookKind| -> Arc<dyn Hook> {
             let hooks = hooks.lock().unwrap();
-            Arc::clone(hooks.get(&definition.name).expect("its hook was registered first"))
+            Arc::clone(hooks.get(definition.name()).expect("its hook was registered first"))
                 as Arc<dyn Hook>
         };
         let options = MetaOptions {

@@ -13,10 +13,10 @@ use kube::{
     runtime::wait::{await_condition, conditions},
 };
 use pilotlight::{
-    informer::InformerOptions,
+    informer::{InformerOptions, Selector},
     manager::RestartBackoff,
     meta::{
-        self, MetaOptions, SUPERVISOR, Selector, Supervisor,
+        self, MetaOptions, SUPERVISOR, Supervisor,
         api::{
             CompositeController, CompositeControllerStatus, DecoratorController, StatusCondition,
         },

@@ -1,4 +1,4 @@
-//! Carried-over requests: those that an epoch leaves to the next one of the same name.
+//! Carried-over requests: requests that an epoch leaves to the next epoch of the same name.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! Streak of failed reconciles without one that succeeded: a decision without I/O.
+//! Failure streak: failed reconciles without a success between them. Decides without I/O.
 
 use std::{collections::HashSet, time::Duration};
 

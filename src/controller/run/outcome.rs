@@ -59,7 +59,7 @@ pub(in crate::controller) enum NextReconcile {
 /// Error in a [`ReconcileError::RetryAfter`] for a reconcile that has to wait for a dependency,
 /// such as a hook. The request is requeued as neither failed nor succeeded.
 #[derive(Debug, thiserror::Error)]
-#[error("postponed")]
+#[error("the reconcile waits for a dependency")]
 pub(crate) struct Postponed;
 
 /// Error in a [`ReconcileError::Terminal`] for a reconcile whose object is gone. Counts as no

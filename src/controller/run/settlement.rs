@@ -82,7 +82,7 @@ impl EpochRun {
             NextReconcile::GiveUp(error) => {
                 self.spec.series.errors.inc();
                 self.spec.series.terminal.inc();
-                error!(%error, attempt, "reconcile failed and is not repeated");
+                error!(%error, attempt, "reconcile failed and is not retried");
                 self.failures.failed(&key, &error, true);
             }
             NextReconcile::Wait(behind) => {

@@ -1,4 +1,4 @@
-//! Shutdown of a run, in the order that lets nothing of its epoch outlive it.
+//! Shutdown of a run, in an order that leaves no task and no request of its epoch.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl EpochRun {
         self.epoch.report(|report| report.unfinished = unfinished);
     }
 
-    /// Stops in the order that lets nothing of the epoch outlive it.
+    /// Stops in an order that leaves no task and no request of the epoch.
     pub(super) async fn stop(mut self) {
         // Stops the feed of the sources, and asks the reconciles to end.
         self.cancel.cancel();

@@ -20,8 +20,8 @@ use crate::controller::metrics::Series;
 #[derive(Debug)]
 pub(in crate::controller) struct WorkerBound {
     workers: AtomicUsize,
-    /// Maximum number of reconciles, those that gave their slot back included; less than `workers`
-    /// counts as `workers`.
+    /// Maximum number of reconciles, including those without a slot; less than `workers` counts as
+    /// `workers`.
     most_running: usize,
     /// Wakes the run when a slot may be free, or a reconcile waits for one.
     freed: Notify,

@@ -17,13 +17,12 @@ use crate::{
 /// Sender of requests to several controllers, for events from outside of Kubernetes. Cheap to
 /// clone.
 ///
-/// Each source of [`Broadcast::source`] delivers each request that is sent after it was made, at
-/// least once, merged by its key: until a reconcile returns
+/// Each source of [`Broadcast::source`] delivers each later request at least once, merged by its
+/// key. The next epoch of its controller begins with the request, until a reconcile returns
 /// [`Outcome::Done`](crate::controller::Outcome::Done) or
-/// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal), the next epoch of its
-/// controller begins with it. A stopped or slow controller does not delay the sender or other
-/// controllers; its requests are kept, bounded by their distinct keys, and dropped with
-/// the last clone of its source.
+/// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal). A stopped or slow
+/// controller does not delay the sender or other controllers; its requests are kept, bounded by
+/// their distinct keys, and dropped with the last clone of its source.
 ///
 /// Semantics: `source.Channel` of controller-runtime with several destinations, except that a full
 /// destination does not block the others. [`ChannelSource`](super::super::ChannelSource) holds its

@@ -58,12 +58,12 @@ impl SourceContext {
     }
 
     /// Offers the cache of a subscription to the reconcilers and handlers of the controller, once
-    /// its first list is complete: [`Context::store`] and [`Context::lister`] return it by its type,
-    /// and reconciles wait until it holds what they wrote. Deliver no change before.
+    /// its first list is complete. [`Context::store`] and [`Context::lister`] return it by its
+    /// type, and reconciles wait until it holds their writes. Deliver no change before.
     ///
-    /// The cache is withdrawn when the condition of the source is lost, or the source is done: let
-    /// it end when [`SourceContext::released`] resolves, and not before. Never resolves if the
-    /// informer ends before its first list.
+    /// The cache is withdrawn when the condition of the source is lost, or the source is done. The
+    /// source should end when [`SourceContext::released`] resolves, and not before. Never resolves
+    /// if the informer ends before its first list.
     ///
     /// ```
     /// # use std::sync::Arc;

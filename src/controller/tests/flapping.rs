@@ -2,6 +2,31 @@
 
 use super::*;
 
+/// Takes one random step on a type, and waits for a random time.
+async fn flap_once(
+    harness: &Harness,
+    random: &mut fastrand::Rng,
+    (plural, kind): (&'static str, &'static str),
+) {
+    let served = harness.server.serves(kind);
+    let resource = format!("{plural}.example.com");
+    match random.u8(..10) {
+        0 if served => harness.server.uninstall(plural),
+        1 if served => harness.server.install(crd(kind), &["v2"]),
+        2 => harness.server.forbid(&resource),
+        3 | 4 => harness.server.allow(&resource),
+        5..=7 if served => {
+            harness.server.apply(object(kind, &random.u8(..4).to_string(), "flapping"));
+        }
+        _ => harness.install(kind),
+    }
+    match random.u8(..4) {
+        0 => sleep(Duration::from_millis(random.u64(..50))).await,
+        1 => sleep(Duration::from_secs(random.u64(..20))).await,
+        _ => {}
+    }
+}
+
 /// Installs, removes, hides and forbids types at random; ends with all types installed.
 async fn flap(seed: u64) {
     let harness = Harness::new();
@@ -24,24 +49,8 @@ async fn flap(seed: u64) {
         .await;
 
     for _ in 0..150 {
-        let number = random.usize(..3);
-        let (plural, kind) = types[number];
-        let served = harness.server.serves(kind);
-        match random.u8(..10) {
-            0 if served => harness.server.uninstall(plural),
-            1 if served => harness.server.install(crd(kind), &["v2"]),
-            2 => harness.server.forbid(&resource(plural)),
-            3 | 4 => harness.server.allow(&resource(plural)),
-            5..=7 if served => {
-                harness.server.apply(object(kind, &random.u8(..4).to_string(), "flapping"));
-            }
-            _ => harness.install(kind),
-        }
-        match random.u8(..4) {
-            0 => sleep(Duration::from_millis(random.u64(..50))).await,
-            1 => sleep(Duration::from_secs(random.u64(..20))).await,
-            _ => {}
-        }
+        let flapping = types[random.usize(..3)];
+        flap_once(&harness, &mut random, flapping).await;
     }
     for (plural, kind) in types {
         harness.server.allow(&resource(plural));

@@ -43,12 +43,12 @@ pub enum CreateOrPatchError {
 
 /// Reads an object, lets `change` set the desired fields, and writes the difference.
 ///
-/// If the object does not exist, `change` is applied to `object`, which is created. Otherwise it is
-/// applied to the object of the server, and the fields that differ then are sent as a merge patch:
-/// fields that the Rust type does not know stay, except in lists, which are sent whole. The patch
-/// carries the resourceVersion that was read, so that a concurrent change is a conflict, which a
-/// controller retries. A changed `status` is a patch of its subresource. At most three requests;
-/// one if nothing differs.
+/// If the object does not exist, `change` is applied to `object`, which is created. Otherwise
+/// `change` is applied to the object of the server, and the fields that differ are sent as a merge
+/// patch. Fields that the Rust type does not know stay, except in lists, which are sent whole. The
+/// patch carries the resourceVersion that was read, so that a concurrent change is a conflict,
+/// which a controller retries. A changed `status` is a patch of its subresource. At most three
+/// requests; one if nothing differs.
 ///
 /// The read is live. For objects that the reconciler knows whole, server-side apply
 /// ([`Context::apply`](crate::controller::Context::apply)) needs no read.

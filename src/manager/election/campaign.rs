@@ -134,7 +134,7 @@ impl Running {
         }
     }
 
-    /// Returns the longest time for a request now: what is left of the term, if there is one.
+    /// Returns the longest time for a request now: the rest of the term, if there is one.
     fn request_timeout(&self) -> Duration {
         let usual = self.setup.times.request_timeout();
         match self.candidate.leads_until() {
@@ -210,7 +210,7 @@ impl Running {
         });
     }
 
-    /// Begins or renews the term, and publishes what has changed.
+    /// Begins or renews the term, and publishes the change.
     fn publish(&mut self) {
         let leads_until = self.candidate.leads_until();
         let current = self.setup.term.borrow().clone();

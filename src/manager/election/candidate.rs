@@ -1,4 +1,4 @@
-//! Candidate of an election: decides what to do with the lease. Functions without I/O.
+//! Candidate of an election: decides the next step on the lease. Functions without I/O.
 //!
 //! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`).
 //! Differences: the renew deadline counts from the last renewal, not from the next attempt; a lease

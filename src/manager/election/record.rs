@@ -10,7 +10,7 @@ use crate::kind::VersionOrder;
 pub(super) struct StoredLease {
     pub(super) version: String,
     pub(super) record: Record,
-    /// Whole object; what others wrote into it is kept.
+    /// Whole object; fields of other writers are kept.
     object: Value,
 }
 

@@ -1,7 +1,7 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
 //! All of Metacontroller's fields are declared, so that the API server prunes none of them.
-//! Unsupported fields are refused by [`Definition`](crate::meta::Definition) and not here.
+//! Unsupported fields are refused by `src/meta/definition.rs` and not here.
 //! Enumerations are strings here and enums in the CRD's schema: an object stored under a more
 //! liberal schema can then still be decoded, and its invalid field named.
 

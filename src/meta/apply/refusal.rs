@@ -31,7 +31,7 @@ pub(super) async fn with_other_writer(
     })
 }
 
-/// Live object in place of one that is to be created.
+/// Live object that has the name of an object to create.
 pub(super) enum Existing {
     /// The server has no object of that name.
     Absent,
@@ -46,7 +46,7 @@ pub(super) enum Existing {
     },
 }
 
-/// Reads the object in place of one that is to be created.
+/// Reads the live object that has the name of an object to create.
 pub(super) async fn explain_existing(
     parent: &Parent,
     ownership: &Ownership,

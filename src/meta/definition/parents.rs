@@ -7,22 +7,22 @@ use crate::{
 
 /// Type of parents, with the rules that select its objects. Any of them selects an object.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ParentType {
+pub(crate) struct ParentType {
     /// The type, in the version of its first rule.
-    pub type_ref: TypeRef,
+    pub(crate) type_ref: TypeRef,
     /// The rules, in their order; at least one.
-    pub rules: Vec<ParentRule>,
+    pub(crate) rules: Vec<ParentRule>,
 }
 
 /// Rule that selects objects of one type.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ParentRule {
+pub(crate) struct ParentRule {
     /// Selects by labels; all by default.
-    pub labels: Selector,
+    pub(crate) labels: Selector,
     /// Selects by annotations, which have the same operators; all by default.
-    pub annotations: Selector,
+    pub(crate) annotations: Selector,
     /// True if a change of nothing but the status does not sync an object.
-    pub ignore_status_changes: bool,
+    pub(crate) ignore_status_changes: bool,
 }
 
 impl ParentType {

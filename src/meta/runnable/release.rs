@@ -68,7 +68,7 @@ pub(super) async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), Releas
 
 pub(super) fn warn_of(epoch: &Epoch, error: &ReleaseError) {
     let (controller, epoch) = (epoch.controller(), epoch.number());
-    warn!(%controller, epoch, %error, "hook not released");
+    warn!(%controller, epoch, %error, "releasing the hook failed");
 }
 
 impl Drop for Cleanup {

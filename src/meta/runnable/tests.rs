@@ -13,8 +13,8 @@ use crate::{
     kind::TypeRef,
     meta::{
         ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ParentIndex,
-        ParentRule, ResponseBudget, Selector, children::fixtures::parent,
-        counted_hook::CountedHook, hook_health::Failure,
+        ResponseBudget, Selector, children::fixtures::parent, counted_hook::CountedHook,
+        definition::ParentRule, hook_health::Failure,
     },
 };
 

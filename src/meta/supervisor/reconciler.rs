@@ -448,8 +448,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
-/// Plural and `apiVersion` of each parent type that an object names, whatever else is wrong with
-/// it.
+/// Plural and `apiVersion` of each parent type that an object names, regardless of its other
+/// errors.
 fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
     struct Declaring {

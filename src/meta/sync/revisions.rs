@@ -1,4 +1,4 @@
-//! Revisions of one parent: claims those that exist, and writes the planned ones.
+//! Revisions of one parent: claims the existing ones, and writes the planned ones.
 
 use std::sync::Arc;
 

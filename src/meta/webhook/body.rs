@@ -26,7 +26,7 @@ impl Webhook {
         mut body: Incoming,
         deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
-        let limit = self.max_response_bytes.min(self.budget.limits().response);
+        let limit = self.budget.limits().response;
         // A declared length is refused or reserved before a byte is read.
         let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if declared > limit {

@@ -1,5 +1,5 @@
-//! Connector of a hook: opens TCP connections, through a proxy if the environment names one, and
-//! TLS sessions over them, and measures both.
+//! Connector of a hook: opens and measures TCP connections and TLS sessions, through a proxy if the
+//! environment names one.
 //!
 //! The times are those of Metacontroller: each counts from the begin of the call that opens the
 //! connection. A call to an IP address has no time of a look-up. A call on a kept connection has no

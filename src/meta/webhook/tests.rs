@@ -51,8 +51,9 @@ async fn server(answer: impl Into<Vec<u8>>, linger: bool) -> Server {
 
 async fn ask(answer: impl Into<Vec<u8>>) -> Result<Bytes, HookError> {
     let server = server(answer, false).await;
+    let limits = ResponseLimits { response: 1000, ..ResponseLimits::default() };
     Webhook::new(server.url.clone(), Duration::from_secs(5))
-        .max_response_bytes(1000)
+        .budget(ResponseBudget::new(limits).controller(""))
         .call(Bytes::from_static(b"{}"))
         .await
 }

@@ -1,4 +1,4 @@
-//! Creates, and what they share with updates: pruning, defaults and validation.
+//! Creates, with the pruning, defaults and validation that updates share.
 
 use std::sync::Arc;
 

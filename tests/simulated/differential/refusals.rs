@@ -11,11 +11,16 @@ use crate::simulated::sequence::{
 
 /// Requests that are invalid for each type; an object `a` exists.
 fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
-    let one = format!("{path}/a");
+    let mut steps = of_lists(path);
+    steps.extend(of_writes(path, object));
+    steps.extend(of_options(path, object));
+    steps
+}
+
+/// Selectors and continue tokens.
+fn of_lists(path: &str) -> Vec<Step> {
     let list = |query: &str| get(&format!("{path}?{query}"));
-    let named = |name: &str| object(name, json!({}));
     vec![
-        // Selectors.
         list("labelSelector=app%3D%3D%3Dx"),
         list("labelSelector=app%20in%20x"),
         list("labelSelector=app%20in%20()"),
@@ -39,6 +44,14 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
         list("continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MCwic3RhcnQiOiJhIn0"),
         list("continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiIifQ"),
         list("continue=eyJ2IjoidjIiLCJydiI6NSwic3RhcnQiOiJhIn0"),
+    ]
+}
+
+/// Bodies and patches.
+fn of_writes(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
+    let one = format!("{path}/a");
+    let named = |name: &str| object(name, json!({}));
+    vec![
         // Bodies.
         post(path, "{".into()),
         post(path, "".into()),
@@ -73,6 +86,14 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
         patch(MERGE, &format!("{one}?force=true"), json!({})),
         patch("text/plain", &one, json!({})),
         patch(MERGE, &format!("{path}/missing"), "{".into()),
+    ]
+}
+
+/// Options of requests, and subresources.
+fn of_options(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
+    let one = format!("{path}/a");
+    let named = |name: &str| object(name, json!({}));
+    vec![
         // Options.
         post(&format!("{path}?dryRun=Some"), named("d")),
         put(&format!("{one}?dryRun=Some"), named("a")),

@@ -96,114 +96,140 @@ fn happening() -> impl Strategy<Value = ModelStep> {
     ]
 }
 
-/// Runs the steps; an error if a replica leads while another may write.
-#[expect(clippy::too_many_lines, reason = "one step of the model for each variant")]
-fn run(steps: &[ModelStep]) -> Result<(), TestCaseError> {
-    let times = ElectionTimes::default();
-    let mut server = Server::default();
-    let (mut now, mut deleted) = (Duration::ZERO, false);
-    let mut replicas: Vec<_> = (0..3_u64)
-        .map(|number| Replica {
-            candidate: Candidate::new(format!("r{number}").into(), times),
-            offset: Duration::from_secs(number * 1_000_000),
-            delivered: 0,
-            frozen_until: Duration::ZERO,
-        })
-        .collect();
-    // Every replica has seen the lease once: a lease that is deleted before is free for a new one.
-    let released = Record { seconds: 1, ..Record::default() };
-    let first = server.store(released.creation("ns", "a"));
-    for replica in &mut replicas {
-        let lease = StoredLease::read(first.clone());
-        replica.candidate.read(Some(lease), now + replica.offset, 0.0);
-    }
+/// Replicas of an election, and the server that stores their lease.
+struct Model {
+    times: ElectionTimes,
+    server: Server,
+    now: Duration,
+    is_deleted: bool,
+    replicas: Vec<Replica>,
     // Time until which a write that an earlier leader was allowed to send may arrive.
-    let mut writes_until: Vec<Duration> = vec![Duration::ZERO; replicas.len()];
-    for happening in steps {
-        match happening {
-            ModelStep::Pass(millis) => now += Duration::from_millis(*millis),
+    writes_until: Vec<Duration>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let (times, now, mut server) =
+            (ElectionTimes::default(), Duration::ZERO, Server::default());
+        let mut replicas: Vec<_> = (0..3_u64)
+            .map(|number| Replica {
+                candidate: Candidate::new(format!("r{number}").into(), times),
+                offset: Duration::from_secs(number * 1_000_000),
+                delivered: 0,
+                frozen_until: Duration::ZERO,
+            })
+            .collect();
+        // Every replica has seen the lease once: a lease that is deleted before is free for a new
+        // one.
+        let released = Record { seconds: 1, ..Record::default() };
+        let first = server.store(released.creation("ns", "a"));
+        for replica in &mut replicas {
+            let lease = StoredLease::read(first.clone());
+            replica.candidate.read(Some(lease), now + replica.offset, 0.0);
+        }
+        let writes_until = vec![Duration::ZERO; replicas.len()];
+        Self { times, server, now, is_deleted: false, replicas, writes_until }
+    }
+
+    /// Returns whether the replica does not run now.
+    fn is_frozen(&self, number: usize) -> bool {
+        self.replicas[number].frozen_until > self.now
+    }
+
+    /// Applies a step; an error if a replica leads while another may write.
+    fn apply(&mut self, step: &ModelStep) -> Result<(), TestCaseError> {
+        match step {
+            ModelStep::Pass(millis) => self.now += Duration::from_millis(*millis),
             ModelStep::Touch => {
-                if let Some(mut lease) = server.lease.clone() {
+                if let Some(mut lease) = self.server.lease.clone() {
                     lease["spec"]["renewTime"] = json!("2000-01-01T00:00:00.000000Z");
-                    server.store(lease);
+                    self.server.store(lease);
                 }
             }
             // Once: a creation cannot tell an absent lease from one that was created and deleted
             // since it was seen.
-            ModelStep::Delete if deleted => {}
+            ModelStep::Delete if self.is_deleted => {}
             ModelStep::Delete => {
-                deleted = true;
-                server.delete();
+                self.is_deleted = true;
+                self.server.delete();
             }
             ModelStep::Freeze(replica, millis) => {
-                replicas[*replica].frozen_until = now + Duration::from_millis(*millis);
+                self.replicas[*replica].frozen_until = self.now + Duration::from_millis(*millis);
             }
-            ModelStep::Deliver(number) => {
-                let replica = &mut replicas[*number];
-                if replica.frozen_until > now {
-                    continue;
-                }
-                for (_, object, deleted) in &server.log[replica.delivered..] {
-                    let lease = StoredLease::read(object.clone());
-                    replica.candidate.changed(lease, *deleted, now + replica.offset);
-                }
-                replica.delivered = server.log.len();
+            ModelStep::Deliver(number) if !self.is_frozen(*number) => self.deliver(*number),
+            ModelStep::Release(number) => self.release(*number),
+            ModelStep::Step { replica, fate } if !self.is_frozen(*replica) => {
+                self.step(*replica, *fate)?;
             }
-            ModelStep::Release(number) => {
-                let replica = &mut replicas[*number];
-                let leads = replica.candidate.leads_until();
-                let leads = leads.is_some_and(|until| until > now + replica.offset);
-                if leads && let Some(release) = replica.candidate.release() {
-                    // No epoch of the replica is left when it frees the lease.
-                    writes_until[*number] = Duration::ZERO;
-                    replica.candidate.released();
-                    server.write(&release);
-                }
-            }
-            ModelStep::Step { replica: number, fate } => {
-                let replica = &mut replicas[*number];
-                if replica.frozen_until > now {
-                    continue;
-                }
-                let here = now + replica.offset;
-                match replica.candidate.decide(here, true) {
-                    Step::Read => {
-                        let lease = server.lease.clone().map(StoredLease::read);
-                        replica.candidate.read(lease, here, 0.0);
-                    }
-                    Step::Write(write) => {
-                        let acquires = replica.candidate.leads_until().is_none();
-                        let stored = match fate {
-                            RequestFate::Dropped => None,
-                            RequestFate::Answered | RequestFate::Unanswered => server.write(&write),
-                        };
-                        if acquires && stored.is_some() {
-                            for (other, until) in writes_until.iter().enumerate() {
-                                prop_assert!(
-                                    other == *number || *until <= now,
-                                    "r{number} leads at {now:?}, r{other} may write until {until:?}"
-                                );
-                            }
-                        }
-                        let result = match (fate, stored) {
-                            (RequestFate::Answered, Some(lease)) => WriteResult::Stored(lease),
-                            (RequestFate::Answered, None) => WriteResult::Conflict,
-                            (RequestFate::Unanswered | RequestFate::Dropped, _) => {
-                                WriteResult::Failed
-                            }
-                        };
-                        replica.candidate.written(&write, result, here, here, 0.0);
-                    }
-                    Step::Wait(_) | Step::Lost(_) => {}
-                }
-                let leads = replica.candidate.leads_until();
-                if let Some(until) = leads.and_then(|until| until.checked_sub(replica.offset)) {
-                    writes_until[*number] = until + times.write_timeout();
-                }
-            }
+            ModelStep::Deliver(_) | ModelStep::Step { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, number: usize) {
+        let replica = &mut self.replicas[number];
+        for (_, object, deleted) in &self.server.log[replica.delivered..] {
+            let lease = StoredLease::read(object.clone());
+            replica.candidate.changed(lease, *deleted, self.now + replica.offset);
+        }
+        replica.delivered = self.server.log.len();
+    }
+
+    fn release(&mut self, number: usize) {
+        let replica = &mut self.replicas[number];
+        let leads = replica.candidate.leads_until();
+        let leads = leads.is_some_and(|until| until > self.now + replica.offset);
+        if leads && let Some(release) = replica.candidate.release() {
+            // No epoch of the replica is left when it frees the lease.
+            self.writes_until[number] = Duration::ZERO;
+            replica.candidate.released();
+            self.server.write(&release);
         }
     }
-    Ok(())
+
+    fn step(&mut self, number: usize, fate: RequestFate) -> Result<(), TestCaseError> {
+        let (now, replica) = (self.now, &mut self.replicas[number]);
+        let here = now + replica.offset;
+        match replica.candidate.decide(here, true) {
+            Step::Read => {
+                let lease = self.server.lease.clone().map(StoredLease::read);
+                replica.candidate.read(lease, here, 0.0);
+            }
+            Step::Write(write) => {
+                let acquires = replica.candidate.leads_until().is_none();
+                let stored = match fate {
+                    RequestFate::Dropped => None,
+                    RequestFate::Answered | RequestFate::Unanswered => self.server.write(&write),
+                };
+                if acquires && stored.is_some() {
+                    for (other, until) in self.writes_until.iter().enumerate() {
+                        prop_assert!(
+                            other == number || *until <= now,
+                            "r{number} leads at {now:?}, r{other} may write until {until:?}"
+                        );
+                    }
+                }
+                let result = match (fate, stored) {
+                    (RequestFate::Answered, Some(lease)) => WriteResult::Stored(lease),
+                    (RequestFate::Answered, None) => WriteResult::Conflict,
+                    (RequestFate::Unanswered | RequestFate::Dropped, _) => WriteResult::Failed,
+                };
+                replica.candidate.written(&write, result, here, here, 0.0);
+            }
+            Step::Wait(_) | Step::Lost(_) => {}
+        }
+        let leads = replica.candidate.leads_until();
+        if let Some(until) = leads.and_then(|until| until.checked_sub(replica.offset)) {
+            self.writes_until[number] = until + self.times.write_timeout();
+        }
+        Ok(())
+    }
+}
+
+/// Runs the steps; an error if a replica leads while another may write.
+fn run(steps: &[ModelStep]) -> Result<(), TestCaseError> {
+    let mut model = Model::new();
+    steps.iter().try_for_each(|step| model.apply(step))
 }
 
 proptest! {

@@ -255,7 +255,9 @@ async fn scene(
             stream.shutdown().await.unwrap();
         }
     });
-    let hook = Webhook::new(url, seconds(5)).max_response_bytes(1000).etag(Some(rule));
+    let limits = ResponseLimits { response: 1000, ..ResponseLimits::default() };
+    let budget = ResponseBudget::new(limits).controller("");
+    let hook = Webhook::new(url, seconds(5)).budget(budget).etag(Some(rule));
     Scene { hook, serving, named }
 }
 

@@ -6,7 +6,7 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::{
     controller::{Cluster, ClusterOptions},
-    meta::{CaRule, EndpointRule, credentials::HookCredentials},
+    meta::{EndpointRule, credentials::HookCredentials, endpoint::CaRule},
     testing::simulated::SimulatedServer,
 };
 
