@@ -39,7 +39,7 @@ use super::{
     run::input::{Input, InputEnd, InputRun},
     run::input_status::{InputMode, InputStatuses},
     run::named_inputs::{NamedTasks, status_of},
-    run::outcome::Attempt,
+    run::outcome::{Attempt, NextReconcile},
     run::shared_slots::SharedSlots,
     run::slots::WorkerSlots,
     spec::{Spec, resource_of},
@@ -318,7 +318,8 @@ impl EpochRun {
         }
     }
 
-    /// Starts the reconcile of a request in a slot; a throttled request returns to the queue.
+    /// Starts the reconcile of a request in a slot. A request that is throttled, or whose caches are
+    /// behind, returns to the queue.
     fn spawn(&mut self, item: Item<Request>, shared: Option<OwnedSemaphorePermit>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
@@ -328,8 +329,14 @@ impl EpochRun {
             return;
         }
         let receipt = self.deliveries.receipt(&item.key);
-        let slot = self.slots.take(&self.spec.series, shared);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
+        if let Some(behind) = reconciling.behind(&self.statuses) {
+            // No task is needed to wait for the caches.
+            drop(reconciling);
+            self.requeue_or_forget(item, NextReconcile::Wait(behind));
+            return;
+        }
+        let slot = self.slots.take(&self.spec.series, shared);
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
         let primary = self.spec.primaries.get(item.key.primary);

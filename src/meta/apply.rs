@@ -155,7 +155,10 @@ impl<'a> Execution<'a> {
             let is_halted = self.is_halted();
             let strategy = self.apply.rule.strategy;
             let digests = PlannedDigests::of(&self.apply.rule, rules, &planned);
-            if digests.observed.is_some_and(|digest| known.contains(digest)) {
+            let is_dynamic = strategy == ApplyStrategy::DynamicApply;
+            if digests.observed.is_some_and(|digest| known.contains(digest))
+                || (is_dynamic && rules.is_as_written(&planned, &known))
+            {
                 self.results.equal.extend(digests.observed);
                 continue;
             }
@@ -164,6 +167,7 @@ impl<'a> Execution<'a> {
                 continue;
             }
             let stage = Stage::of(&planned, rules.groups);
+            let desired = planned.desired().filter(|_| is_dynamic).cloned();
             let step = {
                 let _permit = budget.decode_permit(planned.size()).await;
                 match strategy {
@@ -173,7 +177,11 @@ impl<'a> Execution<'a> {
             };
             match step {
                 Ok(None) => self.results.equal.extend(digests.observed),
-                Ok(Some(step)) => self.write(stage, step, digests).await,
+                Ok(Some(step)) => {
+                    let written = desired.and_then(|json| rules.written_digest(&step, &json));
+                    self.results.equal.extend(written);
+                    self.write(stage, step, digests).await;
+                }
                 Err(message) => self.add(Err(SyncError::Failed(message))),
             }
         }

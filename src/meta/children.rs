@@ -218,6 +218,14 @@ impl Planned<'_> {
         }
     }
 
+    /// Returns the child that is wanted, as the hook sent it.
+    pub(crate) fn desired(&self) -> Option<&Bytes> {
+        match self {
+            Self::Compare(_, desired) | Self::Create(desired) => Some(&desired.json),
+            Self::Delete(_) => None,
+        }
+    }
+
     /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
@@ -289,6 +297,26 @@ impl ChildContext<'_> {
             }
             Planned::Delete(_) | Planned::Create(_) => None,
         }
+    }
+
+    /// Returns whether an observed child has the content of an earlier write for its desired state.
+    pub(crate) fn is_as_written(&self, planned: &Planned<'_>, known: &EqualChildren) -> bool {
+        let Planned::Compare(child, desired) = planned else { return false };
+        let generates = self.ownership.labels_children();
+        !known.is_empty()
+            && ChildDigest::of_content(&child.json, &desired.json, generates)
+                .is_some_and(|digest| known.contains(digest))
+    }
+
+    /// Returns the digest of the content that a write of a desired child makes.
+    pub(crate) fn written_digest(&self, step: &WriteStep, desired: &Bytes) -> Option<ChildDigest> {
+        let write = match step {
+            WriteStep::Create(write) | WriteStep::Update(write) => write,
+            WriteStep::Delete { .. }
+            | WriteStep::Recreate { .. }
+            | WriteStep::TransferFields { .. } => return None,
+        };
+        ChildDigest::of_content(&write.body, desired, self.ownership.labels_children())
     }
 
     /// Returns the kind and key of a step, for messages and the write limit.

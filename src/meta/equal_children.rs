@@ -5,13 +5,17 @@
 //! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
 //! version may name two contents.
 //!
+//! A write has a digest too: of its content, and of the desired state that led to it. A child with
+//! this content has what the merge has made, and a second merge would change nothing. Fields that no
+//! merge changes are left out, which the server sets: the sync after a write merges nothing.
+//!
 //! Server-side apply knows the result only after the request. Its digest has the child as the
 //! server stored it, without the fields that change although the child does not: status, managed
 //! fields and resourceVersion.
 
 use bytes::Bytes;
 
-use super::{FieldManager, digest::digest, fingerprint::Fingerprint};
+use super::{FieldManager, digest::digest, fingerprint::Fingerprint, last_applied::SYSTEM_FIELDS};
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +26,17 @@ impl ChildDigest {
     /// label.
     pub(crate) fn of(child: &Bytes, desired: &Bytes, generate_selector: bool) -> Self {
         Self(digest((generate_selector, child, desired)))
+    }
+
+    /// Digest of the content of a child, or of the body of its write, and of its desired state;
+    /// `None` if the child is unreadable.
+    pub(crate) fn of_content(
+        child: &[u8],
+        desired: &Bytes,
+        generate_selector: bool,
+    ) -> Option<Self> {
+        let content = Fingerprint::of_applied(child, &SYSTEM_FIELDS).ok()?;
+        Some(Self(digest((generate_selector, content, desired))))
     }
 
     /// Digest of a desired child, and of the field manager that applies it.
@@ -46,6 +61,11 @@ impl ChildDigest {
 pub(crate) struct EqualChildren(Box<[ChildDigest]>);
 
 impl EqualChildren {
+    /// Returns whether no child is known to be equal.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns whether the child of this digest was equal.
     pub(crate) fn contains(&self, digest: ChildDigest) -> bool {
         self.0.binary_search(&digest).is_ok()

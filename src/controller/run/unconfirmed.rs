@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    expectation::{Checked, Expectation, Reached, Unconfirmed},
+    expectation::{AnswerCheck, Checked, Expectation, Reached, Unconfirmed},
     state::WriteReply,
     target::Target,
 };
@@ -243,6 +243,19 @@ impl Reconciling {
         self.writes.as_ref().is_some_and(|writes| writes.unknown)
     }
 
+    /// Compares the caches of a run with the answered writes, and forgets those that the caches
+    /// hold. Returns an error as [`Reconciling::confirm`] would, if that is certain without a read
+    /// of the server.
+    pub(in crate::controller) fn behind(&mut self, statuses: &InputStatuses) -> Option<Behind> {
+        let writes = self.writes.as_mut().filter(|writes| !writes.own_object)?;
+        let count = writes.targets.len();
+        let why = writes.answers_behind(statuses);
+        if why.is_none() && writes.targets.len() != count {
+            writes.behind = None;
+        }
+        why.map(|why| writes.behind(why, count))
+    }
+
     /// Compares the caches of a run with the unconfirmed writes, and forgets those that the caches
     /// hold. Returns live reads of the others, by cache. The client is called for if the server has
     /// to be read.
@@ -271,13 +284,7 @@ impl Reconciling {
         let count = writes.targets.len();
         let overlays = match writes.confirm(statuses, client).await {
             Ok(overlays) => overlays,
-            Err(why) => {
-                if writes.targets.len() != count {
-                    writes.behind = None;
-                }
-                let waited = writes.behind.get_or_insert_with(Instant::now).elapsed();
-                return Err(Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) });
-            }
+            Err(why) => return Err(writes.behind(why, count)),
         };
         // Every outcome is known. What a cache lacks is compared again before the next reconcile.
         let targets = mem::take(&mut writes.targets);
@@ -308,6 +315,34 @@ impl RequestWrites {
             }
             Occupied(mut old) => old.get_mut().replace(new),
         }
+    }
+
+    /// Returns the wait for the caches. `count` is the number of targets before the comparison: it
+    /// starts anew whenever a cache has caught up with one.
+    fn behind(&mut self, why: Unconfirmed, count: usize) -> Behind {
+        if self.targets.len() != count {
+            self.behind = None;
+        }
+        let waited = self.behind.get_or_insert_with(Instant::now).elapsed();
+        Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) }
+    }
+
+    /// Compares the targets in sequence, until a cache is behind or a read may be due, and removes
+    /// those that the caches hold.
+    fn answers_behind(&mut self, statuses: &InputStatuses) -> Option<Unconfirmed> {
+        while let Some(first) = self.targets.first_entry() {
+            let (target, expected) = (first.key(), first.get());
+            for cache in statuses.caches(&target.group, &target.plural) {
+                if target.may_be_in(&cache) {
+                    match expected.answered_in(target, &cache)? {
+                        AnswerCheck::Held => {}
+                        AnswerCheck::Behind(why) => return Some(why),
+                    }
+                }
+            }
+            first.remove();
+        }
+        None
     }
 
     /// Compares the targets in sequence, until a cache is behind, and keeps those that were read

@@ -388,6 +388,8 @@ async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
     scene.observed[7] = stored("c07", "foreign", "8");
     assert_eq!(merged(&mut scene, "v").await, (1, vec!["put c07".to_owned()]), "foreign edit");
     scene.observed[7] = stored("c07", "v", "9");
+    assert_eq!(merged(&mut scene, "v").await, (0, vec![]), "as it was written");
+    scene.observed[7] = stored("c07", "v", "10");
     assert_eq!(merged(&mut scene, "v").await, (1, vec![]), "another version");
     scene.parent.uid = "another".into();
     scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
@@ -395,6 +397,48 @@ async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
     scene.apply.parents.clear();
     scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
     assert_eq!(merged(&mut scene, "v").await, (100, vec![]), "another epoch");
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_that_is_stored_as_it_was_written_is_not_merged_again() {
+    let mut scene = Scene::new(UpdateMethod::InPlace, vec![stored("old", "v", "7")]);
+    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    let mut tasks = tokio::task::JoinSet::new();
+    let wanted = || vec![desired(0, "old", "w"), desired(0, "new", "w")];
+    scene.execute(&mut tasks, wanted());
+    let mut sent = Vec::new();
+    for held in scene.server.sent().await {
+        // The server adds its own fields, and in another order.
+        let mut object = held.body.clone();
+        object["metadata"]["uid"] = json!("u");
+        object["metadata"]["resourceVersion"] = json!("9");
+        object["metadata"]["generation"] = json!(2);
+        object["metadata"]["creationTimestamp"] = json!("2000-01-01T00:00:00Z");
+        object["status"] = json!({"ready": true});
+        sent.push(object);
+        held.succeed();
+    }
+    tasks.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(sent.len(), 2);
+    let mut merged = async |scene: &mut Scene, objects: &[Value]| {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+        scene.observed = objects.iter().map(|it| child(0, &name(it), it.clone())).collect();
+        let before = merge::count();
+        scene.execute(&mut tasks, wanted());
+        let sent = scene.server.answer_all().await.concat();
+        tasks.join_next().await.unwrap().unwrap().unwrap();
+        (merge::count() - before, sent)
+    };
+
+    assert_eq!(merged(&mut scene, &sent).await, (0, vec![]));
+    let mut edited = sent.clone();
+    edited[0]["data"]["v"] = json!("foreign");
+    let name = edited[0]["metadata"]["name"].as_str().unwrap();
+    let put = vec![format!("put {name}")];
+    assert_eq!(merged(&mut scene, &edited).await, (1, put), "a foreign edit");
+    let mut labelled = sent.clone();
+    labelled[0]["metadata"]["labels"] = json!({"foreign": "yes"});
+    assert_eq!(merged(&mut scene, &labelled).await, (1, vec![]), "other content is merged");
 }
 
 #[tokio::test(start_paused = true)]

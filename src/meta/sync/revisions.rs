@@ -125,35 +125,33 @@ impl ParentReconciler {
         Ok(Some(Revisions { served, latest, is_altered, older, digest, parent: json, related }))
     }
 
-    /// Returns the revisions without an owner that are a parent's, after adopting them.
+    /// Returns the revisions without an owner that are a parent's, after adopting them. These
+    /// requests hold no worker slot.
     async fn adopt_revisions(
         &self,
         parent: &Parent,
         served: &ServedType,
         ownership: &Ownership,
-        candidates: Vec<Object>,
+        mut candidates: Vec<Object>,
         context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
         let rollouts = &self.parents.rollouts;
-        let resource = Resource::new(context.requester(), served);
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
+        candidates.retain(|candidate| {
+            !rollouts.is_foreign(&parent.uid, &candidate.header().uid)
+                && is_free(candidate.header(), owner)
+                && may_be_of(owner, ownership, candidate)
+        });
+        if candidates.is_empty() {
+            return Ok(Vec::new());
+        }
+        context.release_slot();
         let mut adopted = Vec::new();
         // Read once, and only if there is something to adopt.
         let mut alive = None;
+        let resource = Resource::new(context.requester(), served);
         for candidate in candidates {
-            let (key, uid) = (candidate.key(), &candidate.header().uid);
-            if rollouts.is_foreign(&parent.uid, uid) || !is_free(candidate.header(), owner) {
-                continue;
-            }
-            let may_be_ours = |candidate: &Object| {
-                let selected = ownership.adopts();
-                let labels = &candidate.header().labels;
-                selected.is_some_and(|selector| selector.matches(labels))
-                    || Revision::read(candidate).is_ok_and(|it| is_named_by(owner, &it))
-            };
-            if !may_be_ours(&candidate) {
-                continue;
-            }
+            let key = candidate.key();
             let doing = |verb: &str| format!("{verb} ControllerRevision {key}");
             let live = match resource.get(key).await {
                 Ok(live) => Object::from_json(live.json(), served),
@@ -162,8 +160,8 @@ impl ParentReconciler {
             };
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
-            if !is_free(live.header(), owner) || !may_be_ours(&live) {
-                rollouts.remember_foreign(&parent.uid, uid);
+            if !is_free(live.header(), owner) || !may_be_of(owner, ownership, &live) {
+                rollouts.remember_foreign(&parent.uid, &candidate.header().uid);
                 continue;
             }
             let alive = match alive {
@@ -186,6 +184,9 @@ impl ParentReconciler {
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(SyncError::of_write(&doing("adopting"), &error)),
             }
+        }
+        if !context.regain_slot().await {
+            return Err(SyncError::Cancelled);
         }
         Ok(adopted)
     }
@@ -361,4 +362,12 @@ fn is_free(header: &Header, owner: RevisionOwner<'_>) -> bool {
     header.deletion_timestamp.is_none()
         && !header.owners.iter().any(|owner| owner.controller)
         && is_of_type(&header.labels, owner.identity)
+}
+
+/// Returns whether a revision without an owner may be a parent's: the parent's selector matches it,
+/// or its name is that of its patch for this parent.
+fn may_be_of(owner: RevisionOwner<'_>, ownership: &Ownership, candidate: &Object) -> bool {
+    let labels = &candidate.header().labels;
+    ownership.adopts().is_some_and(|selector| selector.matches(labels))
+        || Revision::read(candidate).is_ok_and(|it| is_named_by(owner, &it))
 }

@@ -52,6 +52,15 @@ pub(super) enum Checked {
     Live(ObjectKey, LiveObject),
 }
 
+/// Result of the comparison of a cache with the response to a write.
+#[derive(Debug)]
+pub(super) enum AnswerCheck {
+    /// The cache holds the write.
+    Held,
+    /// The write was a moment ago, and the cache is behind it.
+    Behind(Unconfirmed),
+}
+
 /// Comparison of a cache with the last live read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reached {
@@ -157,6 +166,22 @@ impl Expectation {
             .is_some_and(|new| VersionOrder::Comparable.is_older(new.version(), old.version()));
         if !is_older {
             *self = new;
+        }
+    }
+
+    /// Compares a cache with the response, without a read of the server; `None` if one may be due.
+    pub(super) fn answered_in(&self, target: &Target, cache: &Attached) -> Option<AnswerCheck> {
+        let (Some(key), Some(answered)) = (target.key(), &self.answered) else { return None };
+        if self.reads.contains_key(&cache.key) {
+            return None;
+        }
+        match answered.compare(&key, cache) {
+            Comparison::Held => Some(AnswerCheck::Held),
+            Comparison::Behind if self.age() < PATIENCE => {
+                let resource = cache.served.identity.clone();
+                Some(AnswerCheck::Behind(Unconfirmed::Behind { resource, key }))
+            }
+            Comparison::Behind | Comparison::Undecided => None,
         }
     }
 

@@ -1,11 +1,17 @@
 use http::Response;
+use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, client::Body};
 use serde_json::json;
 use tokio::time::advance;
 use tower::service_fn;
 
 use super::*;
-use crate::manager::{Epoch, Fence};
+use crate::{
+    controller::Context,
+    informer::{Object, Store},
+    kind::{Scope, ServedType},
+    manager::{Epoch, Fence},
+};
 
 /// Sends a create request whose response has this status code, in the name of a request.
 async fn create(unconfirmed: &Arc<UnconfirmedWrites>, code: u16) {
@@ -84,4 +90,42 @@ async fn newer_of_two_responses_counts_and_a_lost_one_is_read_in_any_case() {
 
         assert_eq!(expectation.answered.as_ref().map(state::ObjectState::version), expected);
     }
+}
+
+/// Context with a cache of pods that holds this version of the written pod.
+fn with_pod(version: Option<&str>) -> Context {
+    let service = service_fn(|_: http::Request<Body>| async {
+        Ok::<_, std::io::Error>(Response::new(Body::empty()))
+    });
+    let pods = ServedType::of::<Pod>(Scope::Namespaced);
+    let pod = version.map(|version| {
+        let metadata =
+            json!({ "namespace": "ns", "name": "b", "uid": "u", "resourceVersion": version });
+        Object::from_json(json!({ "metadata": metadata }).to_string().as_bytes(), &pods).unwrap()
+    });
+    let epoch = Epoch::new("c", 1, Duration::ZERO);
+    let context = Context::new(epoch, &Client::new(service, "default"));
+    context.with_input(&pods, pods.clone(), Store::of(pod))
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_whose_cache_is_behind_a_fresh_answer_waits_without_a_task() {
+    let unconfirmed = Arc::<UnconfirmedWrites>::default();
+    let request = Request::namespaced("ns", "a");
+    let behind = |context: &Context| {
+        let found = unconfirmed.begin(&request).behind(context.statuses());
+        found.map(|behind| behind.after)
+    };
+    create(&unconfirmed, 201).await;
+
+    assert_eq!(behind(&with_pod(None)), Some(FIRST_PAUSE));
+    advance(Duration::from_millis(400)).await;
+    assert_eq!(behind(&with_pod(Some("6"))), Some(Duration::from_millis(400)), "the wait so far");
+    advance(Duration::from_millis(600)).await;
+    assert_eq!(behind(&with_pod(Some("6"))), None, "the server is to be read");
+
+    create(&unconfirmed, 201).await;
+    assert_eq!(behind(&with_pod(Some("7"))), None);
+    create(&unconfirmed, 500).await;
+    assert_eq!(behind(&with_pod(None)), None, "the outcome is to be read");
 }

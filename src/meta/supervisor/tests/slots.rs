@@ -128,6 +128,45 @@ async fn parents_that_adopt_and_release_children_delay_no_hook_call_of_another_p
 }
 
 #[tokio::test(start_paused = true)]
+async fn parent_that_adopts_a_revision_delays_no_hook_call_of_another_parent() {
+    let (harness, called) = slow("/controllerrevisions").await;
+    for name in ["a", "z"] {
+        let thing = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name},
+            "spec": {"selector": {"matchLabels": {"app": name}}},
+        });
+        harness.server.apply(thing).unwrap();
+    }
+    let orphan = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "ControllerRevision",
+        "metadata": {
+            "name": "orphan", "namespace": "default", "labels": {
+                "app": "a", "metacontroller.k8s.io/apiGroup": "example.com",
+                "metacontroller.k8s.io/resource": "things",
+            },
+        },
+        "parentPatch": {"spec": {}},
+    });
+    harness.server.apply(orphan).unwrap();
+    let mut spec = good();
+    spec["generateSelector"] = json!(false);
+    spec["parentResource"]["revisionHistory"] = json!({"fieldPaths": ["spec.template"]});
+    spec["childResources"] = json!([{
+        "apiVersion": "v1", "resource": "configmaps",
+        "updateStrategy": {"method": "RollingInPlace"},
+    }]);
+
+    harness.declare("writing", spec);
+    harness.running("writing", 1).await;
+    sleep(Duration::from_secs(5)).await;
+
+    assert_eq!(names(&called), ["z"], "while the revision is being adopted");
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(names(&called), ["a", "z"]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn parents_are_synced_at_once_without_a_limit_of_requests() {
     const PARENTS: usize = 500;
     let called = Arc::<Mutex<BTreeSet<String>>>::default();
