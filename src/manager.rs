@@ -171,7 +171,8 @@ impl Manager {
     ///
     /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
     /// Encode them with [`metrics_text`]. Add all clusters before: those that are added later are not
-    /// included, which is logged. The metrics of the connections are apart: `TransportMetrics`.
+    /// included, which is logged. Metrics of the connections belong to a cluster by
+    /// [`ClusterRunnable::with_metrics`](crate::controller::ClusterRunnable::with_metrics).
     ///
     /// ```
     /// use pilotlight::manager::{
