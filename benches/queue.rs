@@ -1,8 +1,12 @@
-//! Bench: work queue, as a ratio to a plain reference in the same run.
+//! Bench: work queue, as a ratio to two references in the same run.
 //!
-//! `cargo bench --bench queue` prints the median time of each case. The reference is a `VecDeque`
-//! and a `HashSet` behind a mutex: it deduplicates, and has neither priorities nor delays, nor does
-//! it know which keys are in processing. Compare ratios; times depend on the machine.
+//! `cargo bench --bench queue` prints the median time of each case. Compare ratios; times depend on
+//! the machine. Neither reference has priorities, delays, rate limits or a debug dump.
+//!
+//! - `plain` is a `VecDeque` and a `HashSet` behind a mutex. It is no work queue: an add during the
+//!   processing of its key is lost.
+//! - `client-go` has a second set, so that such a key is queued again when it is done. These are the
+//!   rules of client-go's `workqueue`, by its own algorithm.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench prints, and fails loudly")]
 
@@ -33,7 +37,7 @@ const ROUNDS: usize = 101;
 /// Delays of the delayed case are spread over this time.
 const SPREAD: Duration = Duration::from_millis(5);
 
-/// Queue under test, or the reference.
+/// Queue under test, or a reference.
 trait Subject: Clone + Send + Sync + 'static {
     fn new() -> Self;
     fn add(&self, key: u64);
@@ -43,13 +47,14 @@ trait Subject: Clone + Send + Sync + 'static {
     fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>);
 }
 
+/// Queue that loses adds of a key in processing.
 #[derive(Clone)]
-struct Reference {
+struct Plain {
     state: Arc<Mutex<(VecDeque<u64>, HashSet<u64>)>>,
     changed: Arc<Notify>,
 }
 
-impl Subject for Reference {
+impl Subject for Plain {
     fn new() -> Self {
         Self { state: Arc::default(), changed: Arc::default() }
     }
@@ -64,14 +69,7 @@ impl Subject for Reference {
     }
 
     async fn get(&self) -> u64 {
-        loop {
-            let changed = self.changed.notified();
-            let next = self.state.lock().unwrap().0.pop_front();
-            if let Some(key) = next {
-                return key;
-            }
-            changed.await;
-        }
+        wait_for(&self.changed, || self.state.lock().unwrap().0.pop_front()).await
     }
 
     fn done(&self, key: u64) {
@@ -79,14 +77,83 @@ impl Subject for Reference {
     }
 
     fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>) {
-        for (key, after) in delays {
-            let queue = self.clone();
-            #[expect(clippy::disallowed_methods, reason = "the reference has no owner of tasks")]
-            drop(tokio::spawn(async move {
-                sleep(after).await;
-                queue.add(key);
-            }));
+        add_by_tasks(self, delays);
+    }
+}
+
+/// Queue with the algorithm of client-go.
+#[derive(Clone)]
+struct ClientGo {
+    state: Arc<Mutex<ClientGoState>>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct ClientGoState {
+    queue: VecDeque<u64>,
+    // Keys that need processing, queued or not.
+    dirty: HashSet<u64>,
+    processing: HashSet<u64>,
+}
+
+impl Subject for ClientGo {
+    fn new() -> Self {
+        Self { state: Arc::default(), changed: Arc::default() }
+    }
+
+    fn add(&self, key: u64) {
+        let mut state = self.state.lock().unwrap();
+        if state.dirty.insert(key) && !state.processing.contains(&key) {
+            state.queue.push_back(key);
+            drop(state);
+            self.changed.notify_one();
         }
+    }
+
+    async fn get(&self) -> u64 {
+        let pop = || {
+            let mut state = self.state.lock().unwrap();
+            let key = state.queue.pop_front()?;
+            state.processing.insert(key);
+            state.dirty.remove(&key);
+            Some(key)
+        };
+        wait_for(&self.changed, pop).await
+    }
+
+    fn done(&self, key: u64) {
+        let mut state = self.state.lock().unwrap();
+        state.processing.remove(&key);
+        if state.dirty.contains(&key) {
+            state.queue.push_back(key);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>) {
+        add_by_tasks(self, delays);
+    }
+}
+
+async fn wait_for(changed: &Notify, pop: impl Fn() -> Option<u64>) -> u64 {
+    loop {
+        let notified = changed.notified();
+        if let Some(key) = pop() {
+            return key;
+        }
+        notified.await;
+    }
+}
+
+fn add_by_tasks<S: Subject>(queue: &S, delays: impl Iterator<Item = (u64, Duration)>) {
+    for (key, after) in delays {
+        let queue = queue.clone();
+        #[expect(clippy::disallowed_methods, reason = "the reference has no owner of tasks")]
+        drop(tokio::spawn(async move {
+            sleep(after).await;
+            queue.add(key);
+        }));
     }
 }
 
@@ -195,27 +262,57 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-fn compare(name: &str, own: impl Fn() -> Duration, reference: impl Fn() -> Duration) {
-    // In turns, so that both see the same load of the machine.
-    let rounds: Vec<_> = (0..ROUNDS).map(|_| (own(), reference())).collect();
-    let (own, reference): (Vec<_>, Vec<_>) = rounds.into_iter().unzip();
-    let (own, reference) = (median(own), median(reference));
-    let ratio = own.as_secs_f64() / reference.as_secs_f64();
+/// Prints the times of one case for each subject, and the ratios to the references.
+fn compare(
+    name: &str,
+    own: impl Fn() -> Duration,
+    plain: impl Fn() -> Duration,
+    client_go: impl Fn() -> Duration,
+) {
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        // In turns, so that all see the same load of the machine.
+        times[0].push(own());
+        times[1].push(plain());
+        times[2].push(client_go());
+    }
+    let [own, plain, client_go] = times.map(median);
+    let ratio = |reference: Duration| own.as_secs_f64() / reference.as_secs_f64();
     let items = u32::try_from(ITEMS).unwrap();
     println!(
-        "{name:<12} {:>10.1?} {:>10.1?} {ratio:>6.2} {:>8.0?} an item",
-        own,
-        reference,
-        own / items
+        "{name:<12} {:>8.0?} {:>10.0?} {:>10.0?} {:>14.2} {:>14.2}",
+        own / items,
+        plain / items,
+        client_go / items,
+        ratio(plain),
+        ratio(client_go),
     );
 }
 
 fn main() {
-    println!("{:<12} {:>10} {:>10} {:>6}", "", "queue", "reference", "ratio");
+    println!(
+        "{:<12} {:>8} {:>10} {:>10} {:>14} {:>14}",
+        "an item", "queue", "plain", "client-go", "queue/plain", "queue/client-go"
+    );
     let single = Builder::new_current_thread().enable_all().build().unwrap();
     let multi = Builder::new_multi_thread().enable_all().build().unwrap();
     type Own = Queue<u64>;
-    compare("uncontended", || uncontended::<Own>(&single), || uncontended::<Reference>(&single));
-    compare("contended", || contended::<Own>(&multi), || contended::<Reference>(&multi));
-    compare("delayed", || delayed::<Own>(&single), || delayed::<Reference>(&single));
+    compare(
+        "uncontended",
+        || uncontended::<Own>(&single),
+        || uncontended::<Plain>(&single),
+        || uncontended::<ClientGo>(&single),
+    );
+    compare(
+        "contended",
+        || contended::<Own>(&multi),
+        || contended::<Plain>(&multi),
+        || contended::<ClientGo>(&multi),
+    );
+    compare(
+        "delayed",
+        || delayed::<Own>(&single),
+        || delayed::<Plain>(&single),
+        || delayed::<ClientGo>(&single),
+    );
 }

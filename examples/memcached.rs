@@ -126,7 +126,9 @@ async fn main() -> anyhow::Result<()> {
 
     let config = Config::infer().await?;
     let namespace = config.default_namespace.clone();
-    let client = transport::client(config.clone(), TransportOptions::default())?;
+    let options = TransportOptions::default();
+    let requests = options.metrics.clone();
+    let client = transport::client(config.clone(), options)?;
     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
     let memcacheds = Controller::builder("memcacheds")
         .for_::<Memcached>()
@@ -143,7 +145,7 @@ async fn main() -> anyhow::Result<()> {
             Ok(transport::client(config, TransportOptions::default())?)
         })?;
     let mut manager = Manager::new(ManagerOptions::default()).elect(election);
-    runnable.add_to(&mut manager, "cluster")?;
+    runnable.with_metrics(move |all| requests.register(all)).add_to(&mut manager, "cluster")?;
     memcacheds.add_to(&mut manager)?;
     let mut registry = Registry::default();
     manager.register_metrics(&mut registry);

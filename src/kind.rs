@@ -64,6 +64,16 @@ pub enum TypeName {
 }
 
 /// Reference to a type, which may or may not exist.
+///
+/// ```
+/// use k8s_openapi::api::apps::v1::Deployment;
+/// use pilotlight::kind::TypeRef;
+///
+/// let by_kind = TypeRef::kind("apps", "v1", "Deployment");
+/// let by_plural = TypeRef::resource("apps", "v1", "deployments");
+/// assert_eq!(TypeRef::of::<Deployment>(), by_plural);
+/// assert_eq!(by_kind.any_version().to_string(), "Deployment.apps");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeRef {
     /// API group; empty for the core group.

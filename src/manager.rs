@@ -169,9 +169,10 @@ impl Manager {
     /// Registers all metrics of the manager: of its runnables and its election, and of its clusters
     /// with their controllers and informers.
     ///
-    /// The metrics of several clusters have the label `cluster`: the name of the cluster's
-    /// runnable. Encode them with [`metrics_text`]. Add all clusters before; a later one is not
-    /// included, which is logged. The metrics of the connections are apart: `TransportMetrics`.
+    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
+    /// Encode them with [`metrics_text`]. Add all clusters before: a later one is not included, which
+    /// is logged. Metrics of the connections belong to a cluster by
+    /// [`ClusterRunnable::with_metrics`](crate::controller::ClusterRunnable::with_metrics).
     ///
     /// ```
     /// use pilotlight::manager::{

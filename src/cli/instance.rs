@@ -251,10 +251,10 @@ impl Instance {
             owner.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
         }
         // Without its view of the cluster or its servers this process is of no use.
+        let cluster_runnable = cluster_runnable.with_metrics(move |all| requests.register(all));
         cluster_runnable.add_to(&mut owner, "cluster")?;
         let mut metrics = Registry::default();
         owner.register_metrics(&mut metrics);
-        requests.register(&mut metrics);
         hooks.register(&mut metrics);
         process_metrics::register(&mut metrics);
         let shown = DebugState {

@@ -32,6 +32,20 @@ use crate::{
 /// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `namespaces`,
 /// `in_cluster`, `managed_fields`, `index`, `on_synced` and `on_watch_error` apply to the last
 /// input.
+///
+/// ```
+/// # use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+/// use pilotlight::{controller::*, kind::TypeRef};
+///
+/// let builder = Controller::builder("widgets")
+///     .for_type(TypeRef::kind("example.com", "v1", "Widget"))
+///     .conditional() // Of the input before: the controller runs while widgets are served.
+///     .owns::<Deployment>()
+///     .watches::<ConfigMap>(Handler::Object)
+///     .labels("app=widgets")
+///     .max_concurrent_reconciles(4); // Of the controller.
+/// # drop(builder); // Then `.build(&cluster, reconciler)`.
+/// ```
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {

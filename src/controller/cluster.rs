@@ -1,6 +1,7 @@
 //! Cluster: client, type registry and informers that all controllers of one cluster share.
 
 use std::{
+    fmt, mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -34,6 +35,18 @@ const SYNC_WAIT: Duration = Duration::from_secs(5);
 ///
 /// Semantics: `Cluster` of controller-runtime (`pkg/cluster`). It has no mapper; the type registry
 /// serves as one.
+///
+/// ```no_run
+/// # use pilotlight::{controller::*, kind::TypeRef, manager::*};
+/// # fn example(client: kube::Client, manager: &mut Manager) -> Result<(), AddError> {
+/// let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+/// runnable.add_to(manager, "cluster")?;
+/// // Controllers are built with `&cluster`. Other code reads its types:
+/// let is_served = cluster.types.served(&TypeRef::kind("example.com", "v1", "Widget")).is_some();
+/// # drop(is_served);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Cluster {
@@ -73,11 +86,14 @@ pub struct ClusterOptions {
 /// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
 /// manager with it. The runnable of [`Cluster::of`] only propagates type changes, and may be
 /// started again.
-#[derive(Debug)]
 pub struct ClusterRunnable {
     cluster: Cluster,
     work: ClusterWork,
+    // Metrics that are registered with those of the cluster.
+    metrics: Vec<Box<RegisterFn>>,
 }
+
+type RegisterFn = dyn Fn(&mut Registry) + Send + Sync;
 
 /// Work of a cluster's runnable.
 #[derive(Debug)]
@@ -191,11 +207,36 @@ impl Cluster {
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
         let defaults = Arc::default();
         let cluster = Self { client, types, informers, namespace, metrics, carried_over, defaults };
-        (cluster.clone(), ClusterRunnable { cluster, work })
+        (cluster.clone(), ClusterRunnable { cluster, work, metrics: Vec::new() })
     }
 }
 
 impl ClusterRunnable {
+    /// Registers more metrics with those of the cluster, such as those of its connection:
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "tls")]
+    /// # fn example(config: kube::Config, manager: &mut pilotlight::manager::Manager) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use pilotlight::{controller::*, manager::*, transport::{self, TransportOptions}};
+    /// let options = TransportOptions::default();
+    /// let requests = options.metrics.clone();
+    /// let client = transport::client(config, options)?;
+    /// let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+    /// runnable.with_metrics(move |all| requests.register(all)).add_to(manager, "cluster")?;
+    /// // Later, the one call of Manager::register_metrics registers all of them.
+    /// # drop(cluster);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_metrics(
+        mut self,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) -> Self {
+        self.metrics.push(Box::new(register));
+        self
+    }
+
     /// Adds the cluster to a manager that does not run yet, with its metrics and its readiness: the
     /// manager ends if it fails. `name` tells several clusters apart.
     ///
@@ -203,21 +244,25 @@ impl ClusterRunnable {
     ///
     /// As [`Manager::add`].
     pub fn add_to(
-        self,
+        mut self,
         manager: &mut Manager,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
         let (name, cluster) = (name.into(), self.cluster.clone());
+        let metrics = mem::take(&mut self.metrics);
         manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
         let check = cluster.readiness_check();
         manager.handle().readiness().add(format!("discovery/{name}"), check);
-        manager.add_metrics(name, move |registry| cluster.register_metrics(registry));
+        manager.add_metrics(name, move |registry| {
+            cluster.register_metrics(registry);
+            metrics.iter().for_each(|register| register(registry));
+        });
         Ok(())
     }
 
     /// Adds the cluster by a handle of a manager that may run already, with its readiness: the
     /// manager ends if it fails. Its metrics are not those of the manager: register them with
-    /// [`Cluster::register_metrics`].
+    /// [`Cluster::register_metrics`], and those of [`ClusterRunnable::with_metrics`] by themselves.
     ///
     /// # Errors
     ///
@@ -232,6 +277,12 @@ impl ClusterRunnable {
         manager.add_runnable(name.clone(), Arc::new(self), options).await?;
         manager.readiness().add(format!("discovery/{name}"), check);
         Ok(())
+    }
+}
+
+impl fmt::Debug for ClusterRunnable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterRunnable").field("work", &self.work).finish_non_exhaustive()
     }
 }
 

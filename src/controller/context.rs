@@ -33,6 +33,28 @@ use crate::{
 };
 
 /// Context of a reconcile. Cheap to clone.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+/// # use kube::{Api, ResourceExt};
+/// # use pilotlight::{controller::*, informer::ObjectKey};
+/// async fn reconcile(
+///     map: Option<Arc<ConfigMap>>,
+///     context: Context,
+/// ) -> Result<Outcome, ReconcileError> {
+///     let Some(map) = map else { return Ok(Outcome::Done) }; // Deleted.
+///     let namespace = map.namespace().unwrap_or_default();
+///     // Reads a cache of the controller: that of an input `.watches::<Secret>(..)`.
+///     let key = ObjectKey::namespaced(namespace.as_str(), map.name_any());
+///     let Some(secret) = context.lister::<Secret>()?.get(&key)? else { return Ok(Outcome::Done) };
+///     // Writes through the fence of the epoch: nothing is sent after its end.
+///     let secrets = Api::<Secret>::namespaced(context.client().clone(), &namespace);
+///     secrets.delete(&secret.name_any(), &Default::default()).await?;
+///     Ok(Outcome::Done)
+/// }
+/// # drop(for_object(reconcile));
+/// ```
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<SharedContext>,

@@ -17,14 +17,14 @@ use crate::kind::TypeRef;
 /// use std::time::Duration;
 ///
 /// use k8s_openapi::api::core::v1::Pod;
-/// use pilotlight::{controller::{ControllerDefaults, TypeDefaults}, kind::TypeRef};
+/// use pilotlight::controller::{ControllerDefaults, TypeDefaults};
 ///
 /// let pods = TypeDefaults { labels: Some("app=web".into()), ..TypeDefaults::default() };
 /// let cluster = cluster.with_defaults(
 ///     ControllerDefaults::default()
 ///         .max_concurrent_reconciles(4)
 ///         .reconcile_timeout(Duration::from_secs(60))
-///         .of_type(TypeRef::of::<Pod>(), pods),
+///         .of::<Pod>(pods),
 /// );
 /// # drop(cluster);
 /// # }
@@ -38,7 +38,8 @@ pub struct ControllerDefaults {
     pub(super) backoff: Option<Backoff>,
     pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
-    types: Vec<(TypeRef, TypeDefaults)>,
+    // By the names of a type: that of `of_type`, or plural and kind.
+    types: Vec<(Vec<TypeRef>, TypeDefaults)>,
 }
 
 /// Defaults of the inputs of one type, and of the controllers that are for it.
@@ -86,17 +87,98 @@ impl ControllerDefaults {
         Self { recover_panic: Some(recovers), ..self }
     }
 
-    /// Sets the defaults of the inputs of a type, at any version. An input that is named by its
-    /// kind, where this is named by the plural or the reverse, matches if the plural is the regular
-    /// one of the kind.
+    /// Sets the defaults of the inputs of a type, at any version, by the type's Rust struct.
+    pub fn of<K: kube::Resource<DynamicType = ()>>(mut self, defaults: TypeDefaults) -> Self {
+        let by_kind = TypeRef::kind(K::group(&()), K::version(&()), K::kind(&()));
+        self.types.push((vec![TypeRef::of::<K>(), by_kind], defaults));
+        self
+    }
+
+    /// Sets the defaults of the inputs of a type, at any version.
+    ///
+    /// An input that is named by its kind, where this is named by the plural or the reverse, matches
+    /// if the plural is the regular one of the kind, as in `networkpolicies` of `NetworkPolicy`. For
+    /// a type with another plural use [`ControllerDefaults::of`], or the name that its inputs have;
+    /// the inputs of a Rust struct have the plural.
     pub fn of_type(mut self, type_ref: impl Into<TypeRef>, defaults: TypeDefaults) -> Self {
-        self.types.push((type_ref.into(), defaults));
+        self.types.push((vec![type_ref.into()], defaults));
         self
     }
 
     /// Returns the defaults of a type: those that were set last.
-    pub(super) fn of(&self, type_ref: &TypeRef) -> Option<&TypeDefaults> {
+    pub(super) fn find(&self, type_ref: &TypeRef) -> Option<&TypeDefaults> {
+        let is_named = |names: &[TypeRef]| names.iter().any(|name| name.is_alike(type_ref));
         let mut newest_first = self.types.iter().rev();
-        newest_first.find(|(known, _)| known.is_alike(type_ref)).map(|(_, defaults)| defaults)
+        newest_first.find(|(names, _)| is_named(names)).map(|(_, defaults)| defaults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::{
+        core::v1::Endpoints, discovery::v1::EndpointSlice, networking::v1::Ingress,
+    };
+    use kube::{api::ObjectMeta, core::DynamicResourceScope};
+
+    use super::*;
+
+    /// Rust struct of a type whose plural is not a regular one.
+    struct Datum(ObjectMeta);
+
+    impl kube::Resource for Datum {
+        type DynamicType = ();
+        type Scope = DynamicResourceScope;
+
+        fn kind(_: &()) -> std::borrow::Cow<'_, str> {
+            "Datum".into()
+        }
+
+        fn group(_: &()) -> std::borrow::Cow<'_, str> {
+            "example.com".into()
+        }
+
+        fn version(_: &()) -> std::borrow::Cow<'_, str> {
+            "v1".into()
+        }
+
+        fn plural(_: &()) -> std::borrow::Cow<'_, str> {
+            "data".into()
+        }
+
+        fn meta(&self) -> &ObjectMeta {
+            &self.0
+        }
+
+        fn meta_mut(&mut self) -> &mut ObjectMeta {
+            &mut self.0
+        }
+    }
+
+    #[test]
+    fn defaults_of_a_rust_struct_match_its_kind_and_its_irregular_plural() {
+        let of_data = TypeDefaults { labels: Some("a=b".into()), ..TypeDefaults::default() };
+
+        let defaults = ControllerDefaults::default().of::<Datum>(of_data.clone());
+
+        for name in [
+            TypeRef::of::<Datum>(),
+            TypeRef::kind("example.com", "v1", "Datum"),
+            TypeRef::resource("example.com", "v2", "data"),
+        ] {
+            assert_eq!(defaults.find(&name), Some(&of_data), "{name}");
+        }
+    }
+
+    #[test]
+    fn defaults_by_kind_match_the_plurals_of_kubernetes() {
+        let kinds = [("", "Endpoints"), ("networking.k8s.io", "Ingress")];
+        let defaults =
+            kinds.into_iter().fold(ControllerDefaults::default(), |all, (group, kind)| {
+                all.of_type(TypeRef::kind(group, "v1", kind), TypeDefaults::default())
+            });
+
+        assert!(defaults.find(&TypeRef::of::<Endpoints>()).is_some());
+        assert!(defaults.find(&TypeRef::of::<Ingress>()).is_some());
+        assert!(defaults.find(&TypeRef::of::<EndpointSlice>()).is_none());
     }
 }

@@ -18,6 +18,20 @@ use crate::{
 
 /// Collects the requests that a handler adds to its controller's queue, and reads the controller's
 /// caches for it.
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+/// # use kube::ResourceExt;
+/// use pilotlight::{controller::*, informer::ObjectKey};
+///
+/// // A Pod is a change of the ConfigMap of its name.
+/// let handler = Handler::typed::<Pod>(|event, queue: &mut Enqueue<'_>| {
+///     let pod = event.object();
+///     queue.add(ObjectKey::namespaced(pod.namespace().unwrap_or_default(), pod.name_any()));
+/// });
+/// let builder = Controller::builder("maps").for_::<ConfigMap>().watches::<Pod>(handler);
+/// # drop(builder);
+/// ```
 #[derive(Debug)]
 pub struct Enqueue<'a> {
     requests: &'a mut Vec<MappedRequest>,

@@ -37,6 +37,21 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 /// Controller: a description of sources, queue and workers, which every epoch builds anew.
 ///
 /// Dropping it stops nothing, and it may be started again.
+///
+/// ```no_run
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{controller::*, manager::*};
+/// # fn example(cluster: &Cluster, manager: &mut Manager) -> Result<(), Box<dyn std::error::Error>> {
+/// let controller = Controller::builder("settings")
+///     .for_::<ConfigMap>()
+///     .build(cluster, async |request: Request, _: Context| {
+///         println!("reconciling {request}");
+///         Ok(Outcome::Done)
+///     })?;
+/// controller.add_to(manager)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
@@ -183,7 +198,7 @@ impl Builder {
         }
         let (primaries, defaults) = (self.primaries()?, &cluster.defaults);
         self.check_object_type(&primaries, reconciler.object_type())?;
-        let of_type = primaries.first().and_then(|primary| defaults.of(primary));
+        let of_type = primaries.first().and_then(|primary| defaults.find(primary));
         let of_type = of_type.and_then(|of_type| of_type.max_concurrent_reconciles);
         let workers = self.workers.or(of_type).or(defaults.workers).unwrap_or(1);
         if workers == 0 {

@@ -65,6 +65,23 @@ pub enum LookupError {
 /// controller. It takes memory until the object changes or is deleted; read large types that
 /// concern few requests by [`Context::store`](super::Context::store). Of two Rust types for one
 /// type of the server, the one that is read first is kept, and the other is decoded by each read.
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{controller::*, informer::*, kind::{Scope, ServedType}};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // In a reconciler: `context.lister::<ConfigMap>()?`. A unit test makes the store by hand.
+/// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+/// let object = br#"{"metadata": {"namespace": "ns", "name": "a", "uid": "1", "resourceVersion": "7"},
+///     "data": {"size": "3"}}"#;
+/// let lister = Lister::<ConfigMap>::of(Store::of([Object::from_json(object.to_vec(), &maps)?]));
+///
+/// let map = lister.get(&ObjectKey::namespaced("ns", "a"))?.ok_or("not in the cache")?;
+/// assert_eq!(map.data.as_ref().unwrap()["size"], "3");
+/// assert_eq!(lister.in_namespace("other")?.len(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Store,

@@ -16,6 +16,23 @@ use crate::{
 /// Predicates that compare the old object with the new one pass every creation and deletion, and
 /// also an object that was recreated between two events. Semantics: `pkg/predicate` of
 /// controller-runtime, except where stated.
+///
+/// ```
+/// use k8s_openapi::api::apps::v1::Deployment;
+/// use pilotlight::controller::{Controller, Event, Predicate};
+///
+/// let is_ready = |deployment: &Deployment| {
+///     deployment.status.as_ref().is_some_and(|status| status.ready_replicas > Some(0))
+/// };
+/// let becomes_ready = Predicate::typed::<Deployment>(move |event| match event {
+///     Event::Update { old, new } => is_ready(&new) && !is_ready(&old),
+///     Event::Create { .. } | Event::Delete { .. } => true,
+/// });
+/// let builder = Controller::builder("deployments")
+///     .for_::<Deployment>()
+///     .predicate(becomes_ready.or(Predicate::generation()));
+/// # drop(builder);
+/// ```
 #[derive(Clone)]
 pub struct Predicate {
     pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,

@@ -16,15 +16,17 @@
 pub(in crate::controller) mod retry_gate;
 
 mod core;
+mod delays;
+mod hashed;
 mod item;
 mod limit;
+mod moment;
 mod ready;
 
 use std::{
-    collections::BTreeSet,
     fmt,
     future::poll_fn,
-    hash::Hash,
+    hash::{Hash, RandomState},
     pin::{Pin, pin},
     sync::{Arc, Weak},
     task::{self, Poll},
@@ -33,19 +35,51 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, futures::Notified},
-    time::{Instant, Sleep, sleep_until},
+    time::Instant,
 };
 
-use self::core::{Core, QueueTimer};
 pub(super) use self::limit::NewLimiter;
-use self::limit::OwnLimiter;
+use self::{
+    core::{Core, Popped, QueueTimer},
+    delays::Delays,
+    hashed::Hashed,
+    limit::OwnLimiter,
+    moment::Moment,
+};
 pub use self::{
     item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},
     limit::{Backoff, FastSlow, Limit, MaxOf, QueueOptions, RateLimiter, TokenBucketLimiter},
 };
 use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
 
+/// Notifications of waiting getters that are under way at once. Each getter that receives one and
+/// leaves another key notifies the next, so that a burst of adds wakes no more getters than are
+/// needed. Two, since the runtime keeps one woken task for the thread that woke it, and hands the
+/// second to any thread.
+const MAX_NOTIFIED: usize = 2;
+
 /// Handle of a work queue; cheap to clone.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::controller::{Add, Queue, QueueOptions};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let queue = Queue::new(QueueOptions::default());
+/// queue.add("a");
+/// queue.add_with("b", Add { priority: 10, ..Add::default() });
+/// queue.add_with("c", Add { after: Duration::from_secs(60), ..Add::default() });
+///
+/// let first = queue.get().await.unwrap();
+/// assert_eq!(first.key, "b");
+/// queue.add("b"); // Merged, and available again when the worker is done.
+/// queue.done(&first.key);
+/// queue.add_with("b", Add { rate_limited: true, ..Add::default() }); // After a failure.
+/// queue.forget(&"b"); // After a success.
+/// # }
+/// ```
 pub struct Queue<K> {
     shared: Arc<SharedQueue<K>>,
 }
@@ -54,8 +88,10 @@ pub struct Queue<K> {
 pub(super) struct WeakQueue<K>(Weak<SharedQueue<K>>);
 
 struct SharedQueue<K> {
+    hasher: RandomState,
+    metrics: QueueMetrics,
     state: Mutex<QueueState<K>>,
-    // Wakes getters: a key is ready, a timer has changed, or the queue has finished.
+    // Wakes a getter: a key is ready, the first timer has changed, or the queue has finished.
     changed: Notify,
     // Wakes `drain`.
     finished: Notify,
@@ -63,17 +99,12 @@ struct SharedQueue<K> {
 
 struct QueueState<K> {
     core: Core<K>,
-    // Delayed slots by their time and rank.
-    delays: BTreeSet<(Due, u32)>,
-    // Entry of each slot in `delays`.
-    timers: Vec<Option<Due>>,
-    // Timer of the first delay. Set by a caller of `get`, since an add may come from outside a
-    // runtime.
-    sleep: Option<Pin<Box<Sleep>>>,
+    delays: Delays,
+    // Getters that wait for a change.
+    waiting: usize,
+    // Notifications sent to waiting getters and not received yet, at most `MAX_NOTIFIED`.
+    notified: usize,
 }
-
-/// Time of a delayed key, and its rank among the keys of the same time.
-type Due = (Instant, u64);
 
 /// Caller inside [`Queue::take`].
 struct Getter<'a, K: Clone + Eq + Hash> {
@@ -91,12 +122,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     pub(super) fn with_metrics(options: QueueOptions, metrics: QueueMetrics) -> Self {
         let state = QueueState {
-            core: Core::new(options, metrics, Instant::now()),
-            delays: BTreeSet::new(),
-            timers: Vec::new(),
-            sleep: None,
+            core: Core::new(options, metrics.clone(), Instant::now()),
+            delays: Delays::default(),
+            waiting: 0,
+            notified: 0,
         };
         let shared = SharedQueue {
+            hasher: RandomState::new(),
+            metrics,
             state: Mutex::new(state),
             changed: Notify::new(),
             finished: Notify::new(),
@@ -122,26 +155,31 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Adds a key with a delay or a priority; ignored once the queue is shut down.
     pub fn add_with(&self, key: K, add: Add) {
+        let key = self.shared.hashed(key);
         let now = Instant::now();
         let mut state = self.shared.lock();
         let added = state.core.add(key, add, now);
-        self.shared.apply_timer(state, added);
+        self.shared.announce(state, added);
     }
 
     /// Sets the time of the next resync of a key in place of an earlier one; `None` removes it. At
     /// that time the key becomes ready at low priority, regardless of adds in the meantime.
     #[cfg(any(test, feature = "meta"))]
     pub(super) fn resync(&self, key: K, at: Option<Instant>) {
+        let key = self.shared.hashed(key);
+        let now = Instant::now();
         let mut state = self.shared.lock();
-        let timer = state.core.resync(key, at, Instant::now());
-        self.shared.apply_timer(state, (timer, false));
+        let timer = state.core.resync(key, at, now);
+        self.shared.announce(state, (timer, false));
     }
 
     /// Adds a key that another queue had left.
     pub fn restore(&self, delayed: RemainingItem<K>) {
+        let hash = self.shared.hashed(&delayed.key).hash;
+        let now = Instant::now();
         let mut state = self.shared.lock();
-        let added = state.core.restore(delayed, Instant::now());
-        self.shared.apply_timer(state, added);
+        let added = state.core.restore(hash, delayed, now);
+        self.shared.announce(state, added);
     }
 
     /// Waits for the next key that no worker processes; `None` once the queue is closed, or
@@ -151,32 +189,48 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     ///
     /// Cancel safe: a dropped future takes no key.
     pub async fn get(&self) -> Option<Item<K>> {
-        self.get_if(true).await
+        match self.try_get() {
+            Some(item) => Some(item),
+            None => self.wait().await,
+        }
     }
 
     /// Like [`Queue::get`]. Without `capacity` it returns no key and only drives the timers, so
     /// that delayed keys still become ready in the order of their times.
     pub(super) async fn get_if(&self, capacity: bool) -> Option<Item<K>> {
-        self.take(|core| if capacity { core.pop(Instant::now()) } else { None }).await
+        match capacity {
+            true => self.get().await,
+            false => self.take(|_, _| None).await,
+        }
+    }
+
+    /// Waits for the next key.
+    async fn wait(&self) -> Option<Item<K>> {
+        let popped = self.take(|core, now| core.pop(now)).await?;
+        Some(self.shared.record_get(popped))
     }
 
     /// Waits until a key is ready that no worker processes; `None` as for [`Queue::get`]. Cancel
     /// safe.
     pub(super) async fn available(&self) -> Option<()> {
-        let available = self.take(|core| core.has_available().then_some(())).await;
-        // The key is left to another caller.
-        self.shared.changed.notify_one();
-        available
+        self.take(|core, _| core.has_available().then_some(())).await
     }
 
     /// Returns the next key, if one is ready that no worker processes.
     pub(super) fn try_get(&self) -> Option<Item<K>> {
-        self.shared.lock().core.pop(Instant::now())
+        let mut now = self.shared.moment();
+        let mut state = self.shared.lock();
+        state.expire();
+        let popped = state.core.pop(&mut now)?;
+        let notifies = state.notifies_next();
+        drop(state);
+        self.shared.notify_if(notifies);
+        Some(self.shared.record_get(popped))
     }
 
     /// Waits until `take` returns something, or the queue is finished, and drives the timers
     /// meanwhile.
-    async fn take<T>(&self, take: impl Fn(&mut Core<K>) -> Option<T>) -> Option<T> {
+    async fn take<T>(&self, take: impl Fn(&mut Core<K>, &mut Moment) -> Option<T>) -> Option<T> {
         let mut getter = Getter { queue: &self.shared, waits: false };
         loop {
             let mut changed = pin!(self.shared.changed.notified());
@@ -189,24 +243,31 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Ends the processing of a key; a key that was added meanwhile becomes available again.
     pub fn done(&self, key: &K) {
-        let now = Instant::now();
+        let key = self.shared.hashed(key);
+        let mut now = self.shared.moment();
         let mut state = self.shared.lock();
-        let ready = state.core.done(key, now);
-        self.shared.apply_timer(state, (QueueTimer::Keep, ready));
+        let Some(ended) = state.core.done(key, &mut now) else { return };
+        self.shared.announce(state, (QueueTimer::Keep, ended.is_available));
+        if let Some(worked) = ended.worked {
+            self.shared.metrics.worked_for(worked);
+        }
     }
 
     /// Resets the failures of a key.
     pub fn forget(&self, key: &K) {
+        let key = self.shared.hashed(key);
         self.shared.lock().core.forget(key);
     }
 
     /// Returns the number of failed adds of a key since it was last forgotten.
     pub fn requeues(&self, key: &K) -> u32 {
+        let key = self.shared.hashed(key);
         self.shared.lock().core.failures(key)
     }
 
     /// Returns whether a key is ready or delayed.
     pub(super) fn contains(&self, key: &K) -> bool {
+        let key = self.shared.hashed(key);
         self.shared.lock().core.contains(key)
     }
 
@@ -223,7 +284,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Returns every key for debugging: those in processing, then the ready ones in the order in
     /// which workers get them, then the delayed ones by time.
     pub fn dump(&self) -> Vec<QueueRow<K>> {
-        let dump = self.shared.lock().core.dump(Instant::now());
+        let now = Instant::now();
+        let dump = self.shared.lock().core.dump(now);
         dump.sorted()
     }
 
@@ -234,9 +296,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Closes the queue for adds and gets; returns the keys left: the ready ones, then the delayed
     /// ones by their time.
     pub fn close(&self) -> Vec<RemainingItem<K>> {
+        let now = Instant::now();
         let mut state = self.shared.lock();
-        let left = state.core.close(Instant::now());
-        state.clear_timers();
+        let left = state.core.close(now);
+        state.delays.clear();
         self.shared.announce_finished(state);
         left
     }
@@ -256,30 +319,61 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash> SharedQueue<K> {
+    fn hashed<T: Hash>(&self, key: T) -> Hashed<T> {
+        Hashed::new(&self.hasher, key)
+    }
+
+    /// Returns the time of an operation, which is read before the lock if metrics need it.
+    fn moment(&self) -> Moment {
+        let mut moment = Moment::default();
+        if self.metrics.are_recorded() {
+            moment.now();
+        }
+        moment
+    }
+
     fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
         // The core does not panic between two consistent states.
         self.state.lock()
     }
 
-    fn apply_timer(
+    /// Applies the change of a timer and unlocks the queue; notifies a getter if that or an
+    /// available key concerns it.
+    fn announce(
         &self,
         mut state: MutexGuard<'_, QueueState<K>>,
-        (timer, ready): (QueueTimer, bool),
+        (timer, is_available): (QueueTimer, bool),
     ) {
-        state.set_timer(timer);
+        let is_first = state.set_timer(timer);
         if state.core.is_finished() {
             self.announce_finished(state);
-        } else if ready || timer != QueueTimer::Keep {
-            drop(state);
+            return;
+        }
+        let notifies = (is_available && state.notifies_next()) || (is_first && state.notifies());
+        drop(state);
+        self.notify_if(notifies);
+    }
+
+    fn notify_if(&self, notifies: bool) {
+        if notifies {
             self.changed.notify_one();
         }
+    }
+
+    /// Records the key that a worker gets.
+    fn record_get(&self, Popped { item, queued }: Popped<K>) -> Item<K> {
+        self.metrics.left(item.priority);
+        if let Some(queued) = queued {
+            self.metrics.queued_for(queued);
+        }
+        item
     }
 
     fn start_drain(&self) {
         let mut state = self.lock();
         state.core.drain();
-        state.clear_timers();
-        self.apply_timer(state, (QueueTimer::Keep, false));
+        state.delays.clear();
+        self.announce(state, (QueueTimer::Keep, false));
     }
 
     fn is_finished(&self) -> bool {
@@ -288,68 +382,62 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
 
     fn announce_finished(&self, state: MutexGuard<'_, QueueState<K>>) {
         drop(state);
+        // A getter that is about to wait looks at the queue under the lock first.
         self.changed.notify_waiters();
-        // Stored for a getter that is about to wait.
-        self.changed.notify_one();
         self.finished.notify_waiters();
     }
 }
 
 impl<K: Clone + Eq + Hash> QueueState<K> {
-    fn clear_timers(&mut self) {
-        self.delays.clear();
-        self.timers.clear();
-        self.sleep = None;
+    /// Returns whether the caller must notify a getter of a change, after it has unlocked the
+    /// queue.
+    fn notifies(&mut self) -> bool {
+        let notifies = self.notified < MAX_NOTIFIED.min(self.waiting);
+        self.notified += usize::from(notifies);
+        notifies
     }
 
-    fn set_timer(&mut self, timer: QueueTimer) {
-        let (slot, due) = match timer {
-            QueueTimer::Keep => return,
-            QueueTimer::Set(slot, _) => (slot, self.core.due(slot)),
-            QueueTimer::Cancel(slot) => (slot, None),
-        };
-        let index = slot as usize;
-        if self.timers.len() <= index {
-            self.timers.resize(index + 1, None);
-        }
-        if let Some(old) = self.timers[index].take() {
-            self.delays.remove(&(old, slot));
-        }
-        if let Some(due) = due {
-            self.timers[index] = Some(due);
-            self.delays.insert((due, slot));
+    /// Like [`QueueState::notifies`], if a key is available for which no getter was notified yet.
+    fn notifies_next(&mut self) -> bool {
+        self.notified < MAX_NOTIFIED.min(self.waiting).min(self.core.len())
+            && self.core.has_available()
+            && self.notifies()
+    }
+
+    /// Counts a notification that a getter has received.
+    fn receive(&mut self) {
+        self.notified = self.notified.saturating_sub(1);
+    }
+
+    /// Counts a getter that does not wait any longer.
+    fn leave(&mut self) {
+        self.waiting -= 1;
+        if self.waiting == 0 {
+            // `Notify` keeps one of several notifications whose receivers are gone.
+            self.notified = 0;
         }
     }
 
-    /// Makes the keys ready whose time has come; returns how many became available.
-    fn expire(&mut self) -> usize {
-        let mut expired = 0;
-        while let Some(((at, _), slot)) = self.delays.first().copied() {
-            let now = Instant::now();
-            if at > now {
-                break;
-            }
-            self.delays.pop_first();
-            self.timers[slot as usize] = None;
+    /// Applies the change of a timer; returns whether the timer is the first one now.
+    fn set_timer(&mut self, timer: QueueTimer) -> bool {
+        match timer {
+            QueueTimer::Keep => false,
+            QueueTimer::Set(slot, _) => self.delays.set(slot, self.core.due(slot)),
+            QueueTimer::Cancel(slot) => self.delays.set(slot, None),
+        }
+    }
+
+    /// Makes the keys ready whose time has come.
+    fn expire(&mut self) {
+        if self.delays.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(slot) = self.delays.pop(now) {
             // The slot may have a later time: of a resync, or of a delay.
-            let (timer, available) = self.core.expire(slot, now);
-            expired += usize::from(available);
+            let (timer, _) = self.core.expire(slot, now);
             self.set_timer(timer);
         }
-        expired
-    }
-
-    /// Waits for the first delay; ready once it has ended.
-    fn poll_sleep(&mut self, context: &mut task::Context<'_>) -> Poll<()> {
-        let Some(&((at, _), _)) = self.delays.first() else {
-            self.sleep = None;
-            return Poll::Pending;
-        };
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if sleep.deadline() != at {
-            sleep.as_mut().reset(at);
-        }
-        sleep.as_mut().poll(context)
     }
 }
 
@@ -357,31 +445,44 @@ impl<K: Clone + Eq + Hash> Getter<'_, K> {
     /// Takes a key, or waits for a change; `None` once there may be one.
     fn poll<T>(
         &mut self,
-        take: impl Fn(&mut Core<K>) -> Option<T>,
+        take: impl Fn(&mut Core<K>, &mut Moment) -> Option<T>,
         mut changed: Pin<&mut Notified<'_>>,
         context: &mut task::Context<'_>,
     ) -> Poll<Option<Option<T>>> {
         // Received first: a notification that is left is sent to another caller.
-        let notified = self.waits && changed.as_mut().poll(context).is_ready();
+        let mut received = self.waits && changed.as_mut().poll(context).is_ready();
+        let mut now = self.queue.moment();
         let mut state = self.queue.lock();
-        let expired = state.expire();
+        if received {
+            state.receive();
+        }
+        state.expire();
         if state.core.is_finished() {
             return Poll::Ready(Some(None));
         }
-        if let Some(taken) = take(&mut state.core) {
+        if let Some(taken) = take(&mut state.core, &mut now) {
+            if self.waits {
+                state.leave();
+            }
+            // The timers may hold the waker of this getter: another one takes them over.
             let is_armed = self.waits && !state.delays.is_empty();
+            let notifies = if is_armed { state.notifies() } else { state.notifies_next() };
             drop(state);
             self.waits = false;
-            // A notification for each further key, and one for the caller that takes over the timers.
-            let others = expired.saturating_sub(1) + usize::from(is_armed);
-            (0..others).for_each(|_| self.queue.changed.notify_one());
+            self.queue.notify_if(notifies);
             return Poll::Ready(Some(Some(taken)));
         }
-        // Under the lock, so that the next change wakes this task.
-        let waited = self.waits || changed.poll(context).is_pending();
-        self.waits = true;
-        match state.poll_sleep(context) {
-            Poll::Pending if waited && !notified => Poll::Pending,
+        if !self.waits {
+            self.waits = true;
+            state.waiting += 1;
+            // Under the lock, so that the next change wakes this task.
+            if changed.poll(context).is_ready() {
+                received = true;
+                state.receive();
+            }
+        }
+        match state.delays.poll_first(context) {
+            Poll::Pending if !received => Poll::Pending,
             Poll::Pending | Poll::Ready(()) => Poll::Ready(None),
         }
     }
@@ -390,19 +491,20 @@ impl<K: Clone + Eq + Hash> Getter<'_, K> {
 impl<K: Clone + Eq + Hash> Drop for Getter<'_, K> {
     fn drop(&mut self) {
         if self.waits {
-            let state = self.queue.lock();
-            let leaves = !state.delays.is_empty() || state.core.len() > 0;
+            let mut state = self.queue.lock();
+            state.leave();
+            let is_needed = !state.delays.is_empty() || state.core.has_available();
+            let notifies = is_needed && state.notifies();
             drop(state);
-            if leaves {
-                self.queue.changed.notify_one();
-            }
+            self.queue.notify_if(notifies);
         }
     }
 }
 
 impl<K: Clone + Eq + Hash + Send + Sync> WorkProbe for SharedQueue<K> {
     fn work(&self) -> QueueWork {
-        self.lock().core.work(Instant::now())
+        let now = Instant::now();
+        self.lock().core.work(now)
     }
 }
 

@@ -8,6 +8,22 @@ use super::{Add, Cached, Context, ListerError, LookupError, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use pilotlight::controller::*;
+/// async fn reconcile(request: Request, context: Context) -> Result<Outcome, ReconcileError> {
+///     # let (is_complete, is_paused) = (true, false);
+///     if is_paused {
+///         return Ok(Outcome::Done); // A change of the object reconciles it again.
+///     }
+///     if is_complete { Ok(Outcome::RequeueAfter(Duration::from_secs(600))) } else { Ok(Outcome::Requeue) }
+/// }
+/// # let builder = Controller::builder("example");
+/// # fn is_reconciler(_: impl Reconciler) {}
+/// # is_reconciler(reconcile);
+/// # drop(builder);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// Wait for the next change.
@@ -38,6 +54,18 @@ pub enum Outcome {
 }
 
 /// Error of a reconcile, and its retry.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use pilotlight::controller::{ReconcileError, RetryChoice};
+/// fn replicas(text: &str) -> Result<u32, ReconcileError> {
+///     let count = text.parse::<u32>().terminal()?; // Retried after a change of the object only.
+///     let limit = std::fs::read_to_string("/etc/limit").retry_after(Duration::from_secs(60))?;
+///     let limit = limit.trim().parse::<u32>()?; // Retried after the back-off.
+///     Ok(count.min(limit))
+/// }
+/// # assert!(matches!(replicas("many"), Err(ReconcileError::Terminal(_))));
+/// ```
 #[derive(Debug)]
 pub enum ReconcileError {
     /// Retry after the back-off of this request. A conflict is retried without a log line. A
@@ -114,6 +142,22 @@ impl fmt::Display for ReconcileError {
 /// Called for deleted objects too. Two calls for the same request never overlap. Each call is
 /// delayed until the caches of the controller's inputs hold the writes that the last call sent
 /// through [`Context::client`].
+///
+/// ```
+/// use pilotlight::controller::{Context, Outcome, ReconcileError, Reconciler, Request};
+///
+/// struct Greeter {
+///     greeting: String,
+/// }
+///
+/// impl Reconciler for Greeter {
+///     async fn reconcile(&self, request: Request, _: Context) -> Result<Outcome, ReconcileError> {
+///         println!("{} {request}", self.greeting);
+///         Ok(Outcome::Done)
+///     }
+/// }
+/// # drop(Greeter { greeting: "hello".into() });
+/// ```
 pub trait Reconciler: Send + Sync + 'static {
     /// Reconciles one request.
     ///

@@ -9,6 +9,15 @@ use crate::informer::ObjectKey;
 ///
 /// Requests are equal if their types and keys are. A request that is made of a key alone is for the
 /// first primary type.
+///
+/// ```
+/// use pilotlight::{controller::Request, informer::ObjectKey};
+///
+/// let request = Request::namespaced("prod", "web");
+/// assert_eq!(request, ObjectKey::namespaced("prod", "web").into());
+/// assert_eq!(&*request.name, "web"); // A request derefs to its key.
+/// assert_ne!(request, Request::new(1, request.key.clone())); // Of the second primary type.
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Request {
     /// Position of the object's type among the primary types, in the order in which the builder

@@ -145,6 +145,48 @@ impl std::fmt::Debug for SourceStart {
 ///
 /// An implementor describes a source, and every start begins anew. State kept from one epoch would
 /// pin that epoch's caches, and prevent another start.
+///
+/// A source of the program's own, which requests a reconcile at each message:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use futures::FutureExt;
+/// use pilotlight::{controller::*, manager::*};
+/// use tokio::{select, sync::Notify};
+///
+/// struct Messages {
+///     connected: tokio::sync::watch::Receiver<Verdict>, // Published by the program.
+///     received: Arc<Notify>,
+/// }
+///
+/// impl ConditionalSource for Messages {
+///     fn ready(&self) -> Readiness {
+///         Readiness::published(self.connected.clone())
+///     }
+///
+///     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+///         let received = Arc::clone(&self.received);
+///         let done = async move {
+///             loop {
+///                 select! {
+///                     () = context.stopping() => return SourceEnd::Stopped,
+///                     () = received.notified() => context.enqueue(Request::cluster("all")),
+///                 }
+///             }
+///         };
+///         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+///     }
+///
+///     fn delivers(&self) -> bool {
+///         false // It adds requests itself.
+///     }
+/// }
+/// # fn example(source: Messages) -> Builder {
+/// let builder = Controller::builder("messages").source(source).conditional();
+/// # builder
+/// # }
+/// ```
 pub trait ConditionalSource: Send + Sync + 'static {
     /// Returns the condition under which the source can be started.
     fn ready(&self) -> Readiness;

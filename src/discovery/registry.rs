@@ -13,6 +13,24 @@ use super::{
 use crate::kind::{ServedType, TypeIdentity, TypeRef};
 
 /// Cloneable handle to the types that the cluster serves.
+///
+/// ```no_run
+/// # use pilotlight::{controller::Cluster, discovery::TypeState, kind::TypeRef};
+/// # async fn example(cluster: Cluster) {
+/// let widgets = TypeRef::kind("example.com", "v1", "Widget");
+/// let mut status = cluster.types.subscribe(&widgets);
+/// loop {
+///     match &status.borrow_and_update().state {
+///         TypeState::Served => println!("widgets can be watched"),
+///         TypeState::Absent => println!("widgets are not installed"),
+///         other => println!("widgets are {other:?}"),
+///     }
+///     if status.changed().await.is_err() {
+///         return;
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct TypeRegistry {
     shared: Arc<SharedRegistry>,

@@ -7,6 +7,18 @@ use kube::core::Expression;
 use super::StringMap;
 
 /// A parsed label selector; an empty one selects everything. Cheap to clone.
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::Pod;
+/// # use pilotlight::controller::Context;
+/// use pilotlight::informer::Selector;
+///
+/// fn number_of_web_pods(context: &Context) -> Result<usize, Box<dyn std::error::Error>> {
+///     let web: Selector = "tier=web,canary!=true".parse()?;
+///     Ok(context.lister::<Pod>()?.matching(&web)?.len())
+/// }
+/// # drop(number_of_web_pods);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     // Shared: a requirement may have very many values, and each interest has a copy.

@@ -38,6 +38,22 @@ pub struct InformerStatus {
 }
 
 /// Cloneable handle to the informers of one client.
+///
+/// ```no_run
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{controller::Cluster, informer::*, kind::TypeRef};
+/// # async fn example(cluster: Cluster) -> Option<Ended> {
+/// let served = cluster.types.served(&TypeRef::of::<ConfigMap>())?;
+/// let key = InformerKey::new(served.identity.clone());
+/// let mut subscription = cluster.informers.subscribe(&served, key); // Shares an equal watch.
+/// loop {
+///     match subscription.next().await {
+///         Ok(delta) => println!("{} exists: {}", delta.key, delta.new.is_some()),
+///         Err(ended) => return Some(ended), // Such as: the type is gone.
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct InformerSet {
     shared: Arc<SharedSet>,

@@ -34,6 +34,24 @@ use crate::kind::GroupKind;
 ///
 /// An object that the subscription does not keep whole is returned as a metadata entry, which
 /// [`Object::is_whole`] tells apart.
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{informer::*, kind::{Scope, ServedType}};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // In a reconciler: `context.store(&type_ref)`. A unit test makes the store by hand.
+/// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+/// let object = br#"{"metadata": {"namespace": "ns", "name": "a", "uid": "1", "resourceVersion": "7",
+///     "labels": {"tier": "web"}}}"#;
+/// let store = Store::of([Object::from_json(object.to_vec(), &maps)?]);
+///
+/// let object = store.get(&ObjectKey::namespaced("ns", "a")).ok_or("not in the cache")?;
+/// assert_eq!(object.header().labels.get("tier"), Some("web")); // Parsed once, at arrival.
+/// let decoded: ConfigMap = object.decode()?;
+/// # drop(decoded);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<SharedStore>,

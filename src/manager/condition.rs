@@ -31,6 +31,33 @@ use crate::{
 /// publisher is silent, its last verdict stands. If the condition flaps, its epochs start less and
 /// less often ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Other runnables are not
 /// affected by any of these.
+///
+/// ```
+/// use pilotlight::manager::{Condition, Readiness, Reason, Unmet, Verdict};
+/// use tokio::sync::watch;
+///
+/// /// Condition that is met while a switch is on.
+/// struct Switch(watch::Sender<Verdict>);
+///
+/// impl Switch {
+///     fn set(&self, is_on: bool) {
+///         let reason = Reason::Other("Off".into());
+///         let off = Unmet { reason, message: "is off".into(), type_ref: None };
+///         let verdict = if is_on { Verdict::Met(Vec::new()) } else { Verdict::Unmet(vec![off]) };
+///         self.0.send_replace(verdict);
+///     }
+/// }
+///
+/// impl Condition for Switch {
+///     fn watch(&self) -> Readiness {
+///         Readiness::published(self.0.subscribe())
+///     }
+/// }
+///
+/// let switch = Switch(watch::Sender::new(Verdict::Unknown(Vec::new())));
+/// switch.set(true);
+/// assert!(matches!(switch.watch().verdict(), Verdict::Met(_)));
+/// ```
 pub trait Condition: Send + Sync + 'static {
     /// Returns a subscription to the current verdict and every later one.
     fn watch(&self) -> Readiness;

@@ -23,6 +23,21 @@ use crate::duration::after;
 ///
 /// Cheap to clone. Everything that the run sends goes through [`Epoch::client`], whose fence closes
 /// before the epoch is announced as done.
+///
+/// ```
+/// use pilotlight::manager::{Epoch, RunResult};
+///
+/// /// Runnable that needs a client of the API server.
+/// async fn run(epoch: Epoch, client: kube::Client) -> RunResult {
+///     let client = epoch.client(&client); // Refuses requests after the end of the epoch.
+///     let version = client.apiserver_version().await?;
+///     epoch.running();
+///     epoch.spawn(async move { println!("the server is {}", version.git_version) });
+///     epoch.stopping().await;
+///     Ok(()) // The manager awaits the spawned tasks, at most for the grace.
+/// }
+/// # drop(run);
+/// ```
 #[derive(Clone)]
 pub struct Epoch {
     inner: Arc<EpochInner>,

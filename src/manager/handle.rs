@@ -16,6 +16,25 @@ use crate::guard::{self};
 
 /// Handle to add, replace and remove runnables and to read their status. Cheap to clone; works
 /// before and while the manager runs.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use pilotlight::manager::*;
+/// # async fn example(manager: Manager, job: Arc<dyn Runnable>) -> Result<(), AddError> {
+/// let handle = manager.handle(); // Then `manager.run(stop)` in a task or in `main`.
+/// handle.add_runnable("job", job, RunnableOptions::default()).await?;
+/// let mut snapshots = handle.watch();
+/// while snapshots.changed().await.is_ok() {
+///     let Some(status) = handle.status_of("job") else { break };
+///     println!("{:?}: {}", status.state, status.message);
+///     if status.state == ControllerState::Running {
+///         break;
+///     }
+/// }
+/// handle.remove("job").await; // Resolves when it is done.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ManagerHandle {
     pub(super) commands: mpsc::Sender<ManagerCommand>,

@@ -106,6 +106,25 @@ pub trait Runnable: Send + Sync + 'static {
 ///
 /// The manager subscribes to `ready`, waits until it is met and calls `start`. When that run is
 /// done it waits for `ready` again. A condition that is lost during a run stops the run.
+///
+/// [`Conditional`](super::Conditional) adds a condition to a runnable that has none:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use pilotlight::{discovery::TypeRegistry, kind::TypeRef, manager::*};
+///
+/// # fn example(types: TypeRegistry, manager: &mut Manager) -> Result<(), AddError> {
+/// let job = |epoch: Epoch| async move {
+///     epoch.stopping().await;
+///     Ok(())
+/// };
+/// let widgets = TypeRef::kind("example.com", "v1", "Widget");
+/// let job = Conditional::new(Arc::new(job), move || type_served(&types, &widgets));
+/// manager.add("job", Arc::new(job), RunnableOptions::default())?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait ConditionalRunnable: Runnable {
     /// Returns a subscription to the condition under which this can run.
     fn ready(&self) -> Readiness;

@@ -5,6 +5,16 @@ use std::time::Duration;
 use super::RestartPolicy;
 
 /// Supervision of one runnable.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::manager::RunnableOptions;
+///
+/// let drains = RunnableOptions { grace: Duration::from_secs(30), ..RunnableOptions::default() };
+/// let essential = RunnableOptions::fail_fast(); // Its error ends the manager.
+/// # drop((drains, essential));
+/// ```
 #[derive(Clone, Debug)]
 pub struct RunnableOptions {
     /// Reaction to a run that ends while its condition holds.

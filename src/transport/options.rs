@@ -9,6 +9,20 @@ use super::TransportMetrics;
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Times and limits of a [`Transport`](super::Transport).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use pilotlight::transport::{self, TransportOptions};
+///
+/// let options = TransportOptions {
+///     product: Some("myoperator/1.0".to_owned()), // In the User-Agent.
+///     ..TransportOptions::default()
+/// };
+/// let client = transport::client(kube::Config::infer().await?, options)?;
+/// # drop(client);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// Longest time to open a connection, including its TLS session; 5 s.

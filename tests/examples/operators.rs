@@ -107,6 +107,7 @@ async fn elected_operator_reports_a_condition_and_serves_probes_and_metrics() {
     assert!(ready.contains("[+]controller/memcacheds Running"), "{ready}");
     let metrics = page(&address, "/metrics").await;
     assert!(metrics.contains("controller=\"memcacheds\",result=\"success\""), "{metrics}");
+    assert!(metrics.contains("rest_client_requests_total{"), "{metrics}");
     let leases = Api::<Lease>::namespaced(client.clone(), "default");
     assert!(leases.get("memcached-example").await.unwrap().spec.unwrap().holder_identity.is_some());
 

@@ -153,7 +153,7 @@ impl KindOptions {
     /// Applies the defaults of the cluster, and returns the options for each namespace.
     fn restrict(mut self, name: &ControllerName, own: &Cluster) -> Result<Vec<Self>, BuildError> {
         let cluster = self.cluster.as_ref().unwrap_or(own);
-        let of_type = cluster.defaults.of(&self.filter.type_ref).cloned().unwrap_or_default();
+        let of_type = cluster.defaults.find(&self.filter.type_ref).cloned().unwrap_or_default();
         let of_cluster = cluster.namespace.clone();
         self.filter.labels = self.filter.labels.or(of_type.labels);
         self.filter.fields = self.filter.fields.or(of_type.fields);

@@ -218,6 +218,11 @@ impl Drop for Series {
 }
 
 impl QueueMetrics {
+    /// Returns whether the queue has metrics.
+    pub(in crate::controller) fn are_recorded(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Counts a key that became ready.
     pub(in crate::controller) fn added(&self) {
         if let Some(series) = &self.0 {

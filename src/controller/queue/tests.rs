@@ -1,4 +1,11 @@
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicUsize, Ordering},
+    task::{Wake, Waker},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
 
 use tokio::{
     task::JoinSet,
@@ -249,4 +256,104 @@ async fn getter_that_is_dropped_after_its_wake_leaves_the_key_to_another_one() {
     first.set(key(&queue));
 
     assert_eq!(timeout(Duration::from_millis(1), second).await.unwrap(), Some(1));
+}
+
+/// Getter that is polled by hand, and counts its wakes.
+struct PolledGetter {
+    key: BoxFuture<'static, Option<u32>>,
+    wakes: Arc<Wakes>,
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl PolledGetter {
+    /// Returns a getter that waits.
+    fn waiting(queue: &Queue<u32>) -> Self {
+        let queue = queue.clone();
+        let key = Box::pin(async move { key(&queue).await });
+        let mut getter = Self { key, wakes: Arc::default() };
+        assert!(getter.poll().is_pending());
+        getter
+    }
+
+    fn is_woken(&self) -> bool {
+        self.wakes.0.load(Ordering::Relaxed) > 0
+    }
+
+    fn poll(&mut self) -> Poll<Option<u32>> {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        self.key.as_mut().poll(&mut task::Context::from_waker(&waker))
+    }
+}
+
+/// Polls the getters that are woken, until no other one is; returns their keys.
+fn poll_woken(getters: &mut Vec<PolledGetter>) -> Vec<u32> {
+    let mut keys = Vec::new();
+    while let Some(woken) = getters.iter().position(PolledGetter::is_woken) {
+        let mut getter = getters.remove(woken);
+        match getter.poll() {
+            Poll::Ready(key) => keys.extend(key),
+            Poll::Pending => panic!("woken without a key"),
+        }
+    }
+    keys
+}
+
+#[tokio::test(start_paused = true)]
+async fn burst_of_adds_wakes_few_getters_and_each_wakes_the_next() {
+    let queue = queue();
+    let mut getters: Vec<_> = (0..20).map(|_| PolledGetter::waiting(&queue)).collect();
+
+    (0..10).for_each(|key| queue.add(key));
+
+    let woken = getters.iter().filter(|getter| getter.is_woken()).count();
+    assert_eq!(woken, MAX_NOTIFIED);
+    assert_eq!(poll_woken(&mut getters), (0..10).collect::<Vec<_>>());
+    assert_eq!(getters.len(), 10, "no other one is woken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn getters_that_are_dropped_after_their_wakes_block_no_later_ones() {
+    let queue = queue();
+    for round in 0..5 {
+        let dropped: Vec<_> = (0..3).map(|_| PolledGetter::waiting(&queue)).collect();
+        (0..3).for_each(|key| queue.add(key));
+        assert!(dropped.iter().any(PolledGetter::is_woken), "round {round}");
+        drop(dropped);
+        for _ in 0..3 {
+            queue.done(&key(&queue).await.unwrap());
+        }
+
+        let mut getters: Vec<_> = (0..3).map(|_| PolledGetter::waiting(&queue)).collect();
+        (0..3).for_each(|key| queue.add(key));
+
+        assert_eq!(poll_woken(&mut getters), [0, 1, 2], "round {round}");
+        (0..3).for_each(|key| queue.done(&key));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn getter_that_takes_a_key_leaves_the_timers_to_another_one() {
+    let queue = queue();
+    let mut getters = JoinSet::new();
+    for _ in 0..2 {
+        let getter = queue.clone();
+        getters.spawn(async move { key(&getter).await });
+    }
+    sleep(Duration::from_millis(1)).await;
+    queue.add_with(1, after(10));
+    sleep(Duration::from_millis(1)).await;
+
+    queue.add(2);
+
+    assert_eq!(getters.join_next().await.unwrap().unwrap(), Some(2));
+    let second = timeout(Duration::from_millis(20), getters.join_next()).await;
+    assert_eq!(second.unwrap().unwrap().unwrap(), Some(1));
 }

@@ -30,6 +30,25 @@ use crate::manager::{Readiness, always};
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
+///
+/// ```no_run
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::controller::*;
+/// # async fn example(
+/// #     cluster: Cluster,
+/// #     reconciler: impl Reconciler,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
+/// let (requests, source) = ChannelSource::new(100);
+/// let controller = Controller::builder("settings")
+///     .for_::<ConfigMap>()
+///     .source(source)
+///     .build(&cluster, reconciler)?;
+/// // Later, from a webhook or a queue of messages:
+/// requests.send(Request::namespaced("prod", "settings")).await?;
+/// # drop(controller);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ChannelSource {
     // Locked by the running epoch.

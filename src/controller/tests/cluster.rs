@@ -1,6 +1,6 @@
 //! Cluster of parts that the caller runs.
 
-use prometheus_client::registry::Registry;
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::time::timeout;
 
 use super::*;
@@ -138,7 +138,11 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
         server.install(crd("Widget"), &["v1"]);
         server.apply(widget(name, name));
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-        runnable.add_to(&mut manager, name).unwrap();
+        let requests = Counter::<u64>::default();
+        runnable
+            .with_metrics(move |all| all.register("requests", "Requests", requests.clone()))
+            .add_to(&mut manager, name)
+            .unwrap();
         let controller = Controller::builder(format!("widgets-{name}"));
         let reconciler = LoggingReconciler { log: Arc::clone(&log) };
         let controller = controller.for_type(widgets()).conditional().build(&cluster, reconciler);
@@ -167,6 +171,7 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
     for name in ["east", "west"] {
         for series in [
             format!("pilotlight_types{{cluster=\"{name}\",state=\"Served\"}}"),
+            format!("requests_total{{cluster=\"{name}\"}} 0"),
             format!("pilotlight_informer_watches{{cluster=\"{name}\"}} 1"),
             format!("controller=\"widgets-{name}\",result=\"success\"}} 1"),
             format!("pilotlight_controller_epoch{{controller=\"widgets-{name}\"}} 1"),

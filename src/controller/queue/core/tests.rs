@@ -1,11 +1,18 @@
 mod model;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasherDefault, DefaultHasher},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
 use super::*;
-use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit, RateLimiter};
+use crate::controller::ControllerMetrics;
+use crate::controller::queue::{
+    Backoff, LOW_PRIORITY, Limit, QueueRowState, RateLimiter, RemainingItem,
+};
 
 /// Queue core with a clock, and with the timers that `Queue` keeps otherwise.
 struct Bench {
@@ -24,10 +31,30 @@ impl Bench {
         Self { core, now, timers: BTreeMap::new() }
     }
 
+    fn measured() -> Self {
+        let metrics = ControllerMetrics::default().series(&"measured".into()).queue();
+        let now = Instant::now();
+        let core = Core::new(QueueOptions::default(), metrics, now);
+        Self { core, now, timers: BTreeMap::new() }
+    }
+
     fn add(&mut self, key: u8, add: Add) -> &mut Self {
-        let (timer, _) = self.core.add(key, add, self.now);
+        let (timer, _) = self.core.add(hashed(key), add, self.now);
         self.keep(timer);
         self
+    }
+
+    fn restore(&mut self, delayed: RemainingItem<u8>) {
+        let (timer, _) = self.core.restore(hashed(delayed.key).hash, delayed, self.now);
+        self.keep(timer);
+    }
+
+    fn forget(&mut self, key: u8) {
+        self.core.forget(hashed(&key));
+    }
+
+    fn failures(&self, key: u8) -> u32 {
+        self.core.failures(hashed(&key))
     }
 
     fn keep(&mut self, timer: QueueTimer) {
@@ -39,7 +66,11 @@ impl Bench {
     }
 
     fn pop(&mut self) -> Option<u8> {
-        self.core.pop(self.now).map(|item| item.key)
+        self.take().map(|item| item.key)
+    }
+
+    fn take(&mut self) -> Option<Item<u8>> {
+        self.core.pop(&mut Moment::at(self.now)).map(|popped| popped.item)
     }
 
     fn pop_all(&mut self) -> Vec<u8> {
@@ -47,7 +78,8 @@ impl Bench {
     }
 
     fn done(&mut self, key: u8) -> bool {
-        self.core.done(&key, self.now)
+        let ended = self.core.done(hashed(&key), &mut Moment::at(self.now));
+        ended.is_some_and(|ended| ended.is_available)
     }
 
     fn advance(&mut self, time: Duration) {
@@ -70,9 +102,13 @@ impl Bench {
     }
 
     fn resync(&mut self, key: u8, after: Option<Duration>) {
-        let timer = self.core.resync(key, after.map(|after| self.now + after), self.now);
+        let timer = self.core.resync(hashed(key), after.map(|after| self.now + after), self.now);
         self.keep(timer);
     }
+}
+
+fn hashed<T: Hash>(key: T) -> Hashed<T> {
+    Hashed::new(&BuildHasherDefault::<DefaultHasher>::default(), key)
 }
 
 const NOW: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: false, failed: false };
@@ -102,7 +138,7 @@ fn resync_is_due_whatever_was_added_and_failed_before() {
     queue.add(1, FAILED);
     queue.advance(ms(5));
     assert_eq!(queue.pop(), Some(1));
-    queue.core.forget(&1);
+    queue.forget(1);
     queue.done(1);
     queue.advance(ms(94));
     assert_eq!(queue.pop(), None);
@@ -301,7 +337,7 @@ fn key_that_counts_as_normal_is_handed_out_with_its_own_priority() {
     queue.add(1, at(LOW_PRIORITY));
     queue.advance(ms(60_000));
 
-    let item = queue.core.pop(queue.now).unwrap();
+    let item = queue.take().unwrap();
 
     assert_eq!(item.priority, LOW_PRIORITY, "a repetition waits anew");
 }
@@ -354,9 +390,9 @@ fn failures_double_the_delay_until_they_are_forgotten() {
     }
 
     assert_eq!(delays, [ms(5), ms(10), ms(20), ms(40)]);
-    assert_eq!(queue.core.failures(&1), 4);
-    queue.core.forget(&1);
-    assert_eq!(queue.core.failures(&1), 0);
+    assert_eq!(queue.failures(1), 4);
+    queue.forget(1);
+    assert_eq!(queue.failures(1), 0);
     queue.add(1, FAILED);
     assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(5))));
 }
@@ -394,9 +430,9 @@ fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
     queue.add(1, Add { failed: true, ..after(900) });
 
     assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(900))));
-    assert_eq!(queue.core.failures(&1), 1);
-    queue.core.forget(&1);
-    assert_eq!(queue.core.failures(&1), 0);
+    assert_eq!(queue.failures(1), 1);
+    queue.forget(1);
+    assert_eq!(queue.failures(1), 0);
 }
 
 #[test]
@@ -412,7 +448,7 @@ fn delay_of_centuries_is_a_year() {
 fn closed_queue_returns_only_the_keys_left_in_it() {
     let mut queue = Bench::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
-    queue.core.pop(queue.now);
+    queue.take();
 
     let left = queue.core.close(queue.now);
 
@@ -434,11 +470,10 @@ fn keys_left_in_one_queue_are_restored_in_another() {
     next.now = queue.now + ms(20);
 
     for delayed in left {
-        let (timer, _) = next.core.restore(delayed, next.now);
-        next.keep(timer);
+        next.restore(delayed);
     }
 
-    assert_eq!(next.core.failures(&2), 1);
+    assert_eq!(next.failures(2), 1);
     assert_eq!(next.pop_all(), [3, 2], "both were due");
     next.advance(ms(30));
     assert_eq!(next.pop_all(), [1]);
@@ -473,7 +508,7 @@ fn slots_are_used_again() {
         queue.done(key);
     }
 
-    assert_eq!(queue.core.entries.len(), 1);
+    assert_eq!(queue.core.slots.entries().len(), 1);
     assert!(queue.core.slots.is_empty());
     assert_eq!(queue.core.ready.len(), 0);
 }
@@ -493,7 +528,7 @@ fn work_includes_delayed_keys() {
 
 #[test]
 fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
-    let mut queue = Bench::new();
+    let mut queue = Bench::measured();
     queue.add(1, NOW).add(2, NOW);
     queue.pop();
     queue.now += ms(2000);
@@ -528,17 +563,17 @@ fn users_limiter_decides_the_delay_and_learns_what_is_forgotten() {
 
     for requeues in 0..2 {
         queue.add(1, FAILED);
-        assert_eq!(queue.core.failures(&1), requeues + 1);
+        assert_eq!(queue.failures(1), requeues + 1);
         queue.advance(ms(699));
         assert_eq!(queue.pop(), None);
         queue.advance(ms(1));
         assert_eq!(queue.pop(), Some(1));
         queue.done(1);
     }
-    queue.core.forget(&1);
+    queue.forget(1);
 
     assert_eq!(*calls.lock(), [(1, 0), (1, 1), (1, u32::MAX)]);
-    assert_eq!(queue.core.failures(&1), 0);
+    assert_eq!(queue.failures(1), 0);
 }
 
 #[test]
@@ -550,8 +585,8 @@ fn limiter_that_panics_leaves_the_queue_with_its_back_off() {
 
     assert_eq!(queue.pop(), Some(1));
     queue.done(1);
-    queue.core.forget(&1);
-    assert_eq!(queue.core.failures(&1), 0);
+    queue.forget(1);
+    assert_eq!(queue.failures(1), 0);
 }
 
 #[test]
@@ -563,7 +598,7 @@ fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
     queue.resync(6, Some(ms(300)));
     assert_eq!(queue.pop(), Some(3));
     queue.add(3, after(50));
-    queue.core.forget(&2);
+    queue.forget(2);
 
     let rows = queue.core.dump(queue.now).sorted();
 

@@ -218,8 +218,7 @@ proptest! {
                     model.add(key, add, now);
                 }
                 Step::Pop => {
-                    let popped =
-                        queue.core.pop(queue.now).map(|it| (it.key, it.priority, it.failures));
+                    let popped = queue.take().map(|it| (it.key, it.priority, it.failures));
                     prop_assert_eq!(popped, model.pop(now));
                 }
                 Step::Done(key) => {
@@ -227,7 +226,7 @@ proptest! {
                     model.keys.entry(key).or_default().processing = false;
                 }
                 Step::Forget(key) => {
-                    queue.core.forget(&key);
+                    queue.forget(key);
                     model.keys.entry(key).or_default().failures = 0;
                 }
                 Step::Advance(ticks) => {
@@ -251,8 +250,7 @@ proptest! {
                     queue = Bench::with(options, queue.now);
                     model = Model::new(limited, now);
                     for delayed in left {
-                        let (timer, _) = queue.core.restore(delayed, queue.now);
-                        queue.keep(timer);
+                        queue.restore(delayed);
                     }
                     for (key, priority, failures, at) in states {
                         model.add(key, Add { priority, after: at - now, ..NOW }, now);
@@ -263,7 +261,7 @@ proptest! {
             prop_assert_eq!(queue.core.len(), model.ready());
             prop_assert_eq!(queue.core.is_finished(), model.is_finished());
             for (key, entry) in &model.keys {
-                prop_assert_eq!(queue.core.failures(key), entry.failures);
+                prop_assert_eq!(queue.failures(*key), entry.failures);
             }
         }
 
@@ -275,15 +273,15 @@ proptest! {
             model.keys.entry(key).or_default().processing = false;
         }
         while let Some(expected) = model.pop(queue.now - start) {
-            let item = queue.core.pop(queue.now).unwrap();
+            let item = queue.take().unwrap();
             prop_assert_eq!((item.key, item.priority, item.failures), expected);
             queue.done(item.key);
             model.keys.get_mut(&item.key).unwrap().processing = false;
-            queue.core.forget(&item.key);
+            queue.forget(item.key);
         }
         prop_assert_eq!(queue.core.is_finished(), model.is_finished());
         for key in 0..6 {
-            queue.core.forget(&key);
+            queue.forget(key);
         }
         prop_assert!(queue.core.slots.is_empty());
         prop_assert!(queue.timers.is_empty());
