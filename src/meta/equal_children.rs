@@ -5,9 +5,9 @@
 //! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
 //! version may name two contents.
 //!
-//! A write has a digest too: of its content, and of the desired state that led to it. A child with
-//! this content has what the merge has made, and a second merge would change nothing. Fields that no
-//! merge changes are left out, which the server sets: the sync after a write merges nothing.
+//! A write has a digest too: of its content and of its desired state. A child with this content is
+//! the result of a merge with that state, and a second merge would change nothing. Status and the
+//! metadata that the server sets are no content. So the sync after a write merges nothing.
 //!
 //! Server-side apply knows the result only after the request. Its digest has the child as the
 //! server stored it, without the fields that change although the child does not: status, managed
