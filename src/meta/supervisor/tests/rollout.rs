@@ -2,6 +2,7 @@
 
 mod crashes;
 mod events;
+mod method;
 
 use std::{
     collections::BTreeMap,
