@@ -220,9 +220,11 @@
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
 //! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`), and waits
-//!    at most 1 s for the credentials of changed hooks (`src/meta/supervisor/swap.rs::swap`). The
-//!    next sync of each parent has the new definition; syncs that run end with the old one
-//!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay.
+//!    at most 1 s for the credentials of changed hooks, and 10 s for the first list of revisions
+//!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition;
+//!    syncs that run end with the old one (`src/meta/runnable/swap.rs::swap`). Informers and caches
+//!    stay; that of revisions comes and goes with rolling types
+//!    (`src/meta/rollout/input.rs::follow`).
 //! 4. For another epoch the manager keeps the new specification pending
 //!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
 //!    served and their caches prepared (`src/manager/task/replacement.rs::on_prepared`), and is
@@ -300,7 +302,7 @@
 //! | child that was equal before is not compared | `src/meta/equal_children.rs::contains`, called in `src/meta/apply.rs::run` |
 //! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields`, by `src/meta/field_transfer.rs` |
-//! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions` |
+//! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
 //! | wait of a rollout is decided and shown | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within`, condition `RolledOut` of the controller `src/meta/status.rs` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |

@@ -1,6 +1,6 @@
 //! Controller: the conditional runnable that the manager starts and stops.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
@@ -63,6 +63,8 @@ pub struct Controller {
 struct PreparedSubscriptions {
     // Keyed by the number of the input.
     subscriptions: HashMap<usize, Subscription>,
+    // Subscriptions of inputs by name.
+    named: Vec<Subscription>,
     // Number of calls of `unprepare`; the result of a preparation that began before is dropped.
     generation: u64,
 }
@@ -157,6 +159,26 @@ impl Controller {
         self.spec.series.max_concurrent.set(i64::try_from(workers).unwrap_or(i64::MAX));
     }
 
+    /// Subscribes to the informer of an input by name, and waits until it has synced. The
+    /// subscription is held until the next start, whose input finds the informer lingering.
+    #[cfg(feature = "meta")]
+    pub(crate) fn prepare_input(&self, name: &str) -> BoxFuture<'static, RunResult> {
+        let (input, slot) = (self.spec.named.input(name), Arc::clone(&self.prepared));
+        let (generation, patience) = (self.prepared().generation, self.spec.sync_timeout);
+        async move {
+            let Some(InputSource::Kind(kind)) = input.map(|input| input.source) else {
+                return Ok(());
+            };
+            let (_, subscription) = prepare(0, kind, patience).await?;
+            let mut slot = lock(&slot);
+            if slot.generation == generation {
+                slot.named.push(subscription);
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
     /// Returns a context of the running epoch without a request; `None` while no epoch runs.
     #[cfg(feature = "meta")]
     pub(crate) fn running(&self) -> Option<Context> {
@@ -169,6 +191,13 @@ impl Controller {
 
     fn prepared(&self) -> MutexGuard<'_, PreparedSubscriptions> {
         lock(&self.prepared)
+    }
+}
+
+impl PreparedSubscriptions {
+    /// Takes the subscriptions by number, and those of inputs by name.
+    fn take(&mut self) -> (HashMap<usize, Subscription>, Vec<Subscription>) {
+        (mem::take(&mut self.subscriptions), mem::take(&mut self.named))
     }
 }
 
@@ -247,7 +276,8 @@ impl Builder {
 impl Runnable for Controller {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let spec = Arc::clone(&self.spec);
-        let prepared = std::mem::take(&mut self.prepared().subscriptions);
+        let (prepared, named) = self.prepared().take();
+        drop(named);
         run::run(spec, epoch, prepared).boxed()
     }
 
@@ -286,7 +316,7 @@ impl Runnable for Controller {
             let mut unneeded: HashMap<_, _> = prepared.into_iter().collect();
             let mut slot = lock(&slot);
             if slot.generation == generation {
-                std::mem::swap(&mut slot.subscriptions, &mut unneeded);
+                mem::swap(&mut slot.subscriptions, &mut unneeded);
             }
             // Subscriptions of an earlier preparation are dropped outside of the lock.
             drop(slot);
@@ -303,7 +333,7 @@ impl Runnable for Controller {
     fn unprepare(&self) {
         let mut prepared = self.prepared();
         prepared.generation += 1;
-        let unneeded = std::mem::take(&mut prepared.subscriptions);
+        let unneeded = prepared.take();
         drop(prepared);
         drop(unneeded);
     }

@@ -1,8 +1,8 @@
 //! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
 //! A change of what the inputs of the runnable are built from needs a new epoch: types of parents and
-//! children, the first or last rolling child type, and options of the process. Each sync reads the
-//! rest, which is replaced while the epoch runs.
+//! children, and options of the process. Each sync reads the rest, which is replaced while the epoch
+//! runs.
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -65,9 +65,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         && *revision_namespace == new.revision_namespace;
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
-    // The first rolling type brings the input of revisions, the last one ends it.
-    let is_same_input = old.is_rolling() == new.is_rolling();
-    if *kind != new.kind || *name != new.name || !is_same_process || !is_same_input {
+    if *kind != new.kind || *name != new.name || !is_same_process {
         return EditEffect::Restart;
     }
     let swap =

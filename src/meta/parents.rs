@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, related::Related, rollout::PendingRollouts};
-use crate::controller::Request;
+use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
+use crate::{
+    controller::Request,
+    meta::rollout::{PendingRollouts, RevisionInput},
+};
 
 /// Parents of one controller.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub(crate) struct Parents {
     pub(crate) writes: ParentWrites,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,
+    /// Input of their revisions.
+    pub(crate) revisions: RevisionInput,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
     /// Time from which the periods of resyncs are counted.
@@ -35,6 +40,7 @@ impl Parents {
             hook: Arc::new(HookHealth::new(health_changed)),
             writes: ParentWrites::default(),
             rollouts: PendingRollouts::default(),
+            revisions: RevisionInput::default(),
             recreates_at_once: false,
             begin: Instant::now(),
         }
@@ -54,6 +60,7 @@ impl Parents {
         self.related.clear();
         self.writes.clear();
         self.rollouts.clear();
+        self.revisions.clear();
         self.hook.clear();
     }
 }

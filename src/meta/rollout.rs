@@ -4,9 +4,10 @@
 //! rollout is under way, several revisions are live: each lists its children, and each is sent to
 //! the hook as a separate parent. A child keeps the form of its revision until the plan moves it.
 //!
-//! This module sends no requests: [`plan`] decides, and `super::sync` executes.
+//! [`plan`] decides without I/O, and `super::sync` executes.
 
 mod field_paths;
+mod input;
 mod pending;
 mod plan;
 mod revision;
@@ -15,7 +16,8 @@ mod updated_condition;
 
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
-    pending::{PendingRollouts, Recorded, RolloutHealth, WaitingParent},
+    input::{REVISIONS, RevisionCache, RevisionInput},
+    pending::{PendingRollouts, Recorded, RolloutHealth, RolloutObserver, WaitingParent},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
         ids, plan,

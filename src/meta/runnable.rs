@@ -5,7 +5,8 @@ mod swap;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
+use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use self::release::{Cleanup, warn_of};
@@ -14,15 +15,20 @@ use crate::{
         Backoff, BuildError, Builder, Cluster, Controller, ControllerDefaults, Handler, Predicate,
     },
     informer::{Delta, Header, Object},
-    kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, some_of, subresource_served_if_crd, type_served,
+        all_of, always, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        ChildRule, ControllerKind, ControllerRevision, Definition, HookKind, Lenience, ParentType,
-        Parents, apply::Apply, counted_hook::Hooks, current::CurrentSync, finalizer::Finalizer,
-        hook_health::Health, recorder::EventRecorder, related::Related, rollout::PendingRollouts,
+        ChildRule, ControllerKind, Definition, HookKind, Lenience, ParentType, Parents,
+        apply::Apply,
+        counted_hook::Hooks,
+        current::CurrentSync,
+        finalizer::Finalizer,
+        hook_health::Health,
+        recorder::EventRecorder,
+        related::Related,
+        rollout::{REVISIONS, RevisionInput, RolloutObserver},
         sync::ParentReconciler,
     },
 };
@@ -30,6 +36,9 @@ use crate::{
 /// Maximum number of concurrent syncs of a controller, unless it has more workers: those with a
 /// worker, which call the hook, and those that write.
 const MOST_SYNCS: usize = 50;
+
+/// Time for which a swap waits for the first list of revisions.
+const REVISIONS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runnable of a declared controller.
 pub(crate) struct DeclaredRunnable {
@@ -50,7 +59,7 @@ impl DeclaredRunnable {
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let parents = Arc::new(parents(&definition, &hooks, Parents::new(health_changed)));
+        let parents = Arc::new(parents(&definition, Parents::new(health_changed)));
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let backoff = backoff(definition.resync_period);
@@ -77,14 +86,54 @@ impl DeclaredRunnable {
             .most_running(MOST_SYNCS);
         builder = add_parents(builder, &definition, &current);
         builder = add_children(builder, &definition, &current, &parents);
-        if definition.is_rolling() {
-            builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent());
-            builder = builder.conditional();
-        }
         // Inputs and limits are those of the declaration.
         let own = cluster.clone().with_defaults(ControllerDefaults::default());
         let controller = builder.build(&own, current.clone())?;
-        Ok(Self { controller, cluster: cluster.clone(), parents, current })
+        let runnable = Self { controller, cluster: cluster.clone(), parents, current };
+        runnable.follow_rollouts();
+        Ok(runnable)
+    }
+
+    /// Adds what rolling child types need, if the current definition has any, and removes it
+    /// otherwise: the input of revisions, with its condition, and the report of rollouts.
+    fn follow_rollouts(&self) {
+        let (current, parents) = (self.current.get(), &self.parents);
+        let is_rolling = current.definition.is_rolling();
+        let observer = is_rolling.then(|| rollout_observer(&current.hooks, parents));
+        parents.rollouts.report_to(observer);
+        parents.revisions.follow(is_rolling, &self.controller.inputs());
+    }
+
+    /// Returns whether a definition has rolling child types and the current one has none.
+    fn begins_to_roll(&self, definition: &Definition) -> bool {
+        definition.is_rolling() && !self.current.get().definition.is_rolling()
+    }
+
+    /// Returns the condition of a definition on the type of revisions, before it is swapped in.
+    pub(crate) fn revisions_served(&self, definition: &Definition) -> Readiness {
+        match self.begins_to_roll(definition) {
+            true => RevisionInput::served(&self.cluster.types),
+            false => always(),
+        }
+    }
+
+    /// Waits for the first list of revisions, before a definition that needs it is swapped in.
+    /// Returns whether the swap may follow.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a dropped wait leaves the input.
+    pub(crate) async fn revisions_listed(&self, definition: &Definition) -> bool {
+        if !self.begins_to_roll(definition) {
+            return true;
+        }
+        let added = self.parents.revisions.add(&self.controller.inputs());
+        let listed = timeout(REVISIONS_PATIENCE, added.started()).await;
+        let is_listed = matches!(listed, Ok(Ok(())));
+        if !is_listed {
+            self.follow_rollouts();
+        }
+        is_listed
     }
 
     /// Returns the health of the hook, and each later change.
@@ -150,29 +199,21 @@ fn add_children(
 }
 
 /// Returns the parents of a controller as its definition declares them.
-fn parents(definition: &Definition, hooks: &Hooks, mut parents: Parents) -> Parents {
+fn parents(definition: &Definition, mut parents: Parents) -> Parents {
     let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
     parents.recreates_at_once = definition.recreates_at_once;
     parents.writes.unlimited = unlimited_writes;
     parents.related = Arc::new(Related::new(managed_fields));
-    if definition.is_rolling() {
-        parents.rollouts = rollouts(hooks, &parents);
-    }
     parents
 }
 
-/// Returns the handler of revisions: own writes change them, and each sync reads them.
-fn silent() -> Handler {
-    Handler::delta(|_, _| {})
-}
-
-/// Returns the rollouts of these parents, which are reported in the health of the hook and in metrics.
-fn rollouts(hooks: &Hooks, parents: &Parents) -> PendingRollouts {
+/// Returns the observer of rollouts, which reports them in the health of the hook and in metrics.
+fn rollout_observer(hooks: &Hooks, parents: &Parents) -> RolloutObserver {
     let all = [HookKind::Sync, HookKind::Finalize];
     let hook = all.into_iter().find_map(|kind| hooks.get(kind));
     let series = hook.map(|hook| hook.series.another());
     let health = Arc::clone(&parents.hook);
-    PendingRollouts::new(move |rollouts| {
+    Box::new(move |rollouts| {
         health.rolled(rollouts);
         if let Some(series) = &series {
             series.rollouts(rollouts);
@@ -212,7 +253,16 @@ impl Runnable for DeclaredRunnable {
     }
 
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
-        self.controller.prepare()
+        let prepared = self.controller.prepare();
+        if !self.current.get().definition.is_rolling() {
+            return prepared;
+        }
+        let revisions = self.controller.prepare_input(REVISIONS);
+        async move {
+            prepared.await?;
+            revisions.await
+        }
+        .boxed()
     }
 
     fn unprepare(&self) {
@@ -236,7 +286,8 @@ impl ConditionalRunnable for DeclaredRunnable {
             }
             ControllerKind::Decorator => some_of(parents.map(|it| type_served(types, it))),
         };
-        all_of([parents, self.controller.ready(), current.hooks.ready()])
+        let revisions = self.parents.revisions.ready(types);
+        all_of([parents, self.controller.ready(), current.hooks.ready(), revisions])
     }
 }
 

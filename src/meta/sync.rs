@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use self::hook_call::{HookResponse, RevisionCall};
 use super::{
-    ControllerBudget, ControllerKind, ControllerRevision, Definition, HookKind, Parents,
+    ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     apply::Apply,
     children::{Child, ChildContext, Desired, Parent, ServedChildType},
     claim,
@@ -189,13 +189,13 @@ impl ParentReconciler {
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     fn forget(&self, key: &Request, context: &Context) {
-        let revisions = TypeRef::of::<ControllerRevision>();
         let children = self.definition.children.iter().map(|rule| &rule.type_ref);
-        for type_ref in children.chain([&revisions]) {
+        for type_ref in children {
             if let Some(moving) = context.moving_interests(type_ref) {
                 moving.remove((key.primary, &key.key));
             }
         }
+        self.parents.revisions.forget(key, context);
         self.parents.related.forget(key, context);
         self.parents.forget(key);
         for hook in self.hooks.all() {

@@ -131,6 +131,12 @@ impl NamedInputs {
         self.state().wanted.values().map(|wanted| wanted.input.clone()).collect()
     }
 
+    /// Returns the input of a name.
+    #[cfg(feature = "meta")]
+    pub(in crate::controller) fn input(&self, name: &str) -> Option<Input> {
+        self.state().wanted.get(name).map(|wanted| wanted.input.clone())
+    }
+
     /// Begins an epoch, whose run starts and stops the inputs from now on.
     pub(in crate::controller) fn begin(&self, epoch: u64) {
         self.state().epoch = Some(epoch);

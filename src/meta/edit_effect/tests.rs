@@ -96,7 +96,7 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     );
     check("/spec/childResources/1/updateStrategy", json!({"method": "InPlace"}), AT_ONCE);
     let rolling = json!({"method": "RollingInPlace"});
-    check("/spec/childResources/1/updateStrategy", rolling, EditEffect::Restart);
+    check("/spec/childResources/1/updateStrategy", rolling, AT_ONCE);
     check("/spec/generateSelector", json!(false), AT_ONCE);
     check("/spec/resyncPeriodSeconds", json!(61), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fmt,
+    fmt, mem,
     time::Duration,
 };
 
@@ -26,13 +26,14 @@ const MAX_FOREIGN: usize = 10_000;
 const SHOWN: usize = 5;
 
 /// Function that is called with each changed sum.
-type Observer = Box<dyn Fn(&RolloutHealth) + Send + Sync>;
+pub(crate) type RolloutObserver = Box<dyn Fn(&RolloutHealth) + Send + Sync>;
 
 /// Rollouts of the parents of one controller.
 #[derive(Default)]
 pub(crate) struct PendingRollouts {
     state: Mutex<RolloutStates>,
-    changed: Option<Observer>,
+    // `None` while no child type is rolling. Locked after the state.
+    changed: Mutex<Option<RolloutObserver>>,
 }
 
 #[derive(Default)]
@@ -92,14 +93,27 @@ pub(crate) struct Recorded {
 }
 
 impl PendingRollouts {
-    /// Returns an empty state, which calls `changed` after each change.
-    pub(crate) fn new(changed: impl Fn(&RolloutHealth) + Send + Sync + 'static) -> Self {
-        Self { state: Mutex::default(), changed: Some(Box::new(changed)) }
+    /// Sets the observer, which is called after each change; `None` while no child type is rolling.
+    /// The previous one gets an empty sum.
+    pub(crate) fn report_to(&self, changed: Option<RolloutObserver>) {
+        let mut state = self.state.lock();
+        let is_empty = state.pending.is_empty();
+        if changed.is_none() {
+            *state = RolloutStates::default();
+        }
+        let old = mem::replace(&mut *self.changed.lock(), changed);
+        if is_empty {
+            return;
+        }
+        if let Some(old) = old {
+            old(&RolloutHealth::default());
+        }
+        self.publish(&state);
     }
 
     /// Returns whether the controller has children that are updated one at a time.
     pub(crate) fn is_used(&self) -> bool {
-        self.changed.is_some()
+        self.changed.lock().is_some()
     }
 
     /// Records the progress of a parent's rollout.
@@ -184,7 +198,7 @@ impl PendingRollouts {
 
     // The state stays locked, so that the last call of the observer has the latest sum.
     fn publish(&self, state: &RolloutStates) {
-        if let Some(changed) = &self.changed {
+        if let Some(changed) = &*self.changed.lock() {
             changed(&state.health());
         }
     }
@@ -290,7 +304,8 @@ mod tests {
     async fn health_counts_the_rollouts_that_are_under_way() {
         let seen = Arc::new(Mutex::new(RolloutHealth::default()));
         let latest = Arc::clone(&seen);
-        let rollouts = PendingRollouts::new(move |health| *latest.lock() = health.clone());
+        let rollouts = PendingRollouts::default();
+        rollouts.report_to(Some(Box::new(move |health| *latest.lock() = health.clone())));
         let [one, two] = ["a", "b"].map(|name| Request::namespaced("ns", name));
 
         let moving = RolloutProgress::Updating(ChildId::new("", "ConfigMap", "a"));
@@ -315,7 +330,8 @@ mod tests {
     async fn parents_that_have_waited_longest_are_shown() {
         let seen = Arc::new(Mutex::new(RolloutHealth::default()));
         let latest = Arc::clone(&seen);
-        let rollouts = PendingRollouts::new(move |health| *latest.lock() = health.clone());
+        let rollouts = PendingRollouts::default();
+        rollouts.report_to(Some(Box::new(move |health| *latest.lock() = health.clone())));
         let parents = ["g", "f", "e", "d", "c", "b", "a"].map(|it| Request::namespaced("ns", it));
         for parent in &parents {
             rollouts.record(parent, &waiting("x"));

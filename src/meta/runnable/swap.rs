@@ -38,6 +38,8 @@ impl DeclaredRunnable {
     ) {
         self.controller.set_workers(workers);
         let old = self.current.replace(self.current.get().with(definition, hooks));
+        // A sync of the new definition that finds no input is enqueued again below.
+        self.follow_rollouts();
         self.parents.related.forget_responses();
         // Without a run, the next one reads the new definition, and its end releases the old hooks.
         let Some(context) = self.controller.running() else { return };

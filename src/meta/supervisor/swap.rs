@@ -7,7 +7,7 @@ use tracing::info;
 
 use super::reconciler::DeclarationReconciler;
 use crate::{
-    manager::ControllerState,
+    manager::{ControllerState, all_of},
     meta::{
         Definition,
         counted_hook::Hooks,
@@ -16,9 +16,9 @@ use crate::{
     },
 };
 
-/// Maximum time that a swap waits for the credentials of changed hooks. After it the edit is
-/// pending, like an edit that needs a missing type.
-const CREDENTIALS_PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum time that a swap waits for the credentials of changed hooks, and for the type of revisions
+/// if a child type is rolling. After it the edit is pending, like any edit that needs a missing type.
+const SWAP_PATIENCE: Duration = Duration::from_secs(1);
 
 impl DeclarationReconciler {
     /// Returns the effect of a definition on the runnable that has the last one. Only a controller
@@ -38,7 +38,7 @@ impl DeclarationReconciler {
     ///
     /// # Errors
     ///
-    /// The hooks, if their credentials are not usable yet.
+    /// The hooks, if their credentials or revisions are not usable yet.
     pub(super) async fn swap(
         &self,
         name: &str,
@@ -48,7 +48,11 @@ impl DeclarationReconciler {
         declared: &mut Declared,
     ) -> Result<(), Hooks> {
         let Some(run) = &declared.run else { return Err(hooks) };
-        if timeout(CREDENTIALS_PATIENCE, hooks.ready().met()).await.is_err() {
+        let mut ready = all_of([hooks.ready(), run.runnable.revisions_served(definition)]);
+        if timeout(SWAP_PATIENCE, ready.met()).await.is_err() {
+            return Err(hooks);
+        }
+        if !run.runnable.revisions_listed(definition).await {
             return Err(hooks);
         }
         let runnable = Arc::clone(&run.runnable);

@@ -13,9 +13,8 @@ use super::{
 use crate::{
     controller::Context,
     informer::{Header, Interest, Object, Selection},
-    kind::{ServedType, TypeRef},
+    kind::ServedType,
     meta::{
-        ControllerRevision,
         api::RevisionChildren,
         children::{Parent, owner_reference},
         digest::digest,
@@ -23,8 +22,8 @@ use crate::{
         related::RelatedGroup,
         resource::{Resource, is_already_there, is_conflict, is_gone, is_in_ending_namespace},
         rollout::{
-            OlderParent, Plan, Revision, RevisionOwner, apply_patch, is_named_by, is_of_type,
-            labels_of, orphan_selector, patch_of,
+            OlderParent, Plan, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
+            is_of_type, labels_of, orphan_selector, patch_of,
         },
     },
     redaction,
@@ -71,19 +70,15 @@ impl ParentReconciler {
         if !definition.is_rolling() || !self.finalizer.manages_children(object.header()) {
             return Ok(None);
         }
-        let type_ref = TypeRef::of::<ControllerRevision>();
-        let (Some(served), Some(store)) = (context.served(&type_ref), context.store(&type_ref))
-        else {
-            // The type is required, so that the epoch is about to stop.
-            return Err(SyncError::Cancelled);
-        };
+        let cache = self.parents.revisions.cache(&parent.key, context).await?;
+        let RevisionCache { served, store, moving } = cache;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         let namespace = parent.key.namespace.as_ref().unwrap_or(&definition.revision_namespace);
         let orphans = Selection {
             namespace: Some(namespace.clone()),
             selector: orphan_selector(owner.identity),
         };
-        if let Some(moving) = context.moving_interests(&type_ref) {
+        if let Some(moving) = moving {
             let interests =
                 vec![Interest::OwnerUid(parent.uid.clone()), Interest::Orphans(orphans.clone())];
             moving.set((parent.key.primary, &parent.key.key), interests);

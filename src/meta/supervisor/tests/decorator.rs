@@ -325,13 +325,14 @@ async fn missing_crd_of_revisions_delays_composites_with_rolling_children_alone(
     };
 
     harness.declare("rolling", with_children("RollingRecreate"));
+    // From now on the type is known to be missing.
+    let is_waiting = |status: &RunnableStatus| status.state == ControllerState::Waiting;
+    harness.until(&runnable("rolling"), is_waiting).await;
     harness.declare("plain", with_children("Recreate"));
     declare(&harness, "b", decorating(&["sync"]));
 
     harness.running("plain", 1).await;
     running(&harness, "b").await;
-    let is_waiting = |status: &RunnableStatus| status.state == ControllerState::Waiting;
-    harness.until(&runnable("rolling"), is_waiting).await;
     harness.server.install(&crd.unwrap()).unwrap();
     harness.until(&runnable("rolling"), |it| it.state == ControllerState::Running).await;
     harness.end().await;

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod events;
+mod method;
 mod outside_changes;
 
 use std::{

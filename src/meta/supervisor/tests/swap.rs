@@ -538,3 +538,57 @@ async fn apply_strategy_is_swapped_and_fields_of_each_child_are_transferred() {
     assert_eq!(children().map(|child| child["metadata"]["uid"].clone()), uids);
     harness.end().await;
 }
+
+/// Declares edits one after the other. Each is executed in the running epoch, and nothing is listed
+/// or watched again.
+#[tokio::test(start_paused = true)]
+async fn edit_of_anything_but_a_type_lists_nothing_again() {
+    let (harness, calls) = with_things(&["p", "q"]).await;
+    let mut spec = good();
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("a", spec.clone());
+    harness.running("a", 1).await;
+    pass().await;
+    let watches = harness.server.open_watches();
+    harness.server.forget_requests();
+    let trusted = rcgen::generate_simple_self_signed(["hooks".to_owned()]).unwrap().cert.pem();
+    let method = |method: &str| json!({ "method": method });
+    let hook = json!({"webhook": {"url": "http://scripted/"}});
+
+    for (pointer, value) in [
+        ("/hooks/sync/webhook/timeout", json!("60s")),
+        ("/hooks/sync/webhook/etag", json!({"enabled": true})),
+        ("/hooks/sync/webhook/caBundle", json!({ "inline": trusted })),
+        ("/hooks/sync/webhook/url", json!("https://other/")),
+        ("/hooks/sync/version", json!("v2")),
+        ("/hooks/finalize", hook),
+        ("/hooks/finalize", Value::Null),
+        ("/resyncPeriodSeconds", json!(100)),
+        ("/generateSelector", json!(false)),
+        ("/parentResource/labelSelector", json!({"matchLabels": {"app": "p"}})),
+        ("/parentResource/ignoreStatusChanges", json!(true)),
+        ("/childResources/0/ignoreStatusChanges", json!(true)),
+        ("/childResources/0/updateStrategy", method("Recreate")),
+        ("/childResources/0/updateStrategy", method("InPlace")),
+    ] {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let object = spec.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        if value.is_null() {
+            object.remove(key)
+        } else {
+            object.insert(key.to_owned(), value)
+        };
+        harness.declare("a", spec.clone());
+        pass().await;
+
+        let status = harness.manager.status_of(runnable("a")).unwrap();
+        assert_eq!((status.epoch, status.pending.as_deref()), (1, None), "{pointer}");
+        let requests = harness.server.requests();
+        let reads = requests.iter().filter(|it| it.info.verb == Verb::List);
+        let read: Vec<_> = reads.map(|request| request.resource()).collect();
+        assert_eq!(read, [""; 0], "{pointer}");
+        assert_eq!(harness.server.open_watches(), watches, "{pointer}");
+    }
+    take(&calls, HookKind::Sync);
+    harness.end().await;
+}

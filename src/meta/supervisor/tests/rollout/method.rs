@@ -1,0 +1,246 @@
+//! Edits of the update method: the first rolling child type of a running controller, and the last.
+
+use super::*;
+use crate::testing::simulated::AccessRule;
+
+const PARTS: Variant = Variant { has_checks: true, ..PLAIN };
+const RESOURCE: &str = "controllerrevisions";
+const CRD: &str = "controllerrevisions.metacontroller.k8s.io";
+/// Time in which a watch without subscribers has closed.
+const LINGER: Duration = Duration::from_secs(15);
+/// Time in which a changed status of a controller is written.
+const STATUS: Duration = Duration::from_secs(10);
+
+impl Bench {
+    /// Starts a controller with three ready children, which are updated in place.
+    async fn in_place() -> Self {
+        let server = SimulatedServer::new();
+        let answer = move |kind, request: &Value| PARTS.answer(kind, request);
+        let bench = Self::process(&server, PARTS, None, answer).await;
+        bench.update_by("InPlace");
+        bench.harness.server.apply(PARTS.parent()).unwrap();
+        bench.all_have("one").await;
+        bench.make_all_ready();
+        run_until_idle().await;
+        bench
+    }
+
+    fn update_by(&self, method: &'static str) {
+        self.harness.declare("roll", Variant { method, ..self.variant }.controller());
+    }
+
+    /// Waits until the children, ready or not, have this text.
+    async fn all_have(&self, text: &str) {
+        for _ in 0..100 {
+            if self.texts() == [text; 3] {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        let (epoch, ready) = (self.harness.epoch("roll"), self.condition("Ready"));
+        panic!("{text}: {:?} {epoch:?} {ready:?}", self.texts());
+    }
+
+    /// Requests of one verb since they were forgotten, but those of the test.
+    fn requested(&self, verb: Verb) -> Vec<String> {
+        let requests = self.harness.server.requests();
+        let own = requests.iter().filter(|it| it.user == "controller" && it.info.verb == verb);
+        own.map(|request| request.info.resource.clone()).collect()
+    }
+
+    /// Condition of the declared controller: status, reason and message.
+    fn condition(&self, type_: &str) -> Option<[String; 3]> {
+        let version = "metacontroller.k8s.io/v1alpha1";
+        let object = self.harness.server.get(version, "CompositeController", "", "roll").unwrap();
+        let conditions = object["status"]["conditions"].as_array()?;
+        let found = conditions.iter().find(|condition| condition["type"] == type_)?;
+        let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+        Some([text("status"), text("reason"), text("message")])
+    }
+
+    /// Number of open watches of revisions.
+    fn watches(&self) -> usize {
+        self.harness.server.open_watches().get(CRD).copied().unwrap_or_default()
+    }
+
+    fn uninstall_revisions(&self) {
+        self.harness.server.uninstall(CRD).unwrap();
+    }
+
+    fn deny_revisions(&self) {
+        self.harness.server.set_rbac([AccessRule::deny().users(["controller"]).resources([CRD])]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn method_becomes_rolling_and_plain_again_in_the_running_epoch_without_a_relist() {
+    let bench = Bench::in_place().await;
+    assert_eq!(bench.watches(), 0);
+    bench.harness.server.forget_requests();
+
+    bench.update_by("RollingInPlace");
+    bench.done("one").await;
+
+    assert_eq!(bench.requested(Verb::List), [RESOURCE]);
+    assert_eq!(bench.watches(), 1);
+    sleep(STATUS).await;
+    let health = || bench.condition("RolledOut").map(|[status, ..]| status);
+    assert_eq!(health().as_deref(), Some("True"));
+    bench.wire.take_writes();
+    bench.roll_to("two");
+    bench.done("two").await;
+    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.roll_to("three");
+    while bench.texts() != ["three", "two", "two"] {
+        sleep(Duration::from_millis(50)).await;
+    }
+    sleep(STATUS).await;
+    assert_eq!(health().as_deref(), Some("False"));
+    bench.harness.server.forget_requests();
+
+    bench.update_by("InPlace");
+    bench.all_have("three").await;
+    let revisions = bench.revisions();
+    // The informer lingers.
+    sleep(LINGER).await;
+    bench.wire.take_writes();
+    bench.make_all_ready();
+    bench.roll_to("four");
+    bench.all_have("four").await;
+
+    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    assert!(!bench.wire.violations.lock().unwrap().is_empty(), "all are updated together");
+    assert_eq!(bench.revisions(), revisions, "they stay as they are");
+    assert_eq!(bench.requested(Verb::List), [""; 0]);
+    assert_eq!(bench.watches(), 0);
+    assert_eq!(health(), None);
+    assert_eq!(bench.harness.epoch("roll"), Some(1));
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_to_a_rolling_method_waits_for_the_right_to_list_revisions() {
+    let bench = Bench::in_place().await;
+    bench.deny_revisions();
+
+    bench.update_by("RollingInPlace");
+    sleep(Duration::from_secs(60)).await;
+    bench.roll_to("two");
+    bench.all_have("two").await;
+
+    let [status, reason, message] = bench.condition("Ready").unwrap();
+    assert_eq!((&*status, &*reason), ("False", "SpecPending"), "{message}");
+    assert!(message.contains(RESOURCE) && message.contains("forbidden"), "{message}");
+    assert_eq!(bench.harness.epoch("roll"), Some(1));
+    bench.harness.server.set_rbac([]);
+    bench.harness.running("roll", 2).await;
+    // Until now all children were updated together.
+    bench.wire.violations.lock().unwrap().clear();
+    bench.done("two").await;
+    bench.wire.take_writes();
+    bench.roll_to("three");
+    bench.done("three").await;
+    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_child_is_written_before_the_first_list_of_revisions() {
+    let server = SimulatedServer::new();
+    let answer = move |kind, request: &Value| PARTS.answer(kind, request);
+    let bench = Bench::process(&server, PARTS, None, answer).await;
+    bench.deny_revisions();
+
+    bench.declare();
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(bench.wire.child_writes(), [""; 0]);
+    let [status, reason, message] = bench.condition("Ready").unwrap();
+    assert_eq!((&*status, &*reason), ("False", "Forbidden"), "{message}");
+    assert!(message.contains(RESOURCE), "{message}");
+    bench.harness.server.set_rbac([]);
+    bench.done("one").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controllers_with_rolling_methods_share_one_watch_of_revisions() {
+    let bench = Bench::in_place().await;
+    let other = |method| Variant { method, is_cluster_scoped: true, ..PLAIN }.controller();
+    for name in ["b", "c"] {
+        bench.harness.declare(name, other("InPlace"));
+        bench.harness.running(name, 1).await;
+    }
+
+    bench.update_by("RollingInPlace");
+    bench.done("one").await;
+    for name in ["b", "c"] {
+        bench.harness.declare(name, other("RollingInPlace"));
+    }
+    sleep(LINGER).await;
+    assert_eq!(bench.watches(), 1);
+    bench.update_by("InPlace");
+    bench.harness.declare("b", other("InPlace"));
+    sleep(LINGER).await;
+    assert_eq!(bench.watches(), 1, "one of them still rolls");
+    bench.harness.declare("c", other("InPlace"));
+    sleep(LINGER).await;
+
+    assert_eq!(bench.watches(), 0);
+    for name in ["roll", "b", "c"] {
+        assert_eq!(bench.harness.epoch(name), Some(1));
+    }
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_to_a_rolling_method_waits_for_the_crd_of_revisions() {
+    let bench = Bench::in_place().await;
+    bench.uninstall_revisions();
+    run_until_idle().await;
+
+    bench.update_by("RollingInPlace");
+    sleep(Duration::from_secs(5)).await;
+
+    let [status, reason, message] = bench.condition("Ready").unwrap();
+    assert_eq!((&*status, &*reason), ("False", "SpecPending"), "{message}");
+    assert!(message.contains(RESOURCE), "{message}");
+    let running = bench.condition("Running").map(|[status, ..]| status);
+    assert_eq!(running.as_deref(), Some("True"), "the plain method stays in effect");
+    bench.harness.install_own();
+    bench.harness.running("roll", 2).await;
+    bench.done("one").await;
+    bench.wire.take_writes();
+    bench.roll_to("two");
+    bench.done("two").await;
+    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_of_the_crd_of_revisions_stops_a_controller_while_its_method_is_rolling() {
+    let bench = Bench::in_place().await;
+    bench.update_by("RollingInPlace");
+    bench.done("one").await;
+
+    bench.uninstall_revisions();
+    let name = runnable("roll");
+    bench.harness.until(&name, |status| status.state == ControllerState::Waiting).await;
+    bench.wire.take_writes();
+    bench.roll_to("two");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(bench.wire.child_writes(), [""; 0]);
+    let [_, reason, message] = bench.condition("Running").unwrap();
+    assert!(message.contains(RESOURCE), "{reason}: {message}");
+    bench.harness.install_own();
+    bench.harness.running("roll", 2).await;
+    bench.done("two").await;
+
+    bench.update_by("InPlace");
+    run_until_idle().await;
+    bench.uninstall_revisions();
+    bench.roll_to("three");
+    bench.all_have("three").await;
+    assert_eq!(bench.harness.epoch("roll"), Some(2), "a plain method needs no revisions");
+    bench.end().await;
+}
