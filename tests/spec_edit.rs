@@ -26,6 +26,16 @@ async fn edit_of_a_type_is_one_restart_and_any_other_one_none_both_without_a_rel
     supervised.runs("a", 1).await;
     assert!(harness.faults.seen().iter().all(|it| it.resource != "configmaps"));
 
+    // The first rolling method brings the input of revisions, and the last one ends it.
+    for method in ["RollingInPlace", "InPlace"] {
+        let before = supervised.hook.count("gear");
+        let mut children = supervised.spec(&crd)["childResources"].clone();
+        children[0]["updateStrategy"] = json!({ "method": method });
+        supervised.edit("a", json!({ "spec": { "childResources": children } })).await;
+        supervised.hook.asked_again("gear", before).await;
+        supervised.runs("a", 1).await;
+    }
+
     let before = supervised.hook.count("gear");
     let mut children = supervised.spec(&crd)["childResources"].clone();
     children[0]["optional"] = json!(true);
