@@ -80,7 +80,7 @@ pub use event::Event;
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
-pub use lister::{Cached, Decoded, Lister, ListerError, LookupError};
+pub use lister::{CachedResource, DecodedObjects, Lister, ListerError, LookupError};
 pub use metrics::ControllerMetrics;
 pub use object_condition::ObjectCondition;
 pub use permission::Permission;
@@ -98,7 +98,7 @@ pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "runtime")]
 pub(crate) use run::outcome::is_forbidden;
 #[cfg(feature = "meta")]
-pub(crate) use run::outcome::{ObjectGone, Postponed};
+pub(crate) use run::outcome::{ObjectGone, PostponedError};
 pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
 pub use source::function::FunctionSource;

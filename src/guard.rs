@@ -39,17 +39,17 @@ pub(crate) fn message(payload: Box<dyn Any + Send>) -> String {
 }
 
 /// Guards each poll of `future`, and its `Drop`.
-pub(crate) fn future<F: Future>(future: F) -> Guarded<F> {
-    Guarded { future: Some(Box::pin(future)) }
+pub(crate) fn future<F: Future>(future: F) -> GuardedFuture<F> {
+    GuardedFuture { future: Some(Box::pin(future)) }
 }
 
 /// Future that ends with the message of a panic, if its inner future panics.
-pub(crate) struct Guarded<F> {
+pub(crate) struct GuardedFuture<F> {
     // `None` after its end.
     future: Option<Pin<Box<F>>>,
 }
 
-impl<F: Future> Future for Guarded<F> {
+impl<F: Future> Future for GuardedFuture<F> {
     type Output = Result<F::Output, String>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -69,7 +69,7 @@ impl<F: Future> Future for Guarded<F> {
     }
 }
 
-impl<F> Drop for Guarded<F> {
+impl<F> Drop for GuardedFuture<F> {
     fn drop(&mut self) {
         if let Err(error) = discard(self.future.take()) {
             warn!(error, "a future panicked when it was dropped");

@@ -55,14 +55,14 @@ pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
-pub use progress::{Ended, InformerProgress, Linger};
+pub use progress::{EndReason, InformerProgress, Linger};
 pub use selector::{Selector, SelectorError};
 #[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
-pub use store::{KeepsEntries, Store, UnknownIndex};
 pub(crate) use store::{LiveObject, Overlay};
+pub use store::{MetadataEntriesError, Store, UnknownIndex};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};
 

@@ -70,7 +70,7 @@ pub use condition::{
 };
 #[cfg(any(test, feature = "meta"))]
 pub(crate) use condition::{some_of, subresource_served_if_crd};
-pub use conditional::Conditional;
+pub use conditional::RunnableWithCondition;
 #[cfg(all(test, feature = "meta", feature = "testing"))]
 pub(crate) use election::fixture::RuntimeClock;
 pub use election::{
@@ -99,7 +99,7 @@ pub use runnable_options::{FailurePolicy, RunnableOptions};
 pub use snapshot::Snapshot;
 pub use status::{ControllerState, Done, RunnableStatus, Transition, TransitionKind};
 pub(crate) use verdict::publish;
-pub use verdict::{Basis, Subresource, Unmet, Verdict};
+pub use verdict::{Basis, Subresource, UnmetRequirement, Verdict};
 
 /// Starts and stops runnables. Constructing one spawns nothing.
 #[derive(Debug)]
@@ -244,7 +244,7 @@ impl Manager {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(Conditional::new(runnable, Always)), options)
+        self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options)
     }
 
     /// Runs until `stop` is cancelled or a runnable with [`FailurePolicy::FailManager`] fails; then

@@ -20,7 +20,7 @@ mod predicate;
 #[cfg(feature = "testing")]
 mod tests;
 
-pub use adopt::{Adopted, adopt};
+pub use adopt::{AdoptedController, adopt};
 pub use condition::object_condition;
 pub use event::publish;
 pub use events::events;

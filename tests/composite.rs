@@ -12,7 +12,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use pilotlight::{
-    informer::{Ended, InformerKey},
+    informer::{EndReason, InformerKey},
     manager::{ControllerState, DoneReason},
     testing::{CrdBuilder, RequestInfo, Verb},
 };
@@ -77,7 +77,7 @@ async fn a_declared_controller_lives_and_dies_with_its_type() {
         assert_eq!(harness.done(&story, round).await, DoneReason::TypeGone);
         let calls = supervised.hook.calls().len();
         absence = harness.assert_absent(&crd, tasks).await;
-        assert_eq!(timeout(Duration::from_secs(1), ended).await.unwrap(), Ended::TypeGone);
+        assert_eq!(timeout(Duration::from_secs(1), ended).await.unwrap(), EndReason::TypeGone);
         let_go.send_replace(true);
         let status = supervised.status("story", "waits again", |status| {
             status.state.as_deref() == Some("Waiting")

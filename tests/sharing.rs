@@ -1,7 +1,7 @@
 //! Equal informer keys share one watch, and joining or leaving it costs other subscribers nothing.
 
 use pilotlight::{
-    informer::{Ended, InformerKey, InformerProgress},
+    informer::{EndReason, InformerKey, InformerProgress},
     manager::ControllerState,
     testing::{AuditStage, open_watches},
 };
@@ -123,7 +123,7 @@ async fn subscriber_without_a_controller_is_notified_that_the_type_is_gone() {
     harness.scope.delete_crd(&crd).await.unwrap();
 
     let ended = timeout(PATIENCE, subscription.next()).await.unwrap();
-    assert_eq!(ended.unwrap_err(), Ended::TypeGone);
+    assert_eq!(ended.unwrap_err(), EndReason::TypeGone);
     assert!(harness.cluster.informers.status().is_empty());
     harness.end().await.unwrap();
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pilotlight::{
-    informer::{Ended, InformerKey},
+    informer::{EndReason, InformerKey},
     manager::{ControllerState, DoneReason},
 };
 use tokio::time::timeout;
@@ -63,7 +63,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
         assert_eq!(harness.done("story", round).await, DoneReason::TypeGone);
         absence = harness.assert_absent(&crd, tasks).await;
         assert_eq!((stored.len(), stored.bytes()), (0, 0), "the cache is emptied");
-        assert_eq!(timeout(Duration::from_secs(1), ended).await.unwrap(), Ended::TypeGone);
+        assert_eq!(timeout(Duration::from_secs(1), ended).await.unwrap(), EndReason::TypeGone);
         let waiting = harness.until("story", "waits again", |it| it.reason == "TypeAbsent").await;
         assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, round));
         timeout(PATIENCE, harness.scope.wait_gone(&crd)).await.unwrap().unwrap();

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
-    Cached, Cluster, Inputs, Lister, ListerError, Queue, Request,
+    CachedResource, Cluster, Inputs, Lister, ListerError, Queue, Request,
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
@@ -391,7 +391,7 @@ impl Context {
     /// no complete list. Objects may exist all the same: return the error to be retried after a
     /// back-off or, for an optional input, reconcile without it. Once the objects are listed, their
     /// events enqueue the requests again.
-    pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
+    pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
         let attached = self.attached_of::<K>()?;
         let store = self.reader_of(&attached);
         Attached { store, others: Vec::new(), ..attached }.lister(TypeRef::of::<K>())

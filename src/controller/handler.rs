@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Add, Cached, Cluster, Event, Lister, ListerError, Request, run::input_status::InputStatuses,
+    Add, CachedResource, Cluster, Event, Lister, ListerError, Request,
+    run::input_status::InputStatuses,
 };
 use crate::{
     discovery::TypeRegistry,
@@ -98,7 +99,7 @@ impl<'a> Enqueue<'a> {
     /// # Errors
     ///
     /// As for [`Context::lister`](super::Context::lister).
-    pub fn lister<K: Cached>(&self) -> Result<Lister<K>, ListerError> {
+    pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
         match self.inputs {
             Some(inputs) => inputs.attached_of::<K>(self.cluster.as_ref())?.lister(type_ref),

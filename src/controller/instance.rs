@@ -23,7 +23,7 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
-    informer::{Ended, InformerProgress, Subscription},
+    informer::{EndReason, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
         AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, ManagerHandle,
@@ -83,7 +83,7 @@ enum PrepareError {
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
     /// Wait: the preparation is retried with the next change.
     #[error("the informer of {0} ended: {1:?}")]
-    Ended(TypeRef, Ended),
+    Ended(TypeRef, EndReason),
 }
 
 impl Controller {
@@ -389,7 +389,7 @@ async fn prepare(
                 }
             }
             if progress.changed().await.is_err() {
-                return Err(PrepareError::Ended(type_ref.clone(), Ended::Released));
+                return Err(PrepareError::Ended(type_ref.clone(), EndReason::Released));
             }
         }
     };

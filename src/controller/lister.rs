@@ -5,17 +5,20 @@ use std::{marker::PhantomData, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    informer::{KeepsEntries, Object, ObjectKey, Selector, Store, UnknownIndex},
+    informer::{MetadataEntriesError, Object, ObjectKey, Selector, Store, UnknownIndex},
     kind::TypeRef,
 };
 
 /// Rust type of a kind, as a lister reads it.
-pub trait Cached:
+pub trait CachedResource:
     kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static
 {
 }
 
-impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static> Cached for K {}
+impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static> CachedResource
+    for K
+{
+}
 
 /// Error of a typed read from a cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,7 +92,7 @@ pub struct Lister<K> {
 }
 
 /// Objects, each decoded by itself, so that a malformed one hides no other.
-pub type Decoded<K> = Vec<Result<Arc<K>, serde_json::Error>>;
+pub type DecodedObjects<K> = Vec<Result<Arc<K>, serde_json::Error>>;
 
 impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// Returns a typed lister of a store; the names of the store's type and of `K` may differ.
@@ -115,8 +118,8 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`KeepsEntries`] if the input keeps some objects as metadata entries.
-    pub fn list(&self) -> Result<Decoded<K>, KeepsEntries> {
+    /// [`MetadataEntriesError`] if the input keeps some objects as metadata entries.
+    pub fn list(&self) -> Result<DecodedObjects<K>, MetadataEntriesError> {
         Ok(decoded(&self.store.list()?))
     }
 
@@ -125,7 +128,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// As for [`Lister::list`].
-    pub fn in_namespace(&self, namespace: &str) -> Result<Decoded<K>, KeepsEntries> {
+    pub fn in_namespace(&self, namespace: &str) -> Result<DecodedObjects<K>, MetadataEntriesError> {
         Ok(decoded(&self.store.in_namespace(namespace)?))
     }
 
@@ -135,14 +138,14 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// As for [`Lister::list`].
-    pub fn matching(&self, selector: &Selector) -> Result<Decoded<K>, KeepsEntries> {
+    pub fn matching(&self, selector: &Selector) -> Result<DecodedObjects<K>, MetadataEntriesError> {
         let mut objects = self.store.list()?;
         objects.retain(|object| selector.matches(&object.header().labels));
         Ok(decoded(&objects))
     }
 
     /// Returns the cached objects whose controller has this uid, by index.
-    pub fn controlled_by(&self, uid: &str) -> Decoded<K> {
+    pub fn controlled_by(&self, uid: &str) -> DecodedObjects<K> {
         decoded(&self.store.controlled_by(uid))
     }
 
@@ -153,12 +156,12 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// [`UnknownIndex`] if the input has no index of that name, or its epoch has ended.
-    pub fn by_index(&self, name: &str, value: &str) -> Result<Decoded<K>, UnknownIndex> {
+    pub fn by_index(&self, name: &str, value: &str) -> Result<DecodedObjects<K>, UnknownIndex> {
         Ok(decoded(&self.store.by_index(name, value)?))
     }
 }
 
-fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> Decoded<K> {
+fn decoded<K: DeserializeOwned + Send + Sync + 'static>(objects: &[Object]) -> DecodedObjects<K> {
     objects.iter().map(Object::decode_shared).collect()
 }
 
@@ -190,7 +193,7 @@ mod tests {
     fn objects_are_listed_by_namespace_label_and_controller() {
         let objects = [map("one", "a", "x"), map("one", "b", "x"), map("two", "c", "y")];
         let lister = Lister::<ConfigMap>::of(Store::of(objects));
-        let names = |found: Decoded<ConfigMap>| -> Vec<_> {
+        let names = |found: DecodedObjects<ConfigMap>| -> Vec<_> {
             found.into_iter().map(|map| map.unwrap().metadata.name.clone().unwrap()).collect()
         };
 

@@ -13,7 +13,7 @@ use crate::{
     kind::{Scope, TypeRef},
     manager::{
         Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, Unmet, Verdict, all_of, publish, type_served,
+        RunnableGroup, UnmetRequirement, Verdict, all_of, publish, type_served,
     },
 };
 
@@ -112,13 +112,17 @@ impl ObjectCondition {
 
     fn unknown(&self, message: &str) -> Verdict {
         let message = format!("{} {message}", self.describe());
-        Verdict::Unknown(vec![Unmet { reason: Reason::ConditionUnknown, message, type_ref: None }])
+        Verdict::Unknown(vec![UnmetRequirement {
+            reason: Reason::ConditionUnknown,
+            message,
+            type_ref: None,
+        }])
     }
 
     fn judge(&self, object: Option<&Object>) -> Verdict {
         let unmet = |message: &str| {
             let message = format!("{} {message}", self.describe());
-            Verdict::Unmet(vec![Unmet {
+            Verdict::Unmet(vec![UnmetRequirement {
                 reason: Reason::ObjectStateUnmet,
                 message,
                 type_ref: None,

@@ -16,7 +16,7 @@ use super::Cluster;
 use crate::{
     manager::{
         Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, Unmet, Verdict, always, ask, publish,
+        RunnableGroup, UnmetRequirement, Verdict, always, ask, publish,
     },
     redaction,
 };
@@ -145,8 +145,8 @@ impl Permission {
     }
 }
 
-fn why(reason: Reason, message: &str) -> Vec<Unmet> {
-    vec![Unmet { reason, message: message.to_owned(), type_ref: None }]
+fn why(reason: Reason, message: &str) -> Vec<UnmetRequirement> {
+    vec![UnmetRequirement { reason, message: message.to_owned(), type_ref: None }]
 }
 
 impl Condition for Permission {

@@ -4,7 +4,7 @@ use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
 use kube::core::ApiResource;
 
-use super::{Add, Cached, Context, ListerError, LookupError, Request};
+use super::{Add, CachedResource, Context, ListerError, LookupError, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
@@ -218,7 +218,7 @@ where
 /// ```
 pub fn for_object<K, F, R>(reconcile: F) -> impl Reconciler
 where
-    K: Cached,
+    K: CachedResource,
     F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
     R: Future<Output = Result<Outcome, ReconcileError>> + Send,
 {
@@ -233,7 +233,7 @@ struct ObjectReconciler<K, F> {
 
 impl<K, F, R> Reconciler for ObjectReconciler<K, F>
 where
-    K: Cached,
+    K: CachedResource,
     F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
     R: Future<Output = Result<Outcome, ReconcileError>> + Send,
 {

@@ -80,7 +80,7 @@ struct EpochRun {
     named: NamedTasks,
     workers: JoinSet<Attempt>,
     slots: Arc<WorkerSlots>,
-    active: HashMap<Id, Active>,
+    active: HashMap<Id, ActiveReconcile>,
     context: Context,
     // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
@@ -89,7 +89,7 @@ struct EpochRun {
 }
 
 /// Running reconcile.
-struct Active {
+struct ActiveReconcile {
     item: Item<Request>,
     since: Instant,
     span: Span,
@@ -395,7 +395,7 @@ impl EpochRun {
         };
         let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
-        self.active.insert(id, Active { item, since: Instant::now(), span, receipt });
+        self.active.insert(id, ActiveReconcile { item, since: Instant::now(), span, receipt });
     }
 
     /// Settles the request of a reconcile that has ended.
@@ -408,7 +408,7 @@ impl EpochRun {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else {
+        let Some(ActiveReconcile { item, since, span, receipt }) = self.active.remove(&id) else {
             return Ok(());
         };
         let _entered = span.enter();

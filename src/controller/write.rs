@@ -13,7 +13,7 @@ pub use apply::ApplyError;
 pub use condition::{
     condition, find_condition, is_condition_true, remove_condition, set_condition,
 };
-pub use create_or_patch::{CreateOrPatchError, Written, create_or_patch};
+pub use create_or_patch::{CreateOrPatchError, OperationResult, create_or_patch};
 pub use finalizer::{add_finalizer, has_finalizer, remove_finalizer};
 pub use owner_reference::{
     OwnerReferenceError, remove_owner_reference, set_controller_reference, set_owner_reference,

@@ -161,7 +161,7 @@ impl Cause {
 
 /// Step, pace and cause for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Classified {
+pub(super) struct Classification {
     pub(super) step: NextRequest,
     pub(super) pace: RequestPace,
     pub(super) cause: Cause,
@@ -177,8 +177,8 @@ const CONVERSION: &str = "conversion webhook for ";
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// Returns the next request after a failure, with its delay and cause.
-pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classified {
-    let classified = |step, pace, cause| Classified { step, pace, cause };
+pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classification {
+    let classified = |step, pace, cause| Classification { step, pace, cause };
     // A failed streaming list is retried by pages, which every server supports. A problem of the
     // type itself shows there.
     let again = match phase {
@@ -244,8 +244,8 @@ fn classify_status(
     phase: RequestPhase,
     again: NextRequest,
     after: RequestPace,
-) -> Classified {
-    let classified = |step, pace, cause| Classified { step, pace, cause };
+) -> Classification {
+    let classified = |step, pace, cause| Classification { step, pace, cause };
     let ServerError { code, reason, message } = server;
     match (code, phase) {
         (410, RequestPhase::Watch) => {

@@ -54,16 +54,16 @@ pub(super) struct Decoder {
     projection: Projection,
     managed_fields: bool,
     // Shared by the objects of a namespace.
-    namespaces: Interned<Arc<str>>,
+    namespaces: InternedValues<Arc<str>>,
     // Shared by the objects with owners of a kind.
-    owner_kinds: Interned<Arc<GroupKind>>,
+    owner_kinds: InternedValues<Arc<GroupKind>>,
     // Shared by the objects with the same owners, such as the children of a parent.
-    owners: Interned<Arc<[OwnerReference]>>,
+    owners: InternedValues<Arc<[OwnerReference]>>,
 }
 
 /// Values that objects share. Unused ones are removed at `sweep_at`.
 #[derive(Debug)]
-struct Interned<T> {
+struct InternedValues<T> {
     values: HashSet<T>,
     sweep_at: usize,
 }
@@ -79,9 +79,9 @@ impl Decoder {
             kind: format!("\"kind\":{kind},"),
             projection,
             managed_fields,
-            namespaces: Interned::default(),
-            owner_kinds: Interned::default(),
-            owners: Interned::default(),
+            namespaces: InternedValues::default(),
+            owner_kinds: InternedValues::default(),
+            owners: InternedValues::default(),
         }
     }
 
@@ -201,7 +201,7 @@ impl Decoder {
     }
 }
 
-impl<T: ?Sized + Hash + Eq> Interned<Arc<T>> {
+impl<T: ?Sized + Hash + Eq> InternedValues<Arc<T>> {
     fn get(&mut self, value: &T) -> Arc<T>
     where
         Arc<T>: for<'a> From<&'a T>,
@@ -223,7 +223,7 @@ impl<T: ?Sized + Hash + Eq> Interned<Arc<T>> {
     }
 }
 
-impl<T> Default for Interned<T> {
+impl<T> Default for InternedValues<T> {
     fn default() -> Self {
         Self { values: HashSet::new(), sweep_at: SWEEP_AT_LEAST }
     }
@@ -233,8 +233,8 @@ impl<T> Default for Interned<T> {
 fn relations(
     metadata: &MetadataMembers<'_>,
     header: &mut Header,
-    kinds: &mut Interned<Arc<GroupKind>>,
-    shared: &mut Interned<Arc<[OwnerReference]>>,
+    kinds: &mut InternedValues<Arc<GroupKind>>,
+    shared: &mut InternedValues<Arc<[OwnerReference]>>,
 ) -> Result<(), ObjectError> {
     let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
     header.deletion_timestamp = deleted
@@ -357,7 +357,7 @@ struct OwnerMembers<'a> {
 
 fn owner_reference(
     owner: OwnerMembers<'_>,
-    kinds: &mut Interned<Arc<GroupKind>>,
+    kinds: &mut InternedValues<Arc<GroupKind>>,
 ) -> OwnerReference {
     let api_version = owner.api_version.unwrap_or_default();
     let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);

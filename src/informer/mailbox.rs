@@ -5,7 +5,7 @@ use std::{future::pending, mem};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use super::{Delta, Ended, Object, ObjectKey, pending::Pending};
+use super::{Delta, EndReason, Object, ObjectKey, pending::PendingChanges};
 
 /// Mailbox of one subscriber. The informer adds changes; the subscriber's own scan of the store
 /// adds the objects that exist. Bounded by the number of changed objects, plus a limit of unseen
@@ -30,18 +30,18 @@ pub(super) enum Extent {
 
 #[derive(Debug)]
 struct MailboxState {
-    pending: Pending,
+    pending: PendingChanges,
     /// True once the store has everything that the subscriber is interested in.
     complete: bool,
     /// True once the scan of a complete store has ended: no more initial changes follow.
     scanned: bool,
-    ended: Option<Ended>,
+    ended: Option<EndReason>,
 }
 
 impl Mailbox {
     pub(super) fn new() -> Self {
         let state = MailboxState {
-            pending: Pending::default(),
+            pending: PendingChanges::default(),
             complete: false,
             scanned: false,
             ended: None,
@@ -51,7 +51,7 @@ impl Mailbox {
     }
 
     /// Creates the mailbox of a subscriber of a closed informer.
-    pub(super) fn closed(reason: Ended) -> Self {
+    pub(super) fn closed(reason: EndReason) -> Self {
         let mailbox = Self::new();
         mailbox.end(reason);
         mailbox
@@ -112,7 +112,7 @@ impl Mailbox {
         self.notify.notified().await;
     }
 
-    pub(super) fn end(&self, reason: Ended) {
+    pub(super) fn end(&self, reason: EndReason) {
         let mut state = self.lock();
         state.pending.clear();
         state.ended = Some(reason);
@@ -120,7 +120,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    pub(super) fn take(&self) -> Option<Result<Delta, Ended>> {
+    pub(super) fn take(&self) -> Option<Result<Delta, EndReason>> {
         let mut state = self.lock();
         if let Some(ended) = &state.ended {
             return Some(Err(ended.clone()));

@@ -265,9 +265,9 @@ impl TypeMetrics {
     }
 
     /// Counts an open watch until the guard is dropped.
-    pub(super) fn watching(&self) -> Watching {
+    pub(super) fn watching(&self) -> WatchGuard {
         self.all.watches.inc();
-        Watching(self.all.watches.clone())
+        WatchGuard(self.all.watches.clone())
     }
 
     fn set_state(&self, state: Option<InformerStateLabel>) {
@@ -323,9 +323,9 @@ impl Drop for TypeMetrics {
 
 /// An open watch.
 #[derive(Debug)]
-pub(super) struct Watching(Gauge);
+pub(super) struct WatchGuard(Gauge);
 
-impl Drop for Watching {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

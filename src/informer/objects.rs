@@ -45,7 +45,7 @@ struct OwnedByKind {
 struct OrderedObject(Object);
 
 /// Part of a scan in the order of keys.
-pub(super) struct Scanned {
+pub(super) struct ScanResult {
     /// Requested objects.
     pub(super) objects: Vec<Object>,
     /// Key of the last object examined; `None` if none was.
@@ -181,7 +181,7 @@ impl Objects {
         key: Option<&ObjectKey>,
         interests: &[Interest],
         examine: usize,
-    ) -> Scanned {
+    ) -> ScanResult {
         let concerns = |object: &&Object| interests.iter().any(|it| it.concerns(object.header()));
         let part = match interests.iter().map(owner_kind).collect::<Option<Vec<_>>>() {
             // Whole, since the subscriber keeps them so.
@@ -202,7 +202,7 @@ impl Objects {
         };
         let end = part.len() <= examine;
         let part = &part[..part.len().min(examine)];
-        Scanned {
+        ScanResult {
             objects: part.iter().copied().filter(concerns).cloned().collect(),
             last: part.last().map(|object| object.key().clone()),
             end,

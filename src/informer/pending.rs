@@ -16,7 +16,7 @@ const GONE_MAX: usize = 10_000;
 /// Changes waiting for one subscriber, merged by object. The order is that of each object's first
 /// change since the subscriber last popped it.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingChanges {
     // Changes by arrival.
     deltas: BTreeMap<u64, PendingDelta>,
     // Arrivals of deleted objects whose creation was not popped.
@@ -33,7 +33,7 @@ struct PendingDelta {
     unseen: bool,
 }
 
-impl Pending {
+impl PendingChanges {
     /// Adds a change; `old` is the store's object before the change.
     ///
     /// Without an entry, the subscriber has seen the object of the store, and `old` is kept. An
@@ -148,7 +148,7 @@ mod tests {
         Fixture::new(name).version(version).object()
     }
 
-    fn change(pending: &mut Pending, name: &str, old: Option<u64>, new: Option<u64>) {
+    fn change(pending: &mut PendingChanges, name: &str, old: Option<u64>, new: Option<u64>) {
         let key = ObjectKey::cluster(name);
         let old = old.map(|version| object(name, version));
         let new = new.map(|version| object(name, version));
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn changes_of_one_object_become_one() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         change(&mut pending, "a", Some(1), Some(2));
         change(&mut pending, "b", None, Some(3));
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn an_object_that_came_and_went_is_gone_as_it_was_last() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), Some(2));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_object_that_came_and_went_and_another_that_came_are_both_shown() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_object_that_left_and_returned_before_it_was_seen_is_new() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         // As with a label selector, where the object stays the same one.
         change(&mut pending, "a", None, Some(1));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn last_of_two_objects_that_were_created_and_deleted_unseen_is_a_deletion() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         let second = |version| Fixture::new("a").uid("second").version(version).object();
         let key = ObjectKey::cluster("a");
 
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_subscriber_that_never_looks_is_kept_no_endless_list_of_what_has_gone() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         change(&mut pending, "there", None, Some(1));
 
         for number in 0..GONE_MAX + 5 {
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn an_object_that_went_and_came_shows_both() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         change(&mut pending, "a", Some(1), None);
         change(&mut pending, "a", None, Some(2));
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn an_object_that_went_came_and_went_is_gone() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
 
         change(&mut pending, "a", Some(1), None);
         change(&mut pending, "a", None, Some(2));
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn initial_changes_are_counted_until_popped_or_gone() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         for name in ["a", "b"] {
             pending.push(&ObjectKey::cluster(name), None, Some(object(name, 1)), true);
         }
@@ -300,9 +300,9 @@ mod tests {
             let mut store: BTreeMap<String, Object> = BTreeMap::new();
             let mut view: BTreeMap<String, Object> = BTreeMap::new();
             let mut gone = BTreeSet::new();
-            let mut pending = Pending::default();
+            let mut pending = PendingChanges::default();
             let mut versions = 0..;
-            let mut look = |pending: &mut Pending, gone: &mut BTreeSet<String>| {
+            let mut look = |pending: &mut PendingChanges, gone: &mut BTreeSet<String>| {
                 let Some(delta) = pending.pop() else { return false };
                 let name = delta.key.to_string();
                 let (had, old) = (version(view.get(&name)), version(delta.old.as_ref()));

@@ -15,12 +15,12 @@ pub enum InformerProgress {
     /// the error.
     ConversionFailed(String),
     /// The informer has ended.
-    Ended(Ended),
+    Ended(EndReason),
 }
 
 /// Reason why an informer ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Ended {
+pub enum EndReason {
     /// The last subscriber left.
     #[error("the last subscriber has left the informer")]
     Released,

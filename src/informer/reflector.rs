@@ -21,7 +21,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     InformerOptions, InformerProgress, Object, ObjectError, ObjectKey,
     classify::{
-        Cause, Classified, NextRequest, RequestFailure, RequestPace, RequestPhase, classify,
+        Cause, Classification, NextRequest, RequestFailure, RequestPace, RequestPhase, classify,
     },
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
@@ -232,7 +232,7 @@ impl Reflector {
         }
     }
 
-    fn report(&self, failure: &RequestFailure, classified: Classified) {
+    fn report(&self, failure: &RequestFailure, classified: Classification) {
         if !self.delays.is_notable(classified) {
             return;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::classify::{Cause, Classified, NextRequest, RequestPace};
+use super::classify::{Cause, Classification, NextRequest, RequestPace};
 use crate::duration::doubled;
 
 const PROMPT: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ pub(super) struct RequestDelays {
 
 impl RequestDelays {
     /// Returns the next delay; `random` is in 0.0..1.0.
-    pub(super) fn delay(&mut self, classified: Classified, random: f64) -> Duration {
+    pub(super) fn delay(&mut self, classified: Classification, random: f64) -> Duration {
         let count = &mut self.counts[classified.cause as usize];
         let before = *count;
         *count = before.saturating_add(1);
@@ -46,7 +46,7 @@ impl RequestDelays {
     }
 
     /// Returns whether failures of this cause have repeated enough to be reported.
-    pub(super) fn is_notable(&self, classified: Classified) -> bool {
+    pub(super) fn is_notable(&self, classified: Classification) -> bool {
         let count = self.counts[classified.cause as usize];
         match classified.pace {
             // The sixth failure comes about 0.16 s after the first.
@@ -80,8 +80,8 @@ impl RequestDelays {
 mod tests {
     use super::*;
 
-    fn classified(pace: RequestPace, cause: Cause) -> Classified {
-        Classified { step: NextRequest::Again, pace, cause }
+    fn classified(pace: RequestPace, cause: Cause) -> Classification {
+        Classification { step: NextRequest::Again, pace, cause }
     }
 
     fn delays(pace: RequestPace, random: f64, count: usize) -> Vec<u128> {
@@ -116,7 +116,8 @@ mod tests {
     #[test]
     fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
         let delay = |step, random| {
-            let classified = Classified { step, pace: RequestPace::Prompt, cause: Cause::Expired };
+            let classified =
+                Classification { step, pace: RequestPace::Prompt, cause: Cause::Expired };
             RequestDelays::default().delay(classified, random)
         };
 

@@ -77,9 +77,9 @@ pub(super) fn before<T>(mutex: &Mutex<T>) {
 
 /// Drives a future on a thread of a scenario.
 pub(super) fn wait<F: Future>(future: F) -> F::Output {
-    struct Woken(Arc<Scheduler>, usize);
+    struct ThreadWaker(Arc<Scheduler>, usize);
 
-    impl Wake for Woken {
+    impl Wake for ThreadWaker {
         fn wake(self: Arc<Self>) {
             let mut turn = self.0.lock();
             if turn.states[self.1] == State::Waiting {
@@ -89,7 +89,7 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
     }
 
     let (scheduler, own) = HERE.with_borrow(Clone::clone).expect("on a thread of a scenario");
-    let waker = Waker::from(Arc::new(Woken(scheduler.clone(), own)));
+    let waker = Waker::from(Arc::new(ThreadWaker(scheduler.clone(), own)));
     let mut future = pin!(future);
     loop {
         // Set before the poll, so that a wake-up during the poll is not lost.

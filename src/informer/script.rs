@@ -27,11 +27,11 @@ type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
 
 /// Server side of the scripted client.
 pub(super) struct Script {
-    requests: mpsc::UnboundedReceiver<Asked>,
+    requests: mpsc::UnboundedReceiver<AskedRequest>,
 }
 
 /// A request without a response yet.
-pub(super) struct Asked {
+pub(super) struct AskedRequest {
     pub(super) path: String,
     pub(super) query: HashMap<String, String>,
     pub(super) accept: String,
@@ -40,7 +40,7 @@ pub(super) struct Asked {
 
 /// An open response body; closed when dropped.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenBody {
     chunks: mpsc::UnboundedSender<Chunk>,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn script() -> (Client, Script) {
         let query = request.uri().query().unwrap_or_default();
         let query = query.split('&').filter_map(|pair| pair.split_once('='));
         let accept = request.headers().get("accept").map(|value| value.to_str().unwrap());
-        let asked = Asked {
+        let asked = AskedRequest {
             path: request.uri().path().to_owned(),
             query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             accept: accept.unwrap_or_default().to_owned(),
@@ -82,18 +82,18 @@ pub(super) async fn body(chunks: &[&[u8]]) -> Body {
 
 impl Script {
     /// Waits for the next request.
-    pub(super) async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> AskedRequest {
         soon(self.requests.recv()).await.expect("the client is alive")
     }
 
     /// Returns a request that has already arrived.
-    pub(super) fn try_next(&mut self) -> Option<Asked> {
+    pub(super) fn try_next(&mut self) -> Option<AskedRequest> {
         self.requests.try_recv().ok()
     }
 
     /// Waits for the next request, which must be a list.
     #[track_caller]
-    pub(super) fn list(&mut self) -> impl Future<Output = Asked> + '_ {
+    pub(super) fn list(&mut self) -> impl Future<Output = AskedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
             let asked = self.next().await;
@@ -104,7 +104,7 @@ impl Script {
 
     /// Waits for the next request, which must be a watch from this position.
     #[track_caller]
-    pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = Asked> + '_ {
+    pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = AskedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
             let asked = self.next().await;
@@ -117,7 +117,7 @@ impl Script {
 
     /// Waits for the next request, which must be a streaming list.
     #[track_caller]
-    pub(super) fn stream(&mut self) -> impl Future<Output = Asked> + '_ {
+    pub(super) fn stream(&mut self) -> impl Future<Output = AskedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
             let asked = self.next().await;
@@ -135,7 +135,7 @@ impl Script {
     }
 }
 
-impl Asked {
+impl AskedRequest {
     pub(super) fn is_watch(&self) -> bool {
         self.query.contains_key("watch")
     }
@@ -166,18 +166,18 @@ impl Asked {
     }
 
     /// Answers with the head of a response; the body stays open.
-    pub(super) fn open(self) -> Open {
+    pub(super) fn open(self) -> OpenBody {
         self.head(StatusCode::OK, None)
     }
 
-    pub(super) fn head(self, code: StatusCode, retry_after: Option<u64>) -> Open {
+    pub(super) fn head(self, code: StatusCode, retry_after: Option<u64>) -> OpenBody {
         let (chunks, receiver) = mpsc::unbounded_channel();
         let stream = futures::stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|chunk| (chunk, receiver))
         });
         let stream: Pin<Box<dyn Stream<Item = Chunk> + Send>> = Box::pin(stream);
         self.respond(code, retry_after, stream);
-        Open { chunks }
+        OpenBody { chunks }
     }
 
     /// Answers with a body whose reader panics.
@@ -208,7 +208,7 @@ impl Asked {
     }
 }
 
-impl Open {
+impl OpenBody {
     pub(super) fn event(&self, kind: &str, object: &Value) {
         self.text(&format!("{}\n", json!({"type": kind, "object": object})));
     }
@@ -296,7 +296,7 @@ impl Harness {
     }
 
     /// Returns a synced subscriber of these objects, and its watch from position 10.
-    pub(super) async fn synced(&mut self, items: &[Value]) -> (Subscription, Open) {
+    pub(super) async fn synced(&mut self, items: &[Value]) -> (Subscription, OpenBody) {
         let mut subscription = self.subscribe();
         self.script.list().await.page(10, "", items);
         let watch = self.script.watch(10).await.open();

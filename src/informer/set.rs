@@ -6,11 +6,11 @@ use kube::Client;
 use tokio::sync::watch;
 
 use super::{
-    Ended, InformerKey, InformerMetrics, InformerOptions, InformerProgress, Interests, ObjectError,
-    Subscription,
+    EndReason, InformerKey, InformerMetrics, InformerOptions, InformerProgress, Interests,
+    ObjectError, Subscription,
     interest::SubscriberId,
     mailbox::Mailbox,
-    shared_informer::{Joined, SharedInformer},
+    shared_informer::{JoinedSubscription, SharedInformer},
     shared_set::SharedSet,
 };
 use crate::kind::{ServedType, TypeIdentity};
@@ -79,7 +79,7 @@ impl InformerSet {
     /// The subscriber receives the stored objects that it is interested in, and every later change
     /// of one. Objects that no subscriber needs whole are kept as metadata entries; if this
     /// subscriber needs such entries whole, the type is listed again first. After a shutdown
-    /// of the set it receives [`Ended::Shutdown`].
+    /// of the set it receives [`EndReason::Shutdown`].
     ///
     /// # Panics
     ///
@@ -102,16 +102,16 @@ impl InformerSet {
     }
 
     /// Waits until the informer of this key has ended; returns the reason. Returns
-    /// [`Ended::Released`] at once if there is no informer. Semantics: the stop signal of
+    /// [`EndReason::Released`] at once if there is no informer. Semantics: the stop signal of
     /// an informer in controller-runtime's proposal of conditional controllers.
     ///
     /// Concerns the informer that exists when this is called, not when the future is first polled.
-    pub fn ended(&self, key: &InformerKey) -> impl Future<Output = Ended> + Send + use<> {
+    pub fn ended(&self, key: &InformerKey) -> impl Future<Output = EndReason> + Send + use<> {
         let done = self.shared.lock().live.get(key).map(SharedInformer::done);
         async move {
             match done {
                 Some(done) => done.await,
-                None => Ended::Released,
+                None => EndReason::Released,
             }
         }
     }
@@ -122,7 +122,7 @@ impl InformerSet {
     /// resolves. A store is emptied once its last subscriber is dropped.
     pub fn type_gone(&self, identity: &TypeIdentity) {
         let gone = |informer: &SharedInformer| informer.key.identity == *identity;
-        self.shared.close(gone, &Ended::TypeGone);
+        self.shared.close(gone, &EndReason::TypeGone);
     }
 
     /// Cuts back-offs short after a type was seen to be served. Delays remain where the server sent
@@ -175,7 +175,7 @@ impl InformerSet {
     /// Once polled, the informers end even if this future is dropped.
     pub async fn shutdown(&self) {
         self.shared.lock().shut_down = true;
-        self.shared.close(|_informer| true, &Ended::Shutdown);
+        self.shared.close(|_informer| true, &EndReason::Shutdown);
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
     }
@@ -183,11 +183,11 @@ impl InformerSet {
     /// Creates a subscription that has already ended.
     fn late(&self, key: InformerKey) -> Subscription {
         let informer = Arc::new(SharedInformer::new(key, "".into(), Duration::ZERO));
-        informer.close(Ended::Shutdown);
-        informer.finish(Ended::Shutdown);
+        informer.close(EndReason::Shutdown);
+        informer.finish(EndReason::Shutdown);
         let store = informer.store.clone();
-        let mailbox = Arc::new(Mailbox::closed(Ended::Shutdown));
-        let joined = Joined { id: SubscriberId(0), mailbox, store };
+        let mailbox = Arc::new(Mailbox::closed(EndReason::Shutdown));
+        let joined = JoinedSubscription { id: SubscriberId(0), mailbox, store };
         Subscription::new(self.shared.clone(), informer, joined, Interests::everything())
     }
 }

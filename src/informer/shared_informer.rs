@@ -14,8 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ended, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectError,
-    ObjectKey, Store,
+    EndReason, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
+    ObjectError, ObjectKey, Store,
     interest::{InterestIndex, SubscriberId},
     lookups::{CountedIndex, Lookup},
     mailbox::Mailbox,
@@ -42,7 +42,7 @@ pub(super) struct SharedInformer {
     /// Cancelled on close: the task must drop its request and end.
     stop: CancellationToken,
     /// Set once the task has ended.
-    done: watch::Sender<Option<Ended>>,
+    done: watch::Sender<Option<EndReason>>,
     /// Cuts the task's back-off short.
     pub(super) served_again: Notify,
     /// True if a list is needed to make objects whole.
@@ -54,7 +54,7 @@ pub(super) struct SharedInformer {
 
 /// A subscription's part of an informer.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct JoinedSubscription {
     pub(super) id: SubscriberId,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) store: Store,
@@ -84,7 +84,7 @@ struct InformerContents {
     whole_requests: u64,
     /// Requests that the last complete list has answered; `None` before the first one.
     complete: Option<u64>,
-    closed: Option<Ended>,
+    closed: Option<EndReason>,
     quarantine: BTreeMap<QuarantinedIdentity, ObjectError>,
 }
 
@@ -127,7 +127,7 @@ impl SharedInformer {
     ///
     /// Copies no object: the subscriber scans the store at its own pace. A list is requested if
     /// objects that it needs whole are kept as metadata entries.
-    pub(super) fn join(&self, interests: Interests) -> Option<Joined> {
+    pub(super) fn join(&self, interests: Interests) -> Option<JoinedSubscription> {
         let Interests { deliver, mut whole } = interests;
         // Objects that are delivered first are scanned in the store, and so have to be whole there.
         let also: Vec<_> = deliver.iter().filter(|it| !whole.contains(it)).cloned().collect();
@@ -157,7 +157,7 @@ impl SharedInformer {
         state.subscribers.insert(id, Box::new(subscriber));
         self.idle.send_replace(None);
         drop(state);
-        Some(Joined { id, mailbox, store })
+        Some(JoinedSubscription { id, mailbox, store })
     }
 
     /// Removes a subscriber; returns whether it was the last one. Its objects stay whole for the
@@ -470,16 +470,16 @@ impl SharedInformer {
     ///
     /// The store keeps its objects: running reconciles must not see them as deleted.
     /// [`SharedInformer::discard`] empties it after the last subscriber left.
-    pub(super) fn close(&self, reason: Ended) -> bool {
+    pub(super) fn close(&self, reason: EndReason) -> bool {
         self.close_if(reason, |_subscribers| true)
     }
 
     /// Closes the informer unless it has subscribers.
-    pub(super) fn close_if_unused(&self, reason: Ended) -> bool {
+    pub(super) fn close_if_unused(&self, reason: EndReason) -> bool {
         self.close_if(reason, |subscribers| subscribers == 0)
     }
 
-    fn close_if(&self, reason: Ended, condition: impl FnOnce(usize) -> bool) -> bool {
+    fn close_if(&self, reason: EndReason, condition: impl FnOnce(usize) -> bool) -> bool {
         let mut state = self.lock();
         if state.closed.is_some() || !condition(state.subscribers.len()) {
             return false;
@@ -495,7 +495,7 @@ impl SharedInformer {
         true
     }
 
-    pub(super) fn closed(&self) -> Option<Ended> {
+    pub(super) fn closed(&self) -> Option<EndReason> {
         self.lock().closed.clone()
     }
 
@@ -505,19 +505,19 @@ impl SharedInformer {
     }
 
     /// Records that the task has ended and holds no resources any more.
-    pub(super) fn finish(&self, reason: Ended) {
+    pub(super) fn finish(&self, reason: EndReason) {
         self.done.send_replace(Some(reason));
     }
 
     /// Waits until the task has ended; returns the reason.
-    pub(super) fn done(self: &Arc<Self>) -> impl Future<Output = Ended> + Send + use<> {
+    pub(super) fn done(self: &Arc<Self>) -> impl Future<Output = EndReason> + Send + use<> {
         let informer = self.clone();
         async move {
             let mut done = informer.done.subscribe();
             match done.wait_for(Option::is_some).await.as_deref() {
                 Ok(Some(reason)) => reason.clone(),
                 // This future holds the informer, and so the sender.
-                Ok(None) | Err(_) => Ended::Shutdown,
+                Ok(None) | Err(_) => EndReason::Shutdown,
             }
         }
     }

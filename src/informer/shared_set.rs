@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, InformerOptions, Linger, decode::Decoder,
+    EndReason, InformerKey, InformerMetrics, InformerOptions, Linger, decode::Decoder,
     interest::SubscriberId, reader::BodyBudget, reflector::Reflector,
     shared_informer::SharedInformer, wire::InformerRequests,
 };
@@ -81,7 +81,7 @@ impl SharedSet {
             // informer's task frees its store.
             Some(_) => {
                 if let Some(old) = informers.live.remove(key) {
-                    old.close(Ended::TypeGone);
+                    old.close(EndReason::TypeGone);
                     self.discount(&old.key.identity);
                 }
             }
@@ -106,7 +106,7 @@ impl SharedSet {
         match linger {
             Linger::Default => {}
             Linger::None => {
-                self.close_unused(informer, Ended::TypeGone);
+                self.close_unused(informer, EndReason::TypeGone);
             }
         }
         informer.closed().is_some()
@@ -147,7 +147,7 @@ impl SharedSet {
         self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
-    pub(super) fn close(&self, condition: impl Fn(&SharedInformer) -> bool, reason: &Ended) {
+    pub(super) fn close(&self, condition: impl Fn(&SharedInformer) -> bool, reason: &EndReason) {
         let mut closed = Vec::new();
         self.lock().live.retain(|_, informer| {
             let matches = condition(informer);
@@ -163,7 +163,7 @@ impl SharedSet {
         }
     }
 
-    fn close_unused(&self, informer: &Arc<SharedInformer>, reason: Ended) -> bool {
+    fn close_unused(&self, informer: &Arc<SharedInformer>, reason: EndReason) -> bool {
         let mut informers = self.lock();
         let closed = informer.close_if_unused(reason);
         if closed {
@@ -174,7 +174,7 @@ impl SharedSet {
         closed
     }
 
-    pub(super) fn close_one(&self, informer: &Arc<SharedInformer>, reason: Ended) {
+    pub(super) fn close_one(&self, informer: &Arc<SharedInformer>, reason: EndReason) {
         let mut informers = self.lock();
         informer.close(reason);
         self.forget(&mut informers, informer);
@@ -223,7 +223,7 @@ async fn drive(ending: TaskEnd, reflector: Reflector) {
             };
             let message = redaction::panic_message(panic.as_ref()).to_owned();
             error!(error = message, "informer panicked");
-            ending.set.close_one(&ending.informer, Ended::Panicked(message));
+            ending.set.close_one(&ending.informer, EndReason::Panicked(message));
         }
     }
     // The request, the decoder and the metrics are dropped before the end is announced.
@@ -257,7 +257,7 @@ async fn unused(ending: &TaskEnd) {
         };
         tokio::select! {
             () = lingered => {
-                if ending.set.close_unused(&ending.informer, Ended::Released) {
+                if ending.set.close_unused(&ending.informer, EndReason::Released) {
                     return;
                 }
             }
@@ -275,7 +275,7 @@ pub(super) struct TaskEnd {
 
 impl Drop for TaskEnd {
     fn drop(&mut self) {
-        self.set.close_one(&self.informer, Ended::Shutdown);
-        self.informer.finish(self.informer.closed().unwrap_or(Ended::Shutdown));
+        self.set.close_one(&self.informer, EndReason::Shutdown);
+        self.informer.finish(self.informer.closed().unwrap_or(EndReason::Shutdown));
     }
 }

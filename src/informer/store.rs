@@ -23,7 +23,7 @@ use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection, SubscriberId},
     lookups::{CountedIndex, Lookup},
-    objects::{ListNumber, Objects, Scanned},
+    objects::{ListNumber, Objects, ScanResult},
     share::{ObjectCount, Shares},
 };
 use crate::kind::GroupKind;
@@ -73,7 +73,7 @@ pub struct Store {
     "this input keeps objects that do not concern it as metadata entries: build it with .whole() \
      to list all objects"
 )]
-pub struct KeepsEntries;
+pub struct MetadataEntriesError;
 
 /// Error: the subscription has no index of this name, or has ended.
 ///
@@ -128,8 +128,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`KeepsEntries`] if the subscription keeps some objects as metadata entries.
-    pub fn list(&self) -> Result<Vec<Object>, KeepsEntries> {
+    /// [`MetadataEntriesError`] if the subscription keeps some objects as metadata entries.
+    pub fn list(&self) -> Result<Vec<Object>, MetadataEntriesError> {
         self.keeps_all()?;
         Ok(self.all())
     }
@@ -138,8 +138,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`KeepsEntries`] if the subscription keeps some objects as metadata entries.
-    pub fn in_namespace(&self, namespace: &str) -> Result<Vec<Object>, KeepsEntries> {
+    /// [`MetadataEntriesError`] if the subscription keeps some objects as metadata entries.
+    pub fn in_namespace(&self, namespace: &str) -> Result<Vec<Object>, MetadataEntriesError> {
         self.keeps_all()?;
         Ok(self.all_in(namespace))
     }
@@ -317,9 +317,9 @@ impl Store {
         })
     }
 
-    fn keeps_all(&self) -> Result<(), KeepsEntries> {
+    fn keeps_all(&self) -> Result<(), MetadataEntriesError> {
         let keeps_all = self.parts().all(|store| store.whole.is_everything());
-        if keeps_all { Ok(()) } else { Err(KeepsEntries) }
+        if keeps_all { Ok(()) } else { Err(MetadataEntriesError) }
     }
 
     /// Returns whether the subscription keeps an object whole.
@@ -447,7 +447,7 @@ impl Store {
         key: Option<&ObjectKey>,
         interests: &[Interest],
         examine: usize,
-    ) -> Scanned {
+    ) -> ScanResult {
         self.read().objects.after(key, interests, examine)
     }
 

@@ -5,11 +5,11 @@ use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 
 use super::{
-    Delta, Ended, InformerKey, InformerProgress, Interest, Interests, Linger, Object, ObjectKey,
-    Store,
+    Delta, EndReason, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
+    ObjectKey, Store,
     interest::SubscriberId,
     mailbox::{Extent, Mailbox},
-    shared_informer::{Joined, SharedInformer},
+    shared_informer::{JoinedSubscription, SharedInformer},
     shared_set::SharedSet,
 };
 
@@ -37,10 +37,10 @@ impl Subscription {
     pub(super) fn new(
         set: Arc<SharedSet>,
         informer: Arc<SharedInformer>,
-        joined: Joined,
+        joined: JoinedSubscription,
         interests: Interests,
     ) -> Self {
-        let Joined { id, mailbox, store } = joined;
+        let JoinedSubscription { id, mailbox, store } = joined;
         Self { informer, set, id, mailbox, store, interests }
     }
 
@@ -75,7 +75,7 @@ impl Subscription {
     /// # Cancel safety
     ///
     /// Cancel safe: a change is lost only with the subscription.
-    pub async fn next(&mut self) -> Result<Delta, Ended> {
+    pub async fn next(&mut self) -> Result<Delta, EndReason> {
         // A long backlog must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         loop {
@@ -139,7 +139,7 @@ impl Subscription {
     }
 
     /// Waits until the informer and its task have ended; returns the reason.
-    pub fn ended(&self) -> impl Future<Output = Ended> + Send + use<> {
+    pub fn ended(&self) -> impl Future<Output = EndReason> + Send + use<> {
         self.informer.done()
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     Reason,
-    verdict::{self, Basis, RequiredSubresource, Subresource, Unmet, Verdict},
+    verdict::{self, Basis, RequiredSubresource, Subresource, UnmetRequirement, Verdict},
 };
 use crate::{
     discovery::{DiscoveryMode, TypeRegistry, TypeStatus},
@@ -20,7 +20,7 @@ use crate::{
 /// Source of verdicts; users implement it for their own conditions. Implemented for functions that
 /// return a [`Readiness`].
 ///
-/// [`Conditional`](super::Conditional) adds a condition to any runnable, and
+/// [`RunnableWithCondition`](super::RunnableWithCondition) adds a condition to any runnable, and
 /// [`Builder::when`](crate::controller::Builder::when) adds one to a controller.
 ///
 /// An epoch whose condition is lost ends with
@@ -33,7 +33,7 @@ use crate::{
 /// affected by any of these.
 ///
 /// ```
-/// use pilotlight::manager::{Condition, Readiness, Reason, Unmet, Verdict};
+/// use pilotlight::manager::{Condition, Readiness, Reason, UnmetRequirement, Verdict};
 /// use tokio::sync::watch;
 ///
 /// /// Condition that is met while a switch is on.
@@ -239,7 +239,7 @@ impl Readiness {
                 if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict
                     && verdicts.has_changed().is_err()
                 {
-                    why.push(Unmet {
+                    why.push(UnmetRequirement {
                         reason: Reason::ConditionAbandoned,
                         message: "the publisher of its condition is gone".to_owned(),
                         type_ref: None,

@@ -19,16 +19,16 @@ use crate::guard::{self, GuardedDrop};
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use pilotlight::manager::{Conditional, ConditionalRunnable, Readiness, Runnable, Verdict};
+/// # use pilotlight::manager::{RunnableWithCondition, ConditionalRunnable, Readiness, Runnable, Verdict};
 /// # use tokio::sync::watch;
 /// # fn example(backup: Arc<dyn Runnable>) -> Arc<dyn ConditionalRunnable> {
 /// let (open, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
 /// let at_night = move || Readiness::published(verdicts.clone());
 /// # drop(open);
-/// Arc::new(Conditional::new(backup, at_night))
+/// Arc::new(RunnableWithCondition::new(backup, at_night))
 /// # }
 /// ```
-pub struct Conditional {
+pub struct RunnableWithCondition {
     runnable: GuardedDrop<Arc<dyn Runnable>>,
     /// Condition of the runnable itself.
     own: Option<GuardedDrop<Arc<dyn Condition>>>,
@@ -36,9 +36,9 @@ pub struct Conditional {
 }
 
 /// Condition of a conditional runnable.
-struct Own(Arc<dyn ConditionalRunnable>);
+struct OwnCondition(Arc<dyn ConditionalRunnable>);
 
-impl Conditional {
+impl RunnableWithCondition {
     /// Makes `runnable` run only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
         let added = GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>);
@@ -47,18 +47,18 @@ impl Conditional {
 
     /// Makes `runnable` run only while both its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
-        let own: Arc<dyn Condition> = Arc::new(Own(Arc::clone(&runnable)));
+        let own: Arc<dyn Condition> = Arc::new(OwnCondition(Arc::clone(&runnable)));
         Self { own: Some(GuardedDrop::new(own)), ..Self::new(runnable, condition) }
     }
 }
 
-impl Condition for Own {
+impl Condition for OwnCondition {
     fn watch(&self) -> Readiness {
         self.0.ready()
     }
 }
 
-impl Runnable for Conditional {
+impl Runnable for RunnableWithCondition {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let added = self.added.clone();
         self.runnable.start(epoch.on_refused(move || {
@@ -97,14 +97,14 @@ impl Runnable for Conditional {
     }
 }
 
-impl ConditionalRunnable for Conditional {
+impl ConditionalRunnable for RunnableWithCondition {
     fn ready(&self) -> Readiness {
         all_of(self.own.iter().chain([&self.added]).map(|condition| condition.watch()))
     }
 }
 
-impl std::fmt::Debug for Conditional {
+impl std::fmt::Debug for RunnableWithCondition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Conditional").finish_non_exhaustive()
+        f.debug_struct("RunnableWithCondition").finish_non_exhaustive()
     }
 }

@@ -7,7 +7,8 @@ use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
 
 use super::{
-    ControllerName, ControllerState, Done, Epoch, Reason, Report, RunnableStatus, Unmet, Verdict,
+    ControllerName, ControllerState, Done, Epoch, Reason, Report, RunnableStatus, UnmetRequirement,
+    Verdict,
     command::ManagerReply,
     end::RunEnd,
     lifecycle::{Lifecycle, StopCause},
@@ -114,7 +115,7 @@ impl RunnableEntry {
         self.late.filter(|(epoch, _)| *epoch == self.epoch_number).map(|(_, after)| after)
     }
 
-    fn unmet(&self, state: ControllerState) -> Vec<Unmet> {
+    fn unmet(&self, state: ControllerState) -> Vec<UnmetRequirement> {
         match (state, self.lifecycle.verdict()) {
             (ControllerState::Waiting, Verdict::Unmet(unmet) | Verdict::Unknown(unmet))
             | (ControllerState::Starting | ControllerState::Running, Verdict::Unknown(unmet)) => {
@@ -124,7 +125,12 @@ impl RunnableEntry {
         }
     }
 
-    fn why(&self, state: ControllerState, unmet: &[Unmet], report: &Report) -> (Reason, String) {
+    fn why(
+        &self,
+        state: ControllerState,
+        unmet: &[UnmetRequirement],
+        report: &Report,
+    ) -> (Reason, String) {
         let failed = || self.last_done.as_ref().and_then(|done| done.reason.error()).unwrap_or("");
         match state {
             ControllerState::Waiting => match unmet.first() {

@@ -114,7 +114,7 @@ impl Epoch {
     }
 
     /// Reports to the conditions of the runnable that the API server has refused a request (403), as
-    /// [`Condition::refused`] describes: to those that [`Conditional`](super::Conditional) has
+    /// [`Condition::refused`] describes: to those that [`RunnableWithCondition`](super::RunnableWithCondition) has
     /// added, and to all conditions of a controller and its inputs. A controller calls it itself for
     /// an error of its reconciler.
     ///

@@ -7,8 +7,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::warn;
 
 use super::{
-    Always, Checks, Conditional, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
-    RunnableStatus, Snapshot, Transition,
+    Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions, RunnableStatus,
+    RunnableWithCondition, Snapshot, Transition,
     command::{AddError, ManagerCommand, ManagerReply},
     runnable_spec::RunnableSpec,
 };
@@ -78,7 +78,7 @@ impl ManagerHandle {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(Conditional::new(runnable, Always)), options).await
+        self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options).await
     }
 
     /// Replaces the specification of a runnable.

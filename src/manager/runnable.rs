@@ -32,7 +32,7 @@ pub enum RunnableGroup {
 }
 
 /// Unit of work that a manager starts and stops. A closure is a runnable that runs always, on the
-/// leader; [`Conditional`](super::Conditional) adds a condition.
+/// leader; [`RunnableWithCondition`](super::RunnableWithCondition) adds a condition.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -107,7 +107,7 @@ pub trait Runnable: Send + Sync + 'static {
 /// The manager subscribes to `ready`, waits until it is met and calls `start`. When that run is
 /// done it waits for `ready` again. A condition that is lost during a run stops the run.
 ///
-/// [`Conditional`](super::Conditional) adds a condition to a runnable that has none:
+/// [`RunnableWithCondition`](super::RunnableWithCondition) adds a condition to a runnable that has none:
 ///
 /// ```
 /// use std::sync::Arc;

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::{
     ConditionalRunnable, ControllerName, Epoch, Readiness, Reason, RunnableGroup, RunnableOptions,
-    Unmet, Verdict,
+    UnmetRequirement, Verdict,
 };
 use crate::guard::{self, GuardedDrop};
 
@@ -47,7 +47,11 @@ impl RunnableSpec {
     /// must not affect other runnables.
     pub(super) fn ready(&self) -> Readiness {
         let unknown = |reason, message| {
-            Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
+            Readiness::fixed(Verdict::Unknown(vec![UnmetRequirement {
+                reason,
+                message,
+                type_ref: None,
+            }]))
         };
         if let Some(panic) = &self.broken {
             let message =

@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{ControllerName, DoneReason, Reason, Report, RunnableGroup, Unmet};
+use super::{ControllerName, DoneReason, Reason, Report, RunnableGroup, UnmetRequirement};
 
 /// State of a runnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,7 +78,7 @@ pub struct RunnableStatus {
     /// Current epoch, or the last one; 0 before the first.
     pub epoch: u64,
     /// Unmet parts of the condition that the runnable waits for.
-    pub unmet: Vec<Unmet>,
+    pub unmet: Vec<UnmetRequirement>,
     /// Report of the current epoch about itself.
     pub report: Report,
     /// End of the last epoch.

@@ -67,7 +67,7 @@ fn met() -> Verdict {
 }
 
 fn unmet() -> Verdict {
-    Verdict::Unmet(vec![Unmet {
+    Verdict::Unmet(vec![UnmetRequirement {
         reason: "TypeAbsent".into(),
         message: "widgets.example.com/v1 is not installed".into(),
         type_ref: None,

@@ -12,7 +12,7 @@ use crate::{
 
 /// Unmet part of a condition, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmet {
+pub struct UnmetRequirement {
     /// Reason code; [`Reason::Other`] for conditions that users implement.
     pub reason: Reason,
     /// Explanation in one sentence.
@@ -93,9 +93,9 @@ pub enum Verdict {
     /// The condition holds. A run that started with another basis must stop.
     Met(Vec<Basis>),
     /// The condition is proven not to hold, for these reasons.
-    Unmet(Vec<Unmet>),
+    Unmet(Vec<UnmetRequirement>),
     /// Neither is proven, for these reasons: a running epoch continues, and no epoch starts.
-    Unknown(Vec<Unmet>),
+    Unknown(Vec<UnmetRequirement>),
 }
 
 impl Verdict {
@@ -133,7 +133,7 @@ impl Verdict {
     }
 
     /// Returns the reasons for which the condition is not met.
-    pub(crate) fn reasons(&self) -> &[Unmet] {
+    pub(crate) fn reasons(&self) -> &[UnmetRequirement] {
         match self {
             Self::Met(_) => &[],
             Self::Unmet(why) | Self::Unknown(why) => why,
@@ -148,7 +148,7 @@ pub(super) fn of_type(
     status: &TypeStatus,
 ) -> Verdict {
     let unmet = |reason: Reason, message: String| {
-        vec![Unmet { reason, message, type_ref: Some(type_ref.clone()) }]
+        vec![UnmetRequirement { reason, message, type_ref: Some(type_ref.clone()) }]
     };
     match &status.state {
         TypeState::Served | TypeState::Terminating => match &status.served {
@@ -230,8 +230,8 @@ pub(super) fn all(
 }
 
 /// Removes duplicate reasons, for parts that wait for the same thing.
-fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
-    let mut unique: Vec<Unmet> = Vec::with_capacity(reasons.len());
+fn once(reasons: Vec<UnmetRequirement>) -> Vec<UnmetRequirement> {
+    let mut unique: Vec<UnmetRequirement> = Vec::with_capacity(reasons.len());
     for reason in reasons {
         if !unique.contains(&reason) {
             unique.push(reason);
@@ -268,7 +268,8 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
 
 /// Returns the opposite of a verdict, without a basis; unknown stays unknown.
 pub(super) fn not(verdict: Verdict) -> Verdict {
-    let excluded = |message| vec![Unmet { reason: Reason::ConditionMet, message, type_ref: None }];
+    let excluded =
+        |message| vec![UnmetRequirement { reason: Reason::ConditionMet, message, type_ref: None }];
     match verdict {
         Verdict::Met(basis) if basis.is_empty() => {
             Verdict::Unmet(excluded("a condition is met, which this excludes".to_owned()))
@@ -312,8 +313,8 @@ pub(super) mod tests {
     use super::*;
     use crate::discovery::type_changes;
 
-    pub(in crate::manager) fn said(reason: &'static str) -> Vec<Unmet> {
-        vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
+    pub(in crate::manager) fn said(reason: &'static str) -> Vec<UnmetRequirement> {
+        vec![UnmetRequirement { reason: reason.into(), message: reason.into(), type_ref: None }]
     }
 
     pub(in crate::manager) fn met_by(uid: &str) -> Verdict {

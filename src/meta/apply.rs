@@ -34,15 +34,15 @@ use self::{
     dry_run_update::differs,
     failures::Failures,
     order::{Stage, WriteOrder},
-    refusal::{Existing, explain_existing, with_other_writer},
+    refusal::{ExistingObject, explain_existing, with_other_writer},
 };
 use super::{
     ApplyStrategy, ControllerBudget, Parents,
     apply_strategy::ApplyRule,
     budget::Reservation,
-    children::{ChildContext, Desired, Planned, Write, WriteStep},
+    children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
     equal_children::ChildDigest,
-    resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
+    resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
 };
 use crate::{
@@ -76,11 +76,11 @@ struct Results {
 }
 
 /// Result for a parent whose children are not managed now.
-pub(crate) const NOTHING: Executed = Executed { as_desired: true, confirmed: false };
+pub(crate) const NOTHING: ApplyResult = ApplyResult { as_desired: true, confirmed: false };
 
 /// Result of an execution without errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Executed {
+pub(crate) struct ApplyResult {
     /// True if all children were as desired before.
     pub(crate) as_desired: bool,
     /// True if a request showed that a child is as desired. No event need follow it.
@@ -128,9 +128,9 @@ impl Apply {
     pub(crate) async fn execute(
         &self,
         rules: &ChildContext<'_>,
-        desired: Vec<Desired>,
+        desired: Vec<DesiredChild>,
         context: &Context,
-    ) -> Result<Executed, SyncError> {
+    ) -> Result<ApplyResult, SyncError> {
         let halted = AtomicBool::new(false);
         let mut execution = Execution {
             apply: self,
@@ -147,7 +147,7 @@ impl Apply {
 }
 
 impl<'a> Execution<'a> {
-    async fn run(&mut self, desired: Vec<Desired>) {
+    async fn run(&mut self, desired: Vec<DesiredChild>) {
         let (rules, budget) = (self.rules, &self.apply.budget);
         let writes = &self.apply.parents.writes;
         let known = writes.take_equal(&rules.parent.key);
@@ -253,7 +253,7 @@ impl<'a> Execution<'a> {
 }
 
 impl PlannedDigests {
-    fn of(rule: &ApplyRule, rules: &ChildContext<'_>, planned: &Planned<'_>) -> Self {
+    fn of(rule: &ApplyRule, rules: &ChildContext<'_>, planned: &PlannedChild<'_>) -> Self {
         match rule.strategy {
             ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
             ApplyStrategy::ServerSideApply => {
@@ -300,14 +300,16 @@ impl Results {
         }
     }
 
-    fn end(self) -> Result<Executed, SyncError> {
+    fn end(self) -> Result<ApplyResult, SyncError> {
         if let Some(error) = self.halted {
             return Err(error);
         }
         match (self.failed.text(), self.behind) {
             (Some(text), _) => Err(SyncError::Failed(text)),
             (None, Some(message)) => Err(SyncError::Outdated(message)),
-            (None, None) => Ok(Executed { as_desired: !self.differed, confirmed: self.confirmed }),
+            (None, None) => {
+                Ok(ApplyResult { as_desired: !self.differed, confirmed: self.confirmed })
+            }
         }
     }
 }
@@ -411,13 +413,13 @@ impl Apply {
             }
             _ if is_already_there(&error) => {
                 match explain_existing(parent, rules.ownership, resource, key, &doing).await {
-                    Existing::Absent => {
+                    ExistingObject::Absent => {
                         let why = "the object existed and was deleted meanwhile";
                         SyncError::Outdated(format!("{doing}: {why}"))
                     }
-                    Existing::Passing(error) => error,
+                    ExistingObject::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
-                    Existing::NotOurs { message, owner } => {
+                    ExistingObject::NotOurs { message, owner } => {
                         self.parents.writes.contest(&parent.key, what.clone(), message, owner);
                         return Ok(None);
                     }
@@ -441,7 +443,7 @@ impl Apply {
 }
 
 /// Returns the stored object unless it has the version that was replaced.
-fn changed(stored: Stored, replaced: Option<&str>) -> Option<Stored> {
+fn changed(stored: StoredObject, replaced: Option<&str>) -> Option<StoredObject> {
     Some(stored).filter(|stored| stored.version() != replaced)
 }
 
@@ -453,7 +455,7 @@ impl Apply {
         parent: &Request,
         what: &str,
         step: &WriteStep,
-        stored: Option<Stored>,
+        stored: Option<StoredObject>,
     ) -> bool {
         let is_versioned = matches!(step, WriteStep::Update(write) if write.replaces.is_some());
         // Other writes are repeated in each sync: a webhook that reverted a field may be gone.

@@ -100,7 +100,7 @@ pub(crate) const MAX_REMEMBERED_BYTES: usize = 256 * 1024;
 
 /// Desired child that passed all checks.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Desired {
+pub(crate) struct DesiredChild {
     /// Index of the child type.
     pub(crate) group: usize,
     /// Namespace and name.
@@ -124,13 +124,13 @@ pub(crate) struct Write {
 
 /// Child that may need a write.
 #[derive(Clone, Debug)]
-pub(crate) enum Planned<'a> {
+pub(crate) enum PlannedChild<'a> {
     /// Observed and no longer desired.
     Delete(&'a Child),
     /// Observed and desired.
-    Compare(&'a Child, Desired),
+    Compare(&'a Child, DesiredChild),
     /// Desired and not observed.
-    Create(Desired),
+    Create(DesiredChild),
 }
 
 /// Write of one child.
@@ -200,7 +200,7 @@ impl WriteStep {
     }
 }
 
-impl Planned<'_> {
+impl PlannedChild<'_> {
     /// Returns the number of bytes that its step decodes.
     pub(crate) fn size(&self) -> usize {
         match self {
@@ -255,10 +255,10 @@ pub(crate) struct ChildContext<'a> {
 impl ChildContext<'_> {
     /// Returns the children that may need a write, in the order of the writes: deletes and
     /// recreations first, then creates and updates, each sorted by type.
-    pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Planned<'_>> {
+    pub(crate) fn plan(&self, desired: Vec<DesiredChild>) -> Vec<PlannedChild<'_>> {
         let mut deletes = Vec::new();
         let mut writes = Vec::new();
-        let mut wanted: BTreeMap<(usize, ObjectKey), (usize, Desired)> = desired
+        let mut wanted: BTreeMap<(usize, ObjectKey), (usize, DesiredChild)> = desired
             .into_iter()
             .enumerate()
             .map(|(order, desired)| ((desired.group, desired.key.clone()), (order, desired)))
@@ -266,20 +266,20 @@ impl ChildContext<'_> {
         for child in self.observed {
             match wanted.remove(&(child.group, child.key.clone())) {
                 _ if child.terminating => {}
-                None => deletes.push(Planned::Delete(child)),
+                None => deletes.push(PlannedChild::Delete(child)),
                 Some((order, desired)) => match self.groups[child.group].strategy {
                     UpdateMethod::OnDelete => {}
-                    UpdateMethod::Recreate => deletes.push(Planned::Compare(child, desired)),
+                    UpdateMethod::Recreate => deletes.push(PlannedChild::Compare(child, desired)),
                     UpdateMethod::InPlace => {
-                        writes.push((order, Planned::Compare(child, desired)));
+                        writes.push((order, PlannedChild::Compare(child, desired)));
                     }
                 },
             }
         }
         for (order, desired) in wanted.into_values() {
-            writes.push((order, Planned::Create(desired)));
+            writes.push((order, PlannedChild::Create(desired)));
         }
-        let rank = |planned: &Planned<'_>| {
+        let rank = |planned: &PlannedChild<'_>| {
             let served = &self.groups[planned.target().0].served;
             (served.identity.group.clone(), served.identity.version.clone(), served.kind.clone())
         };
@@ -289,19 +289,19 @@ impl ChildContext<'_> {
     }
 
     /// Returns the digest of an observed child and its desired state.
-    pub(crate) fn digest(&self, planned: &Planned<'_>) -> Option<ChildDigest> {
+    pub(crate) fn digest(&self, planned: &PlannedChild<'_>) -> Option<ChildDigest> {
         match planned {
-            Planned::Compare(child, desired) => {
+            PlannedChild::Compare(child, desired) => {
                 let generates = self.ownership.labels_children();
                 Some(ChildDigest::of(&child.json, &desired.json, generates))
             }
-            Planned::Delete(_) | Planned::Create(_) => None,
+            PlannedChild::Delete(_) | PlannedChild::Create(_) => None,
         }
     }
 
     /// Returns whether an observed child has the content of an earlier write for its desired state.
-    pub(crate) fn is_as_written(&self, planned: &Planned<'_>, known: &EqualChildren) -> bool {
-        let Planned::Compare(child, desired) = planned else { return false };
+    pub(crate) fn is_as_written(&self, planned: &PlannedChild<'_>, known: &EqualChildren) -> bool {
+        let PlannedChild::Compare(child, desired) = planned else { return false };
         let generates = self.ownership.labels_children();
         !known.is_empty()
             && ChildDigest::of_content(&child.json, &desired.json, generates)
@@ -331,16 +331,16 @@ impl ChildContext<'_> {
     ///
     /// Names an observed child that cannot be decoded, or a desired one that the API server would
     /// refuse.
-    pub(crate) fn step(&self, planned: Planned<'_>) -> Result<Option<WriteStep>, String> {
+    pub(crate) fn step(&self, planned: PlannedChild<'_>) -> Result<Option<WriteStep>, String> {
         let (child, desired) = match planned {
-            Planned::Delete(child) => {
+            PlannedChild::Delete(child) => {
                 let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
                 return Ok(Some(WriteStep::Delete { group, key, uid }));
             }
-            Planned::Create(desired) => {
+            PlannedChild::Create(desired) => {
                 return Ok(Some(WriteStep::Create(self.new_child(desired)?)));
             }
-            Planned::Compare(child, desired) => (child, desired),
+            PlannedChild::Compare(child, desired) => (child, desired),
         };
         let kind = &self.groups[child.group].served.kind;
         let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
@@ -387,10 +387,10 @@ impl ChildContext<'_> {
     pub(crate) fn is_as_desired(
         &self,
         child: &Child,
-        desired: &Desired,
+        desired: &DesiredChild,
         known: &EqualChildren,
     ) -> Result<bool, String> {
-        let planned = Planned::Compare(child, desired.clone());
+        let planned = PlannedChild::Compare(child, desired.clone());
         if self.digest(&planned).is_some_and(|digest| known.contains(digest)) {
             return Ok(true);
         }
@@ -398,7 +398,7 @@ impl ChildContext<'_> {
     }
 
     /// Returns a child as it is created: with its owner reference and last-applied annotation.
-    fn new_child(&self, desired: Desired) -> Result<Write, String> {
+    fn new_child(&self, desired: DesiredChild) -> Result<Write, String> {
         let object = self.complete_object(&desired)?;
         let remembered = last_applied::encode(&object);
         let owners = owners_with(&object, self.parent);
@@ -407,7 +407,7 @@ impl ChildContext<'_> {
         object["metadata"]["ownerReferences"] = owners.into();
         let mut body = last_applied::encode(&object).into_bytes();
         drop(object);
-        let Desired { group, key, json } = desired;
+        let DesiredChild { group, key, json } = desired;
         let unreadable = |error: serde_json::Error| {
             format!("{} {key}: {}", self.groups[group].served.kind, redaction::decoding(error))
         };
@@ -427,7 +427,7 @@ impl ChildContext<'_> {
     /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace
     /// and the label or annotation that claims it. A status that the annotation has no room for is
     /// left out.
-    fn complete_object(&self, desired: &Desired) -> Result<Value, String> {
+    fn complete_object(&self, desired: &DesiredChild) -> Result<Value, String> {
         let all = self.parts(desired)?;
         let total: usize = all.values().map(|part| part.get().len()).sum();
         let remembered =
@@ -455,7 +455,7 @@ impl ChildContext<'_> {
     /// namespace and the label or annotation that claims it.
     fn decided(
         &self,
-        desired: &Desired,
+        desired: &DesiredChild,
         all: BTreeMap<String, &RawValue>,
         is_kept: impl Fn(&str) -> bool,
     ) -> Result<Value, String> {
@@ -473,11 +473,14 @@ impl ChildContext<'_> {
     }
 
     /// Returns the fields of a desired child, not decoded.
-    fn parts<'a>(&self, desired: &'a Desired) -> Result<BTreeMap<String, &'a RawValue>, String> {
+    fn parts<'a>(
+        &self,
+        desired: &'a DesiredChild,
+    ) -> Result<BTreeMap<String, &'a RawValue>, String> {
         serde_json::from_slice(&desired.json).map_err(|error| self.unreadable(desired, error))
     }
 
-    fn unreadable(&self, desired: &Desired, error: serde_json::Error) -> String {
+    fn unreadable(&self, desired: &DesiredChild, error: serde_json::Error) -> String {
         let kind = &self.groups[desired.group].served.kind;
         format!("{kind} {}: {}", desired.key, redaction::decoding(error))
     }

@@ -28,9 +28,11 @@ use super::endpoint::{
 use crate::{
     controller::Cluster,
     discovery::TypeRegistry,
-    informer::{Ended, InformerKey, InformerProgress, InformerSet, Object, Subscription},
+    informer::{EndReason, InformerKey, InformerProgress, InformerSet, Object, Subscription},
     kind::{ServedType, TypeRef},
-    manager::{Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup, Unmet, Verdict},
+    manager::{
+        Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict,
+    },
 };
 
 /// Name of the runnable in the manager.
@@ -259,8 +261,8 @@ impl SharedCredentials {
             let Some(served) = self.types.served(&type_ref) else { continue };
             let subscription = self.informers.subscribe(&served, key_of(&object, &served));
             match self.deliver(&object, subscription).await {
-                Ended::Shutdown => return,
-                Ended::Released | Ended::TypeGone | Ended::Panicked(_) => {}
+                EndReason::Shutdown => return,
+                EndReason::Released | EndReason::TypeGone | EndReason::Panicked(_) => {}
             }
             if status.changed().await.is_err() {
                 return;
@@ -269,7 +271,7 @@ impl SharedCredentials {
     }
 
     /// Records each change of an object until its informer ends.
-    async fn deliver(&self, object: &ObjectReference, mut subscription: Subscription) -> Ended {
+    async fn deliver(&self, object: &ObjectReference, mut subscription: Subscription) -> EndReason {
         let (mut progress, complete) = (subscription.progress(), subscription.complete());
         tokio::pin!(complete);
         let store = subscription.store();
@@ -392,21 +394,21 @@ fn content_of(
 }
 
 fn unknown() -> Verdict {
-    Verdict::Unknown(vec![Unmet {
+    Verdict::Unknown(vec![UnmetRequirement {
         reason: Reason::from("HookCredentialsUnread"),
         message: "the credentials of its hook have not been read yet".to_owned(),
         type_ref: None,
     }])
 }
 
-fn unmet(problem: &EndpointError) -> Unmet {
+fn unmet(problem: &EndpointError) -> UnmetRequirement {
     let reason = match problem {
         EndpointError::Unread(_) => "HookCredentialsUnread",
         EndpointError::Missing(_) => "HookCredentialsMissing",
         EndpointError::Unreadable(..) => "HookCredentialsUnreadable",
         EndpointError::Invalid(_) => "HookCredentialsInvalid",
     };
-    Unmet { reason: Reason::from(reason), message: problem.to_string(), type_ref: None }
+    UnmetRequirement { reason: Reason::from(reason), message: problem.to_string(), type_ref: None }
 }
 
 impl fmt::Debug for HookCredentials {

@@ -29,7 +29,7 @@ const EVENTS: usize = 32;
 
 /// State of one declared controller.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Declared {
+pub(crate) struct DeclaredState {
     /// uid of the object.
     pub(crate) uid: Arc<str>,
     /// Run that the manager received last.
@@ -45,20 +45,20 @@ pub(crate) struct Declared {
     /// Rejection that the last Event reported.
     pub(crate) rejected: Option<String>,
     /// Event about waiting that was published last.
-    pub(crate) waits: Option<Waiting>,
+    pub(crate) waits: Option<WaitingEvent>,
     /// Time at which the object was first seen without a status.
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
     /// Set if the server stored something else than was written.
-    pub(crate) pruned: Option<Pruned>,
+    pub(crate) pruned: Option<PrunedStatus>,
     /// Result of the last check of the object.
     pub(crate) checked: Option<CheckedObject>,
 }
 
 /// Status that the schema of the CRD has no place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pruned {
+pub(crate) struct PrunedStatus {
     /// Generation of the CRD when the status was written; `None` if it was not known.
     pub(crate) crd_generation: Option<i64>,
     /// Time until the status is written again.
@@ -76,7 +76,7 @@ pub(crate) struct CheckedObject {
     pub(crate) parents: Vec<(String, String)>,
 }
 
-impl Declared {
+impl DeclaredState {
     /// Returns the state of another object of the same name, which takes over the runnable, but not
     /// the recorded status and Events.
     pub(crate) fn taken_over_by(self, uid: Arc<str>) -> Self {
@@ -96,7 +96,7 @@ impl Declared {
         }
     }
 
-    /// Returns the types of [`Declared::finalizes`] that the run does not have, at any version.
+    /// Returns the types of [`DeclaredState::finalizes`] that the run does not have, at any version.
     pub(crate) fn earlier_parents(&self) -> Vec<TypeRef> {
         let Some(run) = &self.run else { return Vec::new() };
         let is_current = |known: &TypeRef| {
@@ -137,7 +137,7 @@ fn has_same_objects(one: &TypeRef, other: &TypeRef) -> bool {
 }
 
 /// Severity, reason and text of the Event of a controller that waits for its types.
-pub(crate) type Waiting = (Severity, &'static str, String);
+pub(crate) type WaitingEvent = (Severity, &'static str, String);
 
 /// Specification and runnable that the manager received.
 #[derive(Clone, Debug)]
@@ -162,7 +162,7 @@ pub(crate) struct Changes {
 
 #[derive(Debug, Default)]
 struct ChangeSet {
-    declared: BTreeMap<Arc<str>, Declared>,
+    declared: BTreeMap<Arc<str>, DeclaredState>,
     changed: BTreeSet<Arc<str>>,
     events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
 }
@@ -212,24 +212,24 @@ impl Changes {
     }
 
     /// Returns the state of a controller; adds an empty one if there is none.
-    pub(crate) fn take(&self, name: &Arc<str>) -> Declared {
+    pub(crate) fn take(&self, name: &Arc<str>) -> DeclaredState {
         self.lock().declared.entry(name.clone()).or_default().clone()
     }
 
     /// Returns the state of a controller, if there is one.
-    pub(crate) fn peek(&self, name: &str) -> Option<Declared> {
+    pub(crate) fn peek(&self, name: &str) -> Option<DeclaredState> {
         self.lock().declared.get(name).cloned()
     }
 
     /// Stores the state of a controller.
-    pub(crate) fn put(&self, name: &Arc<str>, declared: Declared) {
+    pub(crate) fn put(&self, name: &Arc<str>, declared: DeclaredState) {
         let replaced = self.lock().declared.insert(name.clone(), declared);
         // Without the lock: a run may hold an endpoint, whose drop locks the credentials.
         drop(replaced);
     }
 
     /// Changes the state of a controller, if there is one.
-    pub(crate) fn update(&self, name: &str, change: impl FnOnce(&mut Declared)) {
+    pub(crate) fn update(&self, name: &str, change: impl FnOnce(&mut DeclaredState)) {
         if let Some(declared) = self.lock().declared.get_mut(name) {
             change(declared);
         }
@@ -279,7 +279,7 @@ mod tests {
     }
 
     /// State with a run that holds the probe.
-    fn declared(probe: DropProbe) -> Declared {
+    fn declared(probe: DropProbe) -> DeclaredState {
         let object = json!({
             "metadata": {"name": "a"},
             "spec": {
@@ -307,7 +307,7 @@ mod tests {
         );
         let runnable = Arc::new(runnable.unwrap());
         let run = Run { definition, health: runnable.health(), runnable };
-        Declared { run: Some(run), ..Declared::default() }
+        DeclaredState { run: Some(run), ..DeclaredState::default() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn events_of_a_crash_loop_are_bounded() {
         let changes = Changes::default();
-        changes.put(&"a".into(), Declared::default());
+        changes.put(&"a".into(), DeclaredState::default());
 
         for index in 0..100 {
             changes.note_event("a", "Started", index.to_string());

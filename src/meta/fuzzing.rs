@@ -119,7 +119,7 @@ fn agree(selector: &Selector, text: &str) {
 }
 
 #[derive(Deserialize)]
-struct Three {
+struct ThreeWayMerge {
     #[serde(default)]
     observed: Map<String, Value>,
     #[serde(default)]
@@ -136,7 +136,9 @@ struct Three {
 ///
 /// If the property does not hold.
 pub fn merge(data: &[u8]) {
-    let Ok(Three { observed, last, desired }) = serde_json::from_slice(data) else { return };
+    let Ok(ThreeWayMerge { observed, last, desired }) = serde_json::from_slice(data) else {
+        return;
+    };
     let (observed, last, desired) =
         (Value::Object(observed), Value::Object(last), Value::Object(desired));
     let once = merge::merge(Some(&observed), Some(&last), &desired);

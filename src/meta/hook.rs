@@ -128,9 +128,9 @@ mod tests {
     use crate::manager::StopReason;
 
     /// Hook with one fixed response.
-    struct Scripted(Result<Bytes, HookError>);
+    struct ScriptedHook(Result<Bytes, HookError>);
 
-    impl Hook for Scripted {
+    impl Hook for ScriptedHook {
         fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
             std::future::ready(self.0.clone()).boxed()
         }
@@ -168,7 +168,7 @@ mod tests {
             let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
             metrics.register(&mut registry);
             let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
-            let (hook, epoch) = (Scripted(response), Epoch::new("c", 1, Duration::ZERO));
+            let (hook, epoch) = (ScriptedHook(response), Epoch::new("c", 1, Duration::ZERO));
 
             let called = call(&hook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
             if let Ok((_, counted)) = called {
@@ -195,8 +195,8 @@ mod tests {
         let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
         let epoch = Epoch::new("c", 1, Duration::ZERO);
 
-        let dropped =
-            call(&Silent, &series, &budget(), &epoch, &parent(None), Bytes::new()).now_or_never();
+        let dropped = call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new())
+            .now_or_never();
 
         assert!(dropped.is_none());
         let mut text = String::new();
@@ -204,9 +204,9 @@ mod tests {
         assert!(text.contains("outcome=\"cancelled\"} 1"), "{text}");
     }
 
-    struct Silent;
+    struct SilentHook;
 
-    impl Hook for Silent {
+    impl Hook for SilentHook {
         fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
             Box::pin(std::future::pending())
         }
@@ -217,7 +217,8 @@ mod tests {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
         let (series, budget) = (series(), budget());
-        let mut asked = tokio_test(call(&Silent, &series, &budget, &epoch, &parent, Bytes::new()));
+        let mut asked =
+            tokio_test(call(&SilentHook, &series, &budget, &epoch, &parent, Bytes::new()));
 
         assert!(futures::poll!(&mut asked).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
@@ -233,7 +234,7 @@ mod tests {
         let (own, other) = (budget.controller("c"), budget.controller("other"));
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let (parent, series) = (parent(None), series());
-        let hook = Scripted(Ok(Bytes::new()));
+        let hook = ScriptedHook(Ok(Bytes::new()));
         let call = || tokio_test(call(&hook, &series, &own, &epoch, &parent, Bytes::new()));
         let held = other.call().await;
         let mut waiting = call();
@@ -257,7 +258,8 @@ mod tests {
         epoch.fence().close();
 
         let series = series();
-        let asked = call(&Silent, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
+        let asked =
+            call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
 
         assert_eq!(asked.err(), Some(HookError::Cancelled));
     }

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::{
         manager::{RunnableGroup, RunnableStatus},
-        meta::declared::Declared,
+        meta::declared::DeclaredState,
     };
 
     fn snapshot(names: &[&str]) -> Snapshot {
@@ -194,7 +194,7 @@ mod tests {
     fn missed_transitions_enqueue_every_runnable() {
         let changes = Changes::default();
         for name in ["a", "b"] {
-            changes.put(&name.into(), Declared::default());
+            changes.put(&name.into(), DeclaredState::default());
         }
 
         changes.enqueue_all();

@@ -16,11 +16,11 @@ use tokio::time::Instant;
 use super::{
     equal_children::EqualChildren,
     fingerprint::Fingerprint,
-    resource::{LiveOwner, Stored},
+    resource::{LiveOwner, StoredObject},
     resync::Resync,
     sync_record::SyncRecord,
     write_cause::{SeenVersion, SyncState, WriteCause},
-    write_limit::{Flapping, WriteLimit},
+    write_limit::{FlappingObject, WriteLimit},
 };
 use crate::controller::Request;
 
@@ -46,9 +46,9 @@ struct TrackedParent {
     failed_work: bool,
     state: SyncState,
     resync: Resync,
-    contested: BTreeMap<String, Contested>,
+    contested: BTreeMap<String, ContestedObject>,
     // Replacements that are refused.
-    refused: BTreeMap<String, Refused>,
+    refused: BTreeMap<String, RefusedReplacement>,
     // Fields that were taken over from other managers, not reported yet.
     taken: BTreeSet<String>,
     status: Option<StoredStatus>,
@@ -60,7 +60,7 @@ struct TrackedParent {
 
 /// Object that a parent wants and does not get, since it exists and is not the parent's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Contested {
+pub(crate) struct ContestedObject {
     /// Refusal, with the owner.
     pub(crate) message: String,
     /// Controller of the object.
@@ -83,7 +83,7 @@ pub(crate) struct OtherOwner {
 
 /// Replacement that is refused in each sync.
 #[derive(Debug)]
-struct Refused {
+struct RefusedReplacement {
     // Time of the first refusal.
     since: Instant,
     // True if the running sync was refused too.
@@ -106,7 +106,7 @@ impl TrackedParent {
         if is_create { WriteCause::OwnWrites } else { self.cause }
     }
 
-    fn wrote(&mut self, what: &str, stored: &Stored, is_create: bool) {
+    fn wrote(&mut self, what: &str, stored: &StoredObject, is_create: bool) {
         self.contested.remove(what);
         self.refused.remove(what);
         self.limit.wrote(what, self.cause_of(is_create), Instant::now());
@@ -212,14 +212,14 @@ impl ParentWrites {
         if let Some(entry) = self.lock().get_mut(key) {
             let known = entry.contested.get(&what);
             let is_reported = known.is_some_and(|known| known.is_reported && known.owner == owner);
-            let contested = Contested { message, owner, is_current: true, is_reported };
+            let contested = ContestedObject { message, owner, is_current: true, is_reported };
             entry.contested.insert(what, contested);
         }
     }
 
     /// Returns whether an object is contested now, and those that are not reported yet. They count
     /// as reported from now on.
-    pub(crate) fn contested(&self, key: &Request) -> (bool, Vec<(String, Contested)>) {
+    pub(crate) fn contested(&self, key: &Request) -> (bool, Vec<(String, ContestedObject)>) {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return (false, Vec::new()) };
         entry.contested.retain(|_, contested| contested.is_current);
@@ -272,14 +272,14 @@ impl ParentWrites {
     }
 
     /// Counts a write of a parent or child that changed it, and records its new version.
-    pub(crate) fn wrote(&self, key: &Request, what: &str, stored: &Stored) {
+    pub(crate) fn wrote(&self, key: &Request, what: &str, stored: &StoredObject) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, false);
         }
     }
 
     /// Counts a create, and records the version of the child.
-    pub(crate) fn created(&self, key: &Request, what: &str, stored: &Stored) {
+    pub(crate) fn created(&self, key: &Request, what: &str, stored: &StoredObject) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.wrote(what, stored, true);
         }
@@ -290,7 +290,7 @@ impl ParentWrites {
     pub(crate) fn refused_for(&self, key: &Request, what: &str) -> Duration {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };
-        let new = || Refused { since: Instant::now(), is_current: true };
+        let new = || RefusedReplacement { since: Instant::now(), is_current: true };
         let refused = entry.refused.entry(what.to_owned()).or_insert_with(new);
         refused.is_current = true;
         refused.since.elapsed()
@@ -311,7 +311,7 @@ impl ParentWrites {
     }
 
     /// Object that is written too often for a parent.
-    pub(crate) fn flapping(&self, key: &Request) -> Option<Flapping> {
+    pub(crate) fn flapping(&self, key: &Request) -> Option<FlappingObject> {
         self.lock().get(key)?.limit.flapping(Instant::now())
     }
 

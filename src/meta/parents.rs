@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, related::Related};
+use super::{HookHealth, ParentIndex, ParentWrites, related::RelatedObjects};
 use crate::{
     controller::Request,
     meta::rollout::{PendingRollouts, RevisionInput},
@@ -16,7 +16,7 @@ pub(crate) struct Parents {
     /// Maps a child to its parents.
     pub(crate) index: ParentIndex,
     /// Objects that the customize hook relates to parents.
-    pub(crate) related: Arc<Related>,
+    pub(crate) related: Arc<RelatedObjects>,
     /// Failures of the hook.
     pub(crate) hook: Arc<HookHealth>,
     /// Write limits, and the last status.

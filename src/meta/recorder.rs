@@ -19,7 +19,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use self::outbox::{Delivery, Outbox, Put};
+use self::outbox::{Delivery, Outbox, PutOutcome};
 use super::resource::{self, is_fenced, is_not_found};
 use crate::{controller::Context, manager::StopReason, redaction, token_bucket::TokenBucket};
 
@@ -175,17 +175,17 @@ impl EventRecorder {
         };
         let entry = PendingEvent { subject: subject.clone(), severity, reason, write };
         match self.outbox.put(entry, self.room) {
-            Put::Begins => {
+            PutOutcome::Begins => {
                 let delivery = self.outbox.delivery();
                 // A task of the epoch rather than of the request that happens to be first, since
                 // all requests share the outbox.
                 context.epoch().spawn(self.clone().deliver(delivery, context.clone()));
             }
-            Put::Dropped(1) => {
+            PutOutcome::Dropped(1) => {
                 let controller = context.epoch().controller();
                 tracing::warn!(%controller, "Events are dropped, because the API server is slow");
             }
-            Put::Waits | Put::Dropped(_) => {}
+            PutOutcome::Waits | PutOutcome::Dropped(_) => {}
         }
     }
 

@@ -35,7 +35,7 @@ const NAMESPACES: &str = "selected namespaces";
 
 /// Related objects of the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct Related {
+pub(crate) struct RelatedObjects {
     state: Mutex<RelatedState>,
     /// True if `managedFields` are kept.
     managed_fields: bool,
@@ -94,7 +94,7 @@ enum Cache {
     Missing(Option<Arc<ServedType>>),
 }
 
-impl Related {
+impl RelatedObjects {
     /// Returns an empty state; `managed_fields` keeps them in the objects.
     pub(crate) fn new(managed_fields: bool) -> Self {
         Self { state: Mutex::default(), managed_fields }

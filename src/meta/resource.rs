@@ -35,7 +35,7 @@ const APPLY: &str = "application/apply-patch+yaml";
 
 /// Object as stored by a write; only the fields that matter.
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Stored {
+pub(crate) struct StoredObject {
     #[serde(default)]
     metadata: StoredMetadata,
     /// Fingerprint of the stored status.
@@ -52,7 +52,7 @@ struct StoredMetadata {
     resource_version: Option<String>,
 }
 
-impl Stored {
+impl StoredObject {
     /// Returns the resourceVersion; an aggregated API may have none.
     pub(crate) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_deref()
@@ -67,7 +67,7 @@ impl Stored {
 
 /// Object as the server has it now: its text, and the metadata that decides.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveObject {
     json: Box<RawValue>,
     /// Decoded part of its metadata.
     pub(crate) metadata: LiveMetadata,
@@ -96,7 +96,7 @@ pub(crate) struct LiveOwner {
     pub(crate) controller: Option<bool>,
 }
 
-impl<'de> Deserialize<'de> for Live {
+impl<'de> Deserialize<'de> for LiveObject {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct LiveHead {
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Live {
     }
 }
 
-impl Live {
+impl LiveObject {
     /// The object as JSON.
     pub(crate) fn json(&self) -> &[u8] {
         self.json.get().as_bytes()
@@ -174,7 +174,7 @@ impl<'a> Resource<'a> {
     }
 
     /// Reads an object from the server.
-    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Live, kube::Error> {
+    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<LiveObject, kube::Error> {
         request(self.requester, Method::GET, self.path(key), "", Bytes::new()).await
     }
 
@@ -183,7 +183,7 @@ impl<'a> Resource<'a> {
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Stored, kube::Error> {
+    ) -> Result<StoredObject, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
         request(self.requester, Method::POST, path, "application/json", object).await
@@ -194,7 +194,7 @@ impl<'a> Resource<'a> {
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Stored, kube::Error> {
+    ) -> Result<StoredObject, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?dryRun=All&fieldManager={FIELD_MANAGER}");
         request(self.requester, Method::POST, path, "application/json", object).await
@@ -225,7 +225,7 @@ impl<'a> Resource<'a> {
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Stored, kube::Error> {
+    ) -> Result<StoredObject, kube::Error> {
         let path = format!("{}/status?fieldManager={FIELD_MANAGER}", self.path(key));
         request(self.requester, Method::PUT, path, "application/json", object).await
     }
@@ -470,7 +470,7 @@ mod tests {
         let encoded = || Bytes::from(last_applied::encode(&object));
 
         resource.create(&key, encoded()).await.unwrap();
-        resource.update::<Stored>(&key, encoded()).await.unwrap();
+        resource.update::<StoredObject>(&key, encoded()).await.unwrap();
         resource.update_status(&key, encoded()).await.unwrap();
         resource.dry_run_create(&key, encoded()).await.unwrap();
         resource.dry_run_update(&key, encoded()).await.unwrap();
@@ -487,7 +487,7 @@ mod tests {
         let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});
-            let live: Live = serde_json::from_value(object).unwrap();
+            let live: LiveObject = serde_json::from_value(object).unwrap();
             assert_eq!(live.other_writer().as_deref(), expected, "{live:?}");
         };
 
@@ -503,7 +503,7 @@ mod tests {
         );
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
-        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().other_writer(), None);
+        assert_eq!(serde_json::from_str::<LiveObject>("{}").unwrap().other_writer(), None);
     }
 
     #[track_caller]

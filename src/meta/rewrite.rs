@@ -127,7 +127,7 @@ impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
         let mut first = true;
         loop {
             // The comma is written once an item is known to follow.
-            let mut item = Preceded { into: &mut *self.0, comma: !first };
+            let mut item = ValueWriter { into: &mut *self.0, comma: !first };
             if items.next_element_seed(&mut item)?.is_none() {
                 break;
             }
@@ -177,12 +177,12 @@ impl<'de, W: io::Write> Visitor<'de> for &mut FieldsWriter<'_, W> {
 }
 
 /// Writes the next value after a comma, if it is not the first.
-struct Preceded<'w, W> {
+struct ValueWriter<'w, W> {
     into: &'w mut W,
     comma: bool,
 }
 
-impl<'de, W: io::Write> DeserializeSeed<'de> for &mut Preceded<'_, W> {
+impl<'de, W: io::Write> DeserializeSeed<'de> for &mut ValueWriter<'_, W> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<(), D::Error> {

@@ -17,7 +17,7 @@ mod updated_condition;
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
     input::{REVISIONS, RevisionCache, RevisionInput},
-    pending::{PendingRollouts, Recorded, RolloutHealth, RolloutObserver, WaitingParent},
+    pending::{PendingRollouts, RecordedProgress, RolloutHealth, RolloutObserver, WaitingParent},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
         ids, plan,

@@ -27,7 +27,7 @@ use crate::{
         finalizer::Finalizer,
         hook_health::Health,
         recorder::EventRecorder,
-        related::Related,
+        related::RelatedObjects,
         rollout::{REVISIONS, RevisionInput, RolloutObserver},
         sync::ParentReconciler,
     },
@@ -203,7 +203,7 @@ fn parents(definition: &Definition, mut parents: Parents) -> Parents {
     let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
     parents.recreates_at_once = definition.recreates_at_once;
     parents.writes.unlimited = unlimited_writes;
-    parents.related = Arc::new(Related::new(managed_fields));
+    parents.related = Arc::new(RelatedObjects::new(managed_fields));
     parents
 }
 

@@ -327,7 +327,7 @@ impl ConditionStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::{RunnableGroup, Unmet, WatchReport};
+    use crate::manager::{RunnableGroup, UnmetRequirement, WatchReport};
 
     fn run(state: ControllerState, reason: &'static str) -> RunnableStatus {
         RunnableStatus {
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn waiting_controller_names_its_missing_types() {
         let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
-        waiting.unmet = vec![Unmet {
+        waiting.unmet = vec![UnmetRequirement {
             reason: Reason::TypeAbsent,
             message: "things.example.com/v1 is not installed".to_owned(),
             type_ref: None,

@@ -28,7 +28,7 @@ use self::hook_call::{HookResponse, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     apply::Apply,
-    children::{Child, ChildContext, Desired, Parent, ServedChildType},
+    children::{Child, ChildContext, DesiredChild, Parent, ServedChildType},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
@@ -41,7 +41,7 @@ use super::{
     write_cause::SeenVersion,
 };
 use crate::{
-    controller::{Backoff, Context, ObjectGone, Outcome, Postponed, ReconcileError, Request},
+    controller::{Backoff, Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
@@ -70,7 +70,7 @@ pub(crate) struct ParentReconciler {
 
 /// Request for an object whose type has no cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Uncached {
+enum UncachedReason {
     /// The type is proven missing, and its objects with it.
     Gone,
     /// The epoch is about to stop: a composite needs its parent type.
@@ -79,7 +79,7 @@ enum Uncached {
     NotListed,
 }
 
-impl Uncached {
+impl UncachedReason {
     fn of(kind: ControllerKind, state: &TypeState) -> Self {
         match kind {
             _ if state.is_missing() => Self::Gone,
@@ -174,15 +174,15 @@ impl ParentReconciler {
         request: &Request,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        match Uncached::of(self.definition.kind, &self.types.get(type_ref).state) {
-            Uncached::Gone => {
+        match UncachedReason::of(self.definition.kind, &self.types.get(type_ref).state) {
+            UncachedReason::Gone => {
                 self.forget(request, context);
                 Err(ReconcileError::Terminal(ObjectGone.into()))
             }
-            Uncached::TypeStopping => Ok(Outcome::Done),
+            UncachedReason::TypeStopping => Ok(Outcome::Done),
             // Not a success, which would end the failures of the request.
-            Uncached::NotListed => {
-                Err(ReconcileError::RetryAfter(Postponed.into(), NOT_LISTED_AGAIN))
+            UncachedReason::NotListed => {
+                Err(ReconcileError::RetryAfter(PostponedError.into(), NOT_LISTED_AGAIN))
             }
         }
     }
@@ -359,10 +359,11 @@ impl ParentReconciler {
         parent: &Parent,
         object: &Object,
         groups: &[ServedChildType],
-        desired: &[Desired],
+        desired: &[DesiredChild],
         context: &Context,
     ) -> Result<bool, SyncError> {
-        let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
+        let is_own =
+            |desired: &DesiredChild| owner_chain::is_same_type(&groups[desired.group], parent);
         let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
         let Some(store) = context.store(&own.type_ref) else { return Ok(true) };
         if !desired.iter().any(is_own) {
@@ -397,18 +398,18 @@ mod tests {
 
         let last = |state| Unknown(Some(Box::new(state)));
         for (kind, state, expected) in [
-            (Composite, Absent, Uncached::Gone),
-            (Decorator, Absent, Uncached::Gone),
-            (Decorator, NotWatchable, Uncached::Gone),
-            (Decorator, last(Absent), Uncached::Gone),
-            (Composite, Served, Uncached::TypeStopping),
-            (Composite, Unknown(None), Uncached::TypeStopping),
-            (Decorator, Served, Uncached::NotListed),
-            (Decorator, Terminating, Uncached::NotListed),
-            (Decorator, last(Served), Uncached::NotListed),
-            (Decorator, Unknown(None), Uncached::NotListed),
+            (Composite, Absent, UncachedReason::Gone),
+            (Decorator, Absent, UncachedReason::Gone),
+            (Decorator, NotWatchable, UncachedReason::Gone),
+            (Decorator, last(Absent), UncachedReason::Gone),
+            (Composite, Served, UncachedReason::TypeStopping),
+            (Composite, Unknown(None), UncachedReason::TypeStopping),
+            (Decorator, Served, UncachedReason::NotListed),
+            (Decorator, Terminating, UncachedReason::NotListed),
+            (Decorator, last(Served), UncachedReason::NotListed),
+            (Decorator, Unknown(None), UncachedReason::NotListed),
         ] {
-            assert_eq!(Uncached::of(kind, &state), expected, "{kind} {state:?}");
+            assert_eq!(UncachedReason::of(kind, &state), expected, "{kind} {state:?}");
         }
     }
 }

@@ -37,12 +37,12 @@ struct ObjectWrites {
     loops: Instant,
     // Time at which the bucket of conflicts is full.
     conflicts: Instant,
-    held_back: Option<Box<HeldBack>>,
+    held_back: Option<Box<HeldBackObject>>,
 }
 
 /// Object that was held back, and counts as flapping until it is calm.
 #[derive(Debug)]
-struct HeldBack {
+struct HeldBackObject {
     // Kind and name.
     what: String,
     // True if only conflicts have delayed the object.
@@ -51,7 +51,7 @@ struct HeldBack {
 
 /// Object that is written again and again, each time with other content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Flapping {
+pub(crate) struct FlappingObject {
     /// Kind and name of the object.
     pub(crate) what: String,
     /// Time until the next check: the object may be written then, or no longer counts as flapping.
@@ -87,7 +87,7 @@ impl WriteLimit {
         let loops = cause == WriteCause::ExternalChange || bucket(written.loops).level(now) >= 1.0;
         let conflicts = bucket(written.conflicts).level(now) >= 1.0;
         if !(loops && conflicts) {
-            let new = || Box::new(HeldBack { what: what.to_owned(), by_conflicts: true });
+            let new = || Box::new(HeldBackObject { what: what.to_owned(), by_conflicts: true });
             written.held_back.get_or_insert_with(new).by_conflicts &= loops;
         }
         loops && conflicts
@@ -137,7 +137,7 @@ impl WriteLimit {
 
     /// Returns the first object that was held back and still counts as flapping, with the time
     /// until any of these objects is to be checked again.
-    pub(crate) fn flapping(&self, now: Instant) -> Option<Flapping> {
+    pub(crate) fn flapping(&self, now: Instant) -> Option<FlappingObject> {
         let held = self.written.iter().filter_map(|written| {
             let level = written.level(now);
             written.held_back.as_ref().filter(|_| level < CALM).map(|held| (held, level))
@@ -150,7 +150,7 @@ impl WriteLimit {
         let soonest = held.clone().map(|(_, level)| again(level)).min()?;
         let by_conflicts = held.clone().all(|(held, _)| held.by_conflicts);
         let what = held.map(|(held, _)| &held.what).min()?.clone();
-        Some(Flapping { what, again: soonest, by_conflicts })
+        Some(FlappingObject { what, again: soonest, by_conflicts })
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(write_limit.flapping(start), None, "nothing was held back");
 
         assert!(!write(&mut write_limit, "a", start));
-        let Flapping { what, again, by_conflicts } = write_limit.flapping(start).unwrap();
+        let FlappingObject { what, again, by_conflicts } = write_limit.flapping(start).unwrap();
         assert_eq!((what.as_str(), again.as_secs(), by_conflicts), ("a", 3, false));
         assert!(write(&mut write_limit, "a", start + again));
         assert!(write_limit.flapping(start + again).is_some(), "still, though it was written");

@@ -25,7 +25,7 @@ const PANIC_RETRY: Duration = Duration::from_secs(30);
 type Start = dyn Fn(Epoch) -> BoxFuture<'static, RunResult> + Send + Sync;
 
 /// Controller of kube-rs that runs while its types are served; built by [`adopt`].
-pub struct Adopted {
+pub struct AdoptedController {
     types: TypeRegistry,
     required: Vec<TypeRef>,
     start: GuardedDrop<Box<Start>>,
@@ -44,7 +44,7 @@ pub struct Adopted {
 /// # use k8s_openapi::api::core::v1::ConfigMap;
 /// # use kube::{Api, Client};
 /// # use pilotlight::{controller::Cluster, kind::TypeRef, manager::Epoch};
-/// # use pilotlight::runtime::{Adopted, adopt};
+/// # use pilotlight::runtime::{AdoptedController, adopt};
 /// use pilotlight::runtime::kube_runtime::{Controller, controller::Action, watcher};
 ///
 /// # struct Settings { client: Client }
@@ -54,7 +54,7 @@ pub struct Adopted {
 /// # fn on_error(_: Arc<ConfigMap>, _: &kube::Error, _: Arc<Settings>) -> Action {
 /// #     Action::await_change()
 /// # }
-/// # fn example(cluster: &Cluster) -> Adopted {
+/// # fn example(cluster: &Cluster) -> AdoptedController {
 /// adopt(cluster, [TypeRef::of::<ConfigMap>()], |client: Client, _: Epoch| {
 ///     let maps = Api::<ConfigMap>::all(client.clone());
 ///     let controller = Controller::new(maps, watcher::Config::default());
@@ -80,7 +80,7 @@ pub fn adopt<K, Ctx, E, Fut, R, P, F>(
     cluster: &Cluster,
     required: impl IntoIterator<Item = TypeRef>,
     factory: F,
-) -> Adopted
+) -> AdoptedController
 where
     K: Resource + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: fmt::Debug + Eq + Hash + Clone + Unpin + Send + Sync,
@@ -124,7 +124,7 @@ where
         .boxed()
     });
     let required = required.into_iter().collect();
-    Adopted { types: cluster.types.clone(), required, start: GuardedDrop::new(start) }
+    AdoptedController { types: cluster.types.clone(), required, start: GuardedDrop::new(start) }
 }
 
 /// Turns the panic of a reconcile into a failure.
@@ -147,7 +147,7 @@ fn panicked(panic: &str) -> DecidedFailure {
     DecidedFailure { message, action: Action::requeue(PANIC_RETRY) }
 }
 
-impl Runnable for Adopted {
+impl Runnable for AdoptedController {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         (self.start)(epoch)
     }
@@ -161,14 +161,16 @@ impl Runnable for Adopted {
     }
 }
 
-impl ConditionalRunnable for Adopted {
+impl ConditionalRunnable for AdoptedController {
     fn ready(&self) -> Readiness {
         all_of(self.required.iter().map(|required| type_served(&self.types, required)))
     }
 }
 
-impl fmt::Debug for Adopted {
+impl fmt::Debug for AdoptedController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adopted").field("required", &self.required).finish_non_exhaustive()
+        f.debug_struct("AdoptedController")
+            .field("required", &self.required)
+            .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ use kube_runtime::wait::Condition as KubeCondition;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    controller::{Cached, Cluster, ObjectCondition},
+    controller::{CachedResource, Cluster, ObjectCondition},
     informer::ObjectKey,
     kind::TypeRef,
 };
@@ -30,7 +30,7 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-pub fn object_condition<K: Cached + DeserializeOwned>(
+pub fn object_condition<K: CachedResource + DeserializeOwned>(
     cluster: &Cluster,
     key: ObjectKey,
     condition: impl KubeCondition<K> + Send + Sync + 'static,

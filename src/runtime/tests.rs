@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Adopted, adopt};
+use super::{AdoptedController, adopt};
 use crate::{
     controller::{Cluster, ClusterOptions},
     kind::TypeRef,
@@ -84,7 +84,7 @@ impl Harness {
         self.server.apply(widget(name, spec)).unwrap();
     }
 
-    async fn add(&self, adopted: Adopted) {
+    async fn add(&self, adopted: AdoptedController) {
         let options = RunnableOptions::default();
         self.manager.add(NAME, Arc::new(adopted), options).await.unwrap();
     }

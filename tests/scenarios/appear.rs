@@ -13,7 +13,7 @@ use kube::api::PostParams;
 use pilotlight::{
     controller::{Controller, Handler},
     discovery::TypeState,
-    manager::{ControllerState, DoneReason, RunnableStatus, Unmet},
+    manager::{ControllerState, DoneReason, RunnableStatus, UnmetRequirement},
     testing::{Action, AuditEvent, CrdBuilder, Reply, RequestInfo, Rule, Verb, simulated::Delays},
 };
 use serde_json::{Value, json};
@@ -258,7 +258,7 @@ fn established_is(status: &str, reason: &str) -> Value {
     json!({ "status": { "conditions": [names, condition("Established", status, reason)] } })
 }
 
-fn is_not_established(unmet: &Unmet) -> bool {
+fn is_not_established(unmet: &UnmetRequirement) -> bool {
     unmet.reason == "NotEstablished"
 }
 

@@ -73,7 +73,7 @@ pub(super) struct Popped<K> {
 
 /// End of the processing of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct EndReason {
     /// Time of the processing; measured for metrics alone.
     pub(super) worked: Option<Duration>,
     /// True if the key was added meanwhile, so that another worker may get it.
@@ -250,7 +250,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Ends the processing of a key, which becomes available if it was added meanwhile. Returns
     /// `None` if no worker processes the key.
-    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut Moment) -> Option<Ended> {
+    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut Moment) -> Option<EndReason> {
         let (start, added) = self.slots.update(key, |slot, entry| {
             let start = entry.processing.take()?.since;
             let added = match entry.place {
@@ -272,7 +272,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
         let is_available = added.is_some();
         let worked = start.map(|start| now.now().saturating_duration_since(start));
-        Some(Ended { worked, is_available })
+        Some(EndReason { worked, is_available })
     }
 
     /// Delays failed keys by a rate limiter in place of the back-off.

@@ -11,16 +11,16 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// Due times of delayed slots.
 #[derive(Default)]
 pub(super) struct Delays {
-    by_time: BTreeSet<(Due, u32)>,
+    by_time: BTreeSet<(DueTime, u32)>,
     // Entry of each slot in `by_time`.
-    by_slot: Vec<Option<Due>>,
+    by_slot: Vec<Option<DueTime>>,
     // Timer of the first delay. Set by a caller of `get`, since an add may come from outside a
     // runtime.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 /// Time of a delayed key, and its rank among the keys of the same time.
-pub(super) type Due = (Instant, u64);
+pub(super) type DueTime = (Instant, u64);
 
 impl Delays {
     pub(super) fn is_empty(&self) -> bool {
@@ -32,7 +32,7 @@ impl Delays {
     }
 
     /// Sets the due time of a slot, or removes it; returns whether it is the first one of all.
-    pub(super) fn set(&mut self, slot: u32, due: Option<Due>) -> bool {
+    pub(super) fn set(&mut self, slot: u32, due: Option<DueTime>) -> bool {
         let index = slot as usize;
         if self.by_slot.len() <= index {
             self.by_slot.resize(index + 1, None);

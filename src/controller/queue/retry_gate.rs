@@ -56,7 +56,7 @@ pub(crate) struct Wait {
 /// Failed requests, and those of them that wait for the recovery of the dependency.
 #[derive(Debug)]
 pub(crate) struct RetryGate<K> {
-    failed: BTreeMap<K, Failed>,
+    failed: BTreeMap<K, FailedRequest>,
     // Requests that a success may admit, by the time of their next retry.
     waiting: BTreeSet<(Instant, K)>,
     // Time of the last success of any request.
@@ -69,7 +69,7 @@ pub(crate) struct RetryGate<K> {
 
 /// Last failure of a request.
 #[derive(Clone, Copy, Debug)]
-struct Failed {
+struct FailedRequest {
     at: Instant,
     not_before: Instant,
     // True if no request succeeded since the request's previous failure, or within `RECENTLY`
@@ -119,7 +119,7 @@ impl<K: Clone + Ord> RetryGate<K> {
         if down {
             self.waiting.insert((due, key.clone()));
         }
-        self.failed.insert(key, Failed { at: now, not_before, down, due });
+        self.failed.insert(key, FailedRequest { at: now, not_before, down, due });
         due - now
     }
 
@@ -164,7 +164,7 @@ impl<K: Clone + Ord> RetryGate<K> {
         self.remove(key);
     }
 
-    fn remove(&mut self, key: &K) -> Option<Failed> {
+    fn remove(&mut self, key: &K) -> Option<FailedRequest> {
         let (key, failed) = self.failed.remove_entry(key)?;
         self.waiting.remove(&(failed.due, key));
         Some(failed)

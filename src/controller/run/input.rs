@@ -22,7 +22,7 @@ use crate::{
     duration::{after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
-    manager::{Basis, Condition, Epoch, Readiness, Unmet, Verdict, WatchState, all_of},
+    manager::{Basis, Condition, Epoch, Readiness, UnmetRequirement, Verdict, WatchState, all_of},
     redaction,
 };
 
@@ -373,7 +373,7 @@ impl InputRun {
     }
 }
 
-fn messages(unmet: &[Unmet]) -> String {
+fn messages(unmet: &[UnmetRequirement]) -> String {
     let messages: Vec<_> = unmet.iter().map(|unmet| unmet.message.as_str()).collect();
     messages.join("; ")
 }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     controller::{
-        Cached, Lister, ListerError,
+        CachedResource, Lister, ListerError,
         inputs::progress::{InputProgress, InputState},
     },
     discovery::{TypeRegistry, TypeStatus},
@@ -373,7 +373,7 @@ impl Attached {
     }
 
     /// Returns a typed lister of the cache.
-    pub(in crate::controller) fn lister<K: Cached>(
+    pub(in crate::controller) fn lister<K: CachedResource>(
         self,
         type_ref: TypeRef,
     ) -> Result<Lister<K>, ListerError> {

@@ -60,7 +60,7 @@ pub(in crate::controller) enum NextReconcile {
 /// such as a hook. The request is requeued as neither failed nor succeeded.
 #[derive(Debug, thiserror::Error)]
 #[error("the reconcile waits for a dependency")]
-pub(crate) struct Postponed;
+pub(crate) struct PostponedError;
 
 /// Error in a [`ReconcileError::Terminal`] for a reconcile whose object is gone. Counts as no
 /// failure, and as no success from which other requests could conclude anything.
@@ -101,7 +101,7 @@ impl Attempt {
                     None => NextReconcile::Retry(Some(redacted(&error))),
                 }
             }
-            Err(ReconcileError::RetryAfter(error, after)) => match error.is::<Postponed>() {
+            Err(ReconcileError::RetryAfter(error, after)) => match error.is::<PostponedError>() {
                 true => NextReconcile::Postponed(after),
                 false => NextReconcile::RetryAfter(redacted(&error), after),
             },
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn postponed_reconcile_has_neither_failed_nor_succeeded() {
         let after = Duration::from_secs(3);
-        let later = ReconcileError::RetryAfter(Postponed.into(), after);
+        let later = ReconcileError::RetryAfter(PostponedError.into(), after);
 
         let next = Attempt::of(Err(later)).next();
 

@@ -35,7 +35,7 @@ use crate::{
     guard::GuardedDrop,
     manager::{
         ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
-        Runnable, RunnableGroup, RunnableOptions, StopReason, Unmet, Verdict,
+        Runnable, RunnableGroup, RunnableOptions, StopReason, UnmetRequirement, Verdict,
     },
 };
 
@@ -83,7 +83,7 @@ impl Fake {
 
     fn goes(&self) {
         let message = format!("{} is not installed", self.shared.name);
-        let unmet = Unmet { reason: "TypeAbsent".into(), message, type_ref: None };
+        let unmet = UnmetRequirement { reason: "TypeAbsent".into(), message, type_ref: None };
         self.shared.verdict.send_replace(Verdict::Unmet(vec![unmet]));
     }
 

@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    expectation::{AnswerCheck, Checked, Expectation, Reached, Unconfirmed},
+    expectation::{AnswerCheck, Expectation, ExpectationCheck, ReadComparison, Unconfirmed},
     state::WriteReply,
     target::Target,
 };
@@ -197,9 +197,9 @@ impl UnconfirmedWrites {
                 is_overtaken |= expected.detach(&caches);
                 for cache in &caches {
                     match expected.reached(target, cache) {
-                        Reached::Behind => is_behind = true,
-                        Reached::Deleted => is_overtaken = true,
-                        Reached::Current => {}
+                        ReadComparison::Behind => is_behind = true,
+                        ReadComparison::Deleted => is_overtaken = true,
+                        ReadComparison::Current => {}
                     }
                 }
             }
@@ -361,9 +361,9 @@ impl RequestWrites {
             for cache in statuses.caches(&target.group, &target.plural) {
                 if target.may_be_in(&cache) {
                     match expected.check(&target, &cache, &client).await? {
-                        Checked::Held => {}
-                        Checked::Missing(objects) => missing.extend(objects),
-                        Checked::Live(key, object) => {
+                        ExpectationCheck::Held => {}
+                        ExpectationCheck::Missing(objects) => missing.extend(objects),
+                        ExpectationCheck::Live(key, object) => {
                             overlays.entry(cache.key).or_default().insert(key, object);
                             live = true;
                         }

@@ -22,7 +22,7 @@ use crate::{
     discovery::{TypeChange, TypeRegistry},
     guard::GuardedDrop,
     informer::{
-        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
+        Delta, EndReason, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
         Projection, Subscription,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
@@ -220,7 +220,7 @@ impl KindSource {
             drop(Self::hold(&context, subscription));
             return SourceEnd::TypeGone;
         }
-        if let Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) = ended {
+        if let Some(ended @ (EndReason::Panicked(_) | EndReason::Shutdown)) = ended {
             // The objects may still exist: reconciles continue over the cache, until the run ends
             // or another start of this source has synced.
             drop(Self::hold(&context, subscription));

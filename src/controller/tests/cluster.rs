@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::{
     discovery::{DiscoveryOptions, TypeRegistry},
-    informer::{Ended, InformerKey, InformerOptions, InformerSet},
+    informer::{EndReason, InformerKey, InformerOptions, InformerSet},
     manager::{AddError, metrics_text},
 };
 
@@ -37,7 +37,7 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
         server.uninstall("widgets");
         let ended = timeout(Duration::from_secs(3600), subscription.ended()).await;
 
-        assert_eq!(ended, Ok(Ended::TypeGone));
+        assert_eq!(ended, Ok(EndReason::TypeGone));
         assert_eq!(server.watches(WIDGETS), 0);
         epoch.stop(StopReason::Cancelled);
         run_until_idle().await;

@@ -5,8 +5,8 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     manager::{
-        Condition, Conditional, ConditionalRunnable, Readiness, Subresource, Unmet, Verdict,
-        all_of, always, not, subresource_served,
+        Condition, ConditionalRunnable, Readiness, RunnableWithCondition, Subresource,
+        UnmetRequirement, Verdict, all_of, always, not, subresource_served,
     },
     testing::{Action, Reply, Rule, simulated::AccessRule},
 };
@@ -104,10 +104,10 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
             drop(controller.inputs().add("parts", add).unwrap());
         }
         let controller: Arc<dyn ConditionalRunnable> = match place {
-            "the outside" => Arc::new(Conditional::also(controller, added)),
+            "the outside" => Arc::new(RunnableWithCondition::also(controller, added)),
             "two layers outside" => {
-                let inner = Arc::new(Conditional::also(controller, added));
-                Arc::new(Conditional::also(inner, always))
+                let inner = Arc::new(RunnableWithCondition::also(controller, added));
+                Arc::new(RunnableWithCondition::also(inner, always))
             }
             _ => controller,
         };
@@ -320,7 +320,7 @@ async fn conditions_of_inputs_hold_the_controller_or_one_optional_input() {
     harness.server.apply(part("one", "a"));
     let off = || {
         let message = "switched off".to_owned();
-        Verdict::Unmet(vec![Unmet { reason: "Off".into(), message, type_ref: None }])
+        Verdict::Unmet(vec![UnmetRequirement { reason: "Off".into(), message, type_ref: None }])
     };
     let (required, optional) = (watch::Sender::new(off()), watch::Sender::new(off()));
     let (one, other) = (required.subscribe(), optional.subscribe());

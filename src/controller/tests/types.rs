@@ -3,7 +3,7 @@
 use tokio::sync::watch;
 
 use super::*;
-use crate::manager::{Readiness, Unmet, Verdict, WatchState};
+use crate::manager::{Readiness, UnmetRequirement, Verdict, WatchState};
 
 /// Returns whether nothing of a type is left: no watch, no informer, and no request or reconcile
 /// within an hour.
@@ -501,7 +501,7 @@ async fn controller_runs_only_while_its_type_is_served_and_a_condition_of_the_us
     let harness = Harness::new();
     harness.install("Widget");
     let message = "outside of its hours".to_owned();
-    let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
+    let closed = UnmetRequirement { reason: "Closed".into(), message, type_ref: None };
     let hours = watch::Sender::new(Verdict::Unmet(vec![closed.clone()]));
     let verdicts = hours.subscribe();
     let when = move || Readiness::published(verdicts.clone());

@@ -9,7 +9,7 @@ use kube::{
 };
 
 use super::{
-    super::write::{CreateOrPatchError, Written, create_or_patch},
+    super::write::{CreateOrPatchError, OperationResult, create_or_patch},
     *,
 };
 
@@ -73,16 +73,16 @@ async fn object_is_created_patched_by_its_difference_or_left_alone() {
     };
 
     let (_, written) = create_or_patch(&api, map("a", ""), text("one")).await.unwrap();
-    assert_eq!(written, Written::Created);
+    assert_eq!(written, OperationResult::Created);
     // Another client adds a field between the calls.
     let other = Patch::Merge(json!({ "data": { "other": "kept" } }));
     api.patch("a", &PatchParams::default(), &other).await.unwrap();
     let (patched, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
-    assert_eq!(written, Written::Patched);
+    assert_eq!(written, OperationResult::Patched);
     let data = patched.data.unwrap();
     assert_eq!((data["text"].as_str(), data["other"].as_str()), ("two", "kept"));
     let (same, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
-    assert_eq!(written, Written::Unchanged);
+    assert_eq!(written, OperationResult::Unchanged);
     assert_eq!(same.metadata.resource_version, patched.metadata.resource_version);
 }
 
@@ -141,12 +141,12 @@ async fn status_is_written_through_its_subresource_if_it_differs() {
     let new = || DynamicObject::new("a", &resource).within("ns");
 
     let (_, written) = create_or_patch(&api, new(), ready(json!(1))).await.unwrap();
-    assert_eq!(written, Written::Created);
+    assert_eq!(written, OperationResult::Created);
     assert_eq!(api.get("a").await.unwrap().data["status"], json!({ "ready": 1 }));
     let (_, written) = create_or_patch(&api, new(), ready(json!(2))).await.unwrap();
-    assert_eq!(written, Written::Patched);
+    assert_eq!(written, OperationResult::Patched);
     let (same, written) = create_or_patch(&api, new(), ready(json!(2))).await.unwrap();
-    assert_eq!(written, Written::Unchanged);
+    assert_eq!(written, OperationResult::Unchanged);
     assert_eq!(same.data["status"], json!({ "ready": 2 }));
     let (none, written) = create_or_patch(&api, new(), |widget| {
         widget.data.as_object_mut().unwrap().remove("status");
@@ -154,5 +154,5 @@ async fn status_is_written_through_its_subresource_if_it_differs() {
     })
     .await
     .unwrap();
-    assert_eq!((written, none.data.get("status")), (Written::Patched, None));
+    assert_eq!((written, none.data.get("status")), (OperationResult::Patched, None));
 }

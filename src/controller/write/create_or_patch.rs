@@ -13,7 +13,7 @@ use crate::manager::BoxError;
 
 /// Write that [`create_or_patch`] has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum OperationResult {
     /// The object did not exist.
     Created,
     /// The object was different.
@@ -68,7 +68,7 @@ pub async fn create_or_patch<K>(
     api: &Api<K>,
     object: K,
     change: impl FnOnce(&mut K) -> Result<(), BoxError>,
-) -> Result<(K, Written), CreateOrPatchError>
+) -> Result<(K, OperationResult), CreateOrPatchError>
 where
     K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
 {
@@ -90,22 +90,24 @@ where
     let (mut status_before, status) = (take_status(&mut before), take_status(&mut after));
     let (mut current, mut written) = if exists {
         match difference(&before, &after) {
-            None => (desired, Written::Unchanged),
-            Some(patch) => (send(api, &name, version, patch, None).await?, Written::Patched),
+            None => (desired, OperationResult::Unchanged),
+            Some(patch) => {
+                (send(api, &name, version, patch, None).await?, OperationResult::Patched)
+            }
         }
     } else {
         let created = api.create(&PostParams::default(), &desired).await?;
         // A creation ignores the status where it is a subresource.
         status_before = take_status(&mut serde_json::to_value(&created)?);
-        (created, Written::Created)
+        (created, OperationResult::Created)
     };
     let is_desired = exists || !status.is_null();
     if let Some(patch) = difference(&status_before, &status).filter(|_| is_desired) {
         let patch = Value::Object(Map::from_iter([("status".to_owned(), patch)]));
         let version = current.resource_version();
         current = send(api, &name, version, patch, Some("status")).await?;
-        if written == Written::Unchanged {
-            written = Written::Patched;
+        if written == OperationResult::Unchanged {
+            written = OperationResult::Patched;
         }
     }
     Ok((current, written))

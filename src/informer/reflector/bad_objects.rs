@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::informer::{
     fixture::Fixture,
-    script::{Harness, Open, change, names, run_until_idle, stored, widget},
+    script::{Harness, OpenBody, change, names, run_until_idle, stored, widget},
 };
 
 /// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects an error in `field`. Later
@@ -122,7 +122,7 @@ async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
     let mut harness = Harness::new();
     let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
-    let send = async |watch: Open| {
+    let send = async |watch: OpenBody| {
         let chunk = vec![b'x'; 1 << 20];
         let sent = async {
             for mebibytes in 1..=200 {

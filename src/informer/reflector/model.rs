@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::informer::{
     Subscription,
     fixture::Fixture,
-    script::{Asked, Harness, Open, stored},
+    script::{AskedRequest, Harness, OpenBody, stored},
 };
 
 /// uid and resourceVersion by name.
@@ -27,7 +27,7 @@ struct Server {
     compacted: u64,
     /// Lists in progress, by token: their version and the remaining objects.
     lists: BTreeMap<String, (u64, Vec<Value>)>,
-    watch: Option<Open>,
+    watch: Option<OpenBody>,
     faulty: bool,
 }
 
@@ -111,7 +111,7 @@ impl Server {
         self.lists.clear();
     }
 
-    fn answer(&mut self, asked: Asked) {
+    fn answer(&mut self, asked: AskedRequest) {
         if self.chance(20) {
             match self.rng.u32(0..6) {
                 0 => asked.refuse(500, "InternalError", "a bad day"),
@@ -134,7 +134,7 @@ impl Server {
         self.state.iter().map(|(name, (uid, version))| Self::object(name, uid, *version)).collect()
     }
 
-    fn list(&mut self, asked: Asked) {
+    fn list(&mut self, asked: AskedRequest) {
         let (version, mut items) = match asked.query.get("continue") {
             Some(token) => match self.lists.remove(token) {
                 Some(rest) => rest,
@@ -152,7 +152,7 @@ impl Server {
         asked.page(version, &token, &items);
     }
 
-    fn watch(&mut self, asked: Asked) {
+    fn watch(&mut self, asked: AskedRequest) {
         let position: u64 = asked.query["resourceVersion"].parse().unwrap();
         if position < self.compacted {
             if self.rng.bool() {
@@ -169,7 +169,7 @@ impl Server {
         self.watch = Some(watch);
     }
 
-    fn stream(&mut self, asked: Asked) {
+    fn stream(&mut self, asked: AskedRequest) {
         if self.chance(10) {
             return asked.refuse(400, "BadRequest", "unknown parameter");
         }

@@ -304,10 +304,10 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
             }
             wait(subscription.drained());
             seen.cancel();
-            assert_eq!(wait(subscription.next()).unwrap_err(), Ended::TypeGone);
-            assert_eq!(wait(subscription.ended()), Ended::TypeGone);
+            assert_eq!(wait(subscription.next()).unwrap_err(), EndReason::TypeGone);
+            assert_eq!(wait(subscription.ended()), EndReason::TypeGone);
         });
-        let waits = model.act(move |_| assert_eq!(wait(ended), Ended::TypeGone));
+        let waits = model.act(move |_| assert_eq!(wait(ended), EndReason::TypeGone));
         let set = model.set.clone();
         let task = model.task(&informer, move |informer| {
             let list = informer.begin_list();
@@ -377,8 +377,8 @@ fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
                 assert!(Arc::ptr_eq(&its, &model.informer().unwrap()), "it is in the set");
                 match informer.closed() {
                     Some(reason) => {
-                        assert_eq!(reason, Ended::TypeGone);
-                        assert_eq!(informer.done().now_or_never(), Some(Ended::TypeGone));
+                        assert_eq!(reason, EndReason::TypeGone);
+                        assert_eq!(informer.done().now_or_never(), Some(EndReason::TypeGone));
                         assert!(informer.store.is_empty() && !Arc::ptr_eq(&its, &informer));
                     }
                     None => assert!(Arc::ptr_eq(&its, &informer)),

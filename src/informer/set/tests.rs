@@ -20,7 +20,7 @@ async fn constructing_and_asking_starts_nothing() {
     let mut harness = Harness::new();
 
     assert!(harness.set.status().is_empty());
-    assert_eq!(harness.set.ended(&harness.key).await, Ended::Released);
+    assert_eq!(harness.set.ended(&harness.key).await, EndReason::Released);
     harness.set.type_gone(&harness.key.identity);
     harness.script.assert_quiet();
 }
@@ -100,7 +100,7 @@ async fn the_last_to_leave_closes_the_watch_after_the_linger() {
     second.release(Linger::Default).await;
     let left = tokio::time::Instant::now();
 
-    assert_eq!(ended.await, Ended::Released);
+    assert_eq!(ended.await, EndReason::Released);
     assert_eq!(left.elapsed(), Duration::from_secs(10));
     watch.dropped().await;
     assert!(harness.set.status().is_empty() && store.is_empty());
@@ -144,7 +144,7 @@ async fn a_release_without_linger_resolves_when_nothing_is_left() {
 
     assert!(watch.dropped().now_or_never().is_some());
     assert_eq!((store.len(), store.bytes()), (0, 0));
-    assert_eq!(ended.now_or_never(), Some(Ended::TypeGone));
+    assert_eq!(ended.now_or_never(), Some(EndReason::TypeGone));
     run_until_idle().await;
     assert_eq!(harness.set.tasks(), 0);
 }
@@ -193,14 +193,14 @@ async fn removal_of_a_type_ends_its_informers_with_their_subscribers() {
     assert_eq!(harness.set.status().len(), 1);
     harness.set.type_gone(&harness.key.identity);
 
-    assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
+    assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), EndReason::TypeGone);
     assert_eq!(store.len(), 1, "running reconciles keep reading the store");
-    assert_eq!(*progress.borrow(), InformerProgress::Ended(Ended::TypeGone));
+    assert_eq!(*progress.borrow(), InformerProgress::Ended(EndReason::TypeGone));
     assert!(harness.set.types().borrow().is_empty());
     subscription.release(Linger::None).await;
     assert!(store.is_empty());
     assert!(watch.dropped().now_or_never().is_some());
-    assert_eq!(ended.await, Ended::TypeGone);
+    assert_eq!(ended.await, EndReason::TypeGone);
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,7 +212,7 @@ async fn panic_ends_one_informer_and_is_reported() {
     harness.script.watch(10).await.explode();
 
     let ended = first.next().await.unwrap_err();
-    assert_eq!(ended, Ended::Panicked("a defect of ours".into()));
+    assert_eq!(ended, EndReason::Panicked("a defect of ours".into()));
     assert_eq!(first.ended().await, ended);
     assert!(harness.set.status().is_empty());
 
@@ -230,13 +230,13 @@ async fn shutdown_ends_all_informers_and_refuses_new_subscribers() {
 
     harness.set.shutdown().await;
 
-    assert_eq!(first.next().await.unwrap_err(), Ended::Shutdown);
-    assert_eq!(second.next().await.unwrap_err(), Ended::Shutdown);
+    assert_eq!(first.next().await.unwrap_err(), EndReason::Shutdown);
+    assert_eq!(second.next().await.unwrap_err(), EndReason::Shutdown);
     watch.dropped().await;
     list.abandoned().await;
     assert_eq!(harness.set.tasks(), 0);
     let mut late = harness.subscribe();
-    assert_eq!(late.next().await.unwrap_err(), Ended::Shutdown);
+    assert_eq!(late.next().await.unwrap_err(), EndReason::Shutdown);
     late.release(Linger::None).await;
     harness.script.assert_quiet();
 }
@@ -318,7 +318,7 @@ async fn any_number_of_threads_may_join_leave_and_end_it() {
                 let mut subscription = set.subscribe(&widgets(), key.clone());
                 match subscription.next().await {
                     Ok(delta) => assert_eq!(&*delta.key.name, "a"),
-                    Err(ended) => assert_eq!(ended, Ended::TypeGone),
+                    Err(ended) => assert_eq!(ended, EndReason::TypeGone),
                 }
                 match (user, round % 3) {
                     (0, 0) => set.type_gone(&key.identity),
@@ -366,7 +366,7 @@ async fn a_runtime_that_ends_ends_its_informers() {
 
     runtime.shutdown_background();
 
-    assert_eq!(subscription.next().await.unwrap_err(), Ended::Shutdown);
+    assert_eq!(subscription.next().await.unwrap_err(), EndReason::Shutdown);
     subscription.release(Linger::None).await;
 }
 
@@ -413,7 +413,7 @@ async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
     drop(first);
 
     let guard = harness.set.shared.lock();
-    assert!(informer.close_if_unused(Ended::Released));
+    assert!(informer.close_if_unused(EndReason::Released));
     assert_eq!(store.len(), 1, "no store is cleared under the set's lock");
     drop(guard);
 

@@ -89,7 +89,7 @@ struct Concerned {
 
 /// A subscriber, with what it has to receive.
 struct View {
-    joined: Joined,
+    joined: JoinedSubscription,
     deliver: Vec<Interest>,
     whole: Vec<Interest>,
     moving: BTreeMap<usize, Vec<Interest>>,

@@ -16,7 +16,7 @@ use super::{
     ElectionStatus,
     candidate::{Candidate, LeaseWrite, Loss, Step, WriteResult},
     clock::Clock,
-    lease::{LeaseClient, LeaseEvent, NotWritten},
+    lease::{LeaseClient, LeaseEvent, LeaseWriteError},
     metrics::LeaseSeries,
     term::{DroppedWrites, Term},
     times::ElectionTimes,
@@ -41,7 +41,7 @@ pub(super) struct Campaign {
 }
 
 /// Campaign under way.
-struct Running {
+struct RunningCampaign {
     setup: Campaign,
     candidate: Candidate,
     terms: u64,
@@ -68,8 +68,15 @@ impl Campaign {
         let events = None;
         let (watch_after, watched_until) = (Duration::ZERO, Duration::ZERO);
         let (terms, dropped) = (0, Arc::default());
-        let mut running =
-            Running { setup: self, candidate, terms, dropped, events, watch_after, watched_until };
+        let mut running = RunningCampaign {
+            setup: self,
+            candidate,
+            terms,
+            dropped,
+            events,
+            watch_after,
+            watched_until,
+        };
         while !release.is_cancelled() {
             running.step(&release).await;
         }
@@ -77,7 +84,7 @@ impl Campaign {
     }
 }
 
-impl Running {
+impl RunningCampaign {
     async fn step(&mut self, release: &CancellationToken) {
         let now = self.setup.clock.now();
         let is_watched = self.events.is_some() && now < self.watched_until;
@@ -172,13 +179,13 @@ impl Running {
                 self.note(None);
                 WriteResult::Stored(lease)
             }
-            Ok(Err(NotWritten::Conflict)) => {
+            Ok(Err(LeaseWriteError::Conflict)) => {
                 // The watch did not report the change.
                 self.events = None;
                 self.note(None);
                 WriteResult::Conflict
             }
-            Ok(Err(NotWritten::Failed(error))) => {
+            Ok(Err(LeaseWriteError::Failed(error))) => {
                 self.failed("writing", &error);
                 WriteResult::Failed
             }
@@ -285,8 +292,8 @@ impl Running {
                         info!(lease = %self.setup.status.borrow().lease, "the lease is released");
                         return;
                     }
-                    Err(NotWritten::Failed(error)) => return self.failed("releasing", &error),
-                    Err(NotWritten::Conflict) => {
+                    Err(LeaseWriteError::Failed(error)) => return self.failed("releasing", &error),
+                    Err(LeaseWriteError::Conflict) => {
                         let Ok(lease) = self.setup.lease.read().await else { return };
                         self.candidate.read(lease, self.setup.clock.now(), 0.0);
                     }

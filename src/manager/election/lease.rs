@@ -19,7 +19,7 @@ pub(super) struct LeaseClient {
 }
 
 /// Failure of a write.
-pub(super) enum NotWritten {
+pub(super) enum LeaseWriteError {
     /// The lease is another than the one that was seen.
     Conflict,
     Failed(BoxError),
@@ -52,7 +52,7 @@ impl LeaseClient {
     }
 
     /// Creates or replaces the lease.
-    pub(super) async fn write(&self, write: &LeaseWrite) -> Result<StoredLease, NotWritten> {
+    pub(super) async fn write(&self, write: &LeaseWrite) -> Result<StoredLease, LeaseWriteError> {
         let written = async {
             let (method, path, body) = match &write.over {
                 Some(over) => {
@@ -68,16 +68,16 @@ impl LeaseClient {
             let request = request(method, &path, body)?;
             Ok::<_, BoxError>(ask::<Value>(&self.client, request).await)
         };
-        match written.await.map_err(NotWritten::Failed)? {
+        match written.await.map_err(LeaseWriteError::Failed)? {
             Ok(object) => Ok(StoredLease::read(object)),
             // A lease that is gone is another one, too.
             Err(kube::Error::Api(status))
                 if status.code == StatusCode::CONFLICT
                     || (status.code == StatusCode::NOT_FOUND && write.over.is_some()) =>
             {
-                Err(NotWritten::Conflict)
+                Err(LeaseWriteError::Conflict)
             }
-            Err(error) => Err(NotWritten::Failed(error.into())),
+            Err(error) => Err(LeaseWriteError::Failed(error.into())),
         }
     }
 

@@ -147,7 +147,7 @@ async fn try_seam(seam: Seam) {
         harness.until("faulty", ControllerState::Running).await;
         harness.handle.replace("faulty", faulty, options()).await.unwrap();
     } else {
-        let conditional = Conditional::also(faulty, FaultyCondition::new(seam));
+        let conditional = RunnableWithCondition::also(faulty, FaultyCondition::new(seam));
         harness.handle.add("faulty", Arc::new(conditional), options()).await.unwrap();
     }
 

@@ -9,7 +9,7 @@
 use crate::meta::{
     UpdateMethod,
     budget::UNRESERVED_BYTES,
-    children::{Planned, ServedChildType},
+    children::{PlannedChild, ServedChildType},
 };
 
 /// Maximum number of writes under way for one parent. Together with [`UNRESERVED_BYTES`] it bounds
@@ -34,12 +34,12 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Returns the stage of a child.
-    pub(super) fn of(planned: &Planned<'_>, groups: &[ServedChildType]) -> Self {
+    pub(super) fn of(planned: &PlannedChild<'_>, groups: &[ServedChildType]) -> Self {
         let (group, _) = planned.target();
         let deletes = match planned {
-            Planned::Delete(_) => true,
-            Planned::Create(_) => false,
-            Planned::Compare(..) => match groups[group].strategy {
+            PlannedChild::Delete(_) => true,
+            PlannedChild::Create(_) => false,
+            PlannedChild::Compare(..) => match groups[group].strategy {
                 UpdateMethod::Recreate => true,
                 UpdateMethod::OnDelete | UpdateMethod::InPlace => false,
             },

@@ -7,7 +7,7 @@ use crate::{
         children::Parent,
         ownership::{DECORATED_BY, Ownership},
         parent_writes::OtherOwner,
-        resource::{FIELD_MANAGER, Live, Resource, is_gone},
+        resource::{FIELD_MANAGER, LiveObject, Resource, is_gone},
         sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
     },
 };
@@ -32,7 +32,7 @@ pub(super) async fn with_other_writer(
 }
 
 /// Live object that has the name of an object to create.
-pub(super) enum Existing {
+pub(super) enum ExistingObject {
     /// The server has no object of that name.
     Absent,
     /// State that ends by itself, or a failed read.
@@ -53,12 +53,13 @@ pub(super) async fn explain_existing(
     resource: &Resource<'_>,
     key: &ObjectKey,
     doing: &str,
-) -> Existing {
-    let behind = |why: &str| Existing::Passing(SyncError::Outdated(format!("{doing}: {why}")));
+) -> ExistingObject {
+    let behind =
+        |why: &str| ExistingObject::Passing(SyncError::Outdated(format!("{doing}: {why}")));
     let live = match resource.get(key).await {
         Ok(live) => live,
-        Err(error) if is_gone(&error) => return Existing::Absent,
-        Err(error) => return Existing::Passing(SyncError::of_write(doing, &error)),
+        Err(error) if is_gone(&error) => return ExistingObject::Absent,
+        Err(error) => return ExistingObject::Passing(SyncError::of_write(doing, &error)),
     };
     let metadata = &live.metadata;
     let mut owners = metadata.owner_references.iter().flatten();
@@ -73,13 +74,13 @@ pub(super) async fn explain_existing(
         Some(owner) if *owner.uid == *parent.uid && ownership.is_marked(&annotations) => {
             behind("the cache is behind")
         }
-        Some(owner) if *owner.uid == *parent.uid => Existing::NotOurs {
+        Some(owner) if *owner.uid == *parent.uid => ExistingObject::NotOurs {
             message: format!(
                 "{doing}: it exists already, and another controller attached it to the same object"
             ),
             owner: None,
         },
-        Some(owner) => Existing::NotOurs {
+        Some(owner) => ExistingObject::NotOurs {
             message: format!(
                 "{doing}: it exists already and belongs to {} {}",
                 owner.kind, owner.name
@@ -93,14 +94,14 @@ pub(super) async fn explain_existing(
         None if going => behind("the old object is being deleted"),
         None => match ownership.adopts() {
             Some(selector) if selector.matches(&labels) => behind("it is about to be adopted"),
-            Some(selector) => Existing::NotOurs {
+            Some(selector) => ExistingObject::NotOurs {
                 message: format!(
                     "{doing}: it exists already, has no owner and does not match the parent's \
                      selector {selector}"
                 ),
                 owner: None,
             },
-            None => Existing::NotOurs {
+            None => ExistingObject::NotOurs {
                 message: format!("{doing}: it exists already and has no owner"),
                 owner: None,
             },
@@ -109,7 +110,7 @@ pub(super) async fn explain_existing(
 }
 
 /// Returns whether a declared controller, perhaps of another process, has written the object.
-fn is_declared_child(live: &Live, annotations: &StringMap) -> bool {
+fn is_declared_child(live: &LiveObject, annotations: &StringMap) -> bool {
     annotations.get(LAST_APPLIED).is_some()
         || annotations.get(DECORATED_BY).is_some()
         || live.is_managed_by(FIELD_MANAGER)

@@ -14,7 +14,7 @@ use super::{
     Apply, WrittenChild,
     dry_run_apply::{DryRunApply, dry_run_apply},
     dry_run_create::dry_run_create,
-    refusal::{Existing, explain_existing},
+    refusal::{ExistingObject, explain_existing},
 };
 use crate::{
     informer::ObjectKey,
@@ -23,7 +23,7 @@ use crate::{
         children::{Write, WriteStep},
         equal_children::ChildDigest,
         field_transfer,
-        resource::{Resource, Stored, is_conflict, is_gone, is_other_uid},
+        resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
         sync_error::SyncError,
     },
     redaction,
@@ -84,9 +84,9 @@ impl Apply {
         let resource = target.resource(write.group);
         let doing = format!("creating {}", target.what);
         match explain_existing(rules.parent, rules.ownership, &resource, &write.key, &doing).await {
-            Existing::Absent => {}
-            Existing::Passing(error) => return Err(error),
-            Existing::NotOurs { message, owner } => {
+            ExistingObject::Absent => {}
+            ExistingObject::Passing(error) => return Err(error),
+            ExistingObject::NotOurs { message, owner } => {
                 let what = target.what.clone();
                 self.parents.writes.contest(&rules.parent.key, what, message, owner);
                 return Ok(None);
@@ -202,7 +202,7 @@ impl<'a> WrittenChild<'a> {
     }
 }
 
-fn stored(response: &RawValue, doing: &str) -> Result<Stored, SyncError> {
+fn stored(response: &RawValue, doing: &str) -> Result<StoredObject, SyncError> {
     serde_json::from_str(response.get())
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }

@@ -147,7 +147,7 @@ impl Scene {
     fn execute(
         &self,
         tasks: &mut tokio::task::JoinSet<Result<bool, SyncError>>,
-        desired: Vec<Desired>,
+        desired: Vec<DesiredChild>,
     ) {
         let apply = Arc::clone(&self.apply);
         let context = Context::new(self.epoch.clone(), &self.client);
@@ -177,9 +177,9 @@ fn object(group: usize, name: &str, data: &str) -> Value {
     })
 }
 
-fn desired(group: usize, name: &str, data: &str) -> Desired {
+fn desired(group: usize, name: &str, data: &str) -> DesiredChild {
     let key = ObjectKey { namespace: Some("ns".into()), name: name.into() };
-    Desired { group, key, json: object(group, name, data).to_string().into() }
+    DesiredChild { group, key, json: object(group, name, data).to_string().into() }
 }
 
 fn observed(group: usize, name: &str) -> Child {

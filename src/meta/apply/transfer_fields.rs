@@ -12,7 +12,7 @@ use crate::{
     meta::{
         children::{DynamicApplyReturn, WriteStep},
         field_transfer, last_applied,
-        resource::{Live, Resource, Stored, is_gone},
+        resource::{LiveObject, Resource, StoredObject, is_gone},
         sync_error::SyncError,
     },
     redaction,
@@ -82,7 +82,7 @@ impl Apply {
         patch: &Value,
     ) -> Result<(), SyncError> {
         let doing = format!("transferring the fields of {}", target.what);
-        match resource.merge_patch::<Stored>(key, None, patch).await {
+        match resource.merge_patch::<StoredObject>(key, None, patch).await {
             Ok(stored) => {
                 tracing::debug!(name = %key, "fields of a child transferred");
                 let parent = &target.rules.parent.key;
@@ -94,7 +94,7 @@ impl Apply {
     }
 }
 
-fn decoded(live: &Live, doing: &str) -> Result<Value, SyncError> {
+fn decoded(live: &LiveObject, doing: &str) -> Result<Value, SyncError> {
     serde_json::from_slice(live.json())
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }

@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{ChildContext, Desired};
+use super::{ChildContext, DesiredChild};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
@@ -36,7 +36,7 @@ impl ChildContext<'_> {
     /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
     /// checked.
     #[cfg(test)]
-    pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
+    pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<DesiredChild>, String> {
         self.check_all(children, false)
     }
 
@@ -45,7 +45,7 @@ impl ChildContext<'_> {
         &self,
         children: Vec<Bytes>,
         is_repeatable: bool,
-    ) -> Result<Vec<Desired>, String> {
+    ) -> Result<Vec<DesiredChild>, String> {
         let list = self.ownership.list();
         // Index of the first one in the response, and place among the checked ones.
         let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
@@ -77,7 +77,7 @@ impl ChildContext<'_> {
         Ok(desired)
     }
 
-    fn check_child(&self, json: Bytes) -> Result<Option<Desired>, FieldError> {
+    fn check_child(&self, json: Bytes) -> Result<Option<DesiredChild>, FieldError> {
         if json.first() != Some(&b'{') {
             return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
@@ -127,7 +127,7 @@ impl ChildContext<'_> {
         texts(metadata, "annotations")?;
         let unclaimed = |message| wrong(".metadata.labels", message);
         self.ownership.check_labels(&labels).map_err(unclaimed)?;
-        Ok(Some(Desired { group, key, json }))
+        Ok(Some(DesiredChild { group, key, json }))
     }
 
     /// Returns the namespace of the child.

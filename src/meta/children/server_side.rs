@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Child, ChildContext, Desired, Planned, Write, WriteStep, owners_with};
+use super::{Child, ChildContext, DesiredChild, PlannedChild, Write, WriteStep, owners_with};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -19,15 +19,15 @@ impl ChildContext<'_> {
     /// includes.
     pub(crate) fn desired_digest(
         &self,
-        planned: &Planned<'_>,
+        planned: &PlannedChild<'_>,
         manager: &FieldManager,
     ) -> Option<ChildDigest> {
         match planned {
-            Planned::Compare(_, desired) | Planned::Create(desired) => {
+            PlannedChild::Compare(_, desired) | PlannedChild::Create(desired) => {
                 let generates = self.ownership.labels_children();
                 Some(ChildDigest::of_desired(&desired.json, generates, manager))
             }
-            Planned::Delete(_) => None,
+            PlannedChild::Delete(_) => None,
         }
     }
 
@@ -41,15 +41,18 @@ impl ChildContext<'_> {
     /// # Errors
     ///
     /// Names an observed child that cannot be decoded, or a desired one that cannot be applied.
-    pub(crate) fn apply_step(&self, planned: Planned<'_>) -> Result<Option<WriteStep>, String> {
+    pub(crate) fn apply_step(
+        &self,
+        planned: PlannedChild<'_>,
+    ) -> Result<Option<WriteStep>, String> {
         let (child, desired) = match planned {
-            Planned::Delete(_) => return self.step(planned),
-            Planned::Create(desired) => {
+            PlannedChild::Delete(_) => return self.step(planned),
+            PlannedChild::Create(desired) => {
                 let body = encoded(&self.applied(&desired)?);
-                let Desired { group, key, .. } = desired;
+                let DesiredChild { group, key, .. } = desired;
                 return Ok(Some(WriteStep::Create(Write { group, key, body, replaces: None })));
             }
-            Planned::Compare(child, desired) => (child, desired),
+            PlannedChild::Compare(child, desired) => (child, desired),
         };
         let group = &self.groups[child.group];
         let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
@@ -61,7 +64,7 @@ impl ChildContext<'_> {
             return Ok(Some(WriteStep::TransferFields { group, key, uid, back: None }));
         }
         let mut wanted = self.applied(&desired)?;
-        let Desired { group: index, key, .. } = desired;
+        let DesiredChild { group: index, key, .. } = desired;
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
         match group.strategy {
@@ -101,12 +104,12 @@ impl ChildContext<'_> {
     pub(crate) fn is_as_applied(
         &self,
         child: &Child,
-        desired: &Desired,
+        desired: &DesiredChild,
         manager: &FieldManager,
         known: &EqualChildren,
         or_contained: bool,
     ) -> Result<bool, String> {
-        let digest = self.desired_digest(&Planned::Compare(child, desired.clone()), manager);
+        let digest = self.desired_digest(&PlannedChild::Compare(child, desired.clone()), manager);
         let digest = digest.and_then(|digest| digest.with_object(&child.json));
         if digest.is_some_and(|digest| known.contains(digest)) {
             return Ok(true);
@@ -122,7 +125,7 @@ impl ChildContext<'_> {
     }
 
     /// Returns whether the configuration of a desired child has all fields of another one.
-    pub(crate) fn includes(&self, desired: &Desired, other: &Desired) -> bool {
+    pub(crate) fn includes(&self, desired: &DesiredChild, other: &DesiredChild) -> bool {
         match (self.applied(desired), self.applied(other)) {
             (Ok(desired), Ok(other)) => contains(&desired, &other),
             (Err(_), _) | (_, Err(_)) => false,
@@ -131,7 +134,7 @@ impl ChildContext<'_> {
 
     /// Returns the configuration of a desired child: the fields that the hook decides, and the
     /// owner.
-    pub(super) fn applied(&self, desired: &Desired) -> Result<Value, String> {
+    pub(super) fn applied(&self, desired: &DesiredChild) -> Result<Value, String> {
         let all = self.parts(desired)?;
         let metadata = all.get("metadata").copied();
         let object = self.decided(desired, all, |field| field != "status")?;
@@ -150,7 +153,7 @@ impl ChildContext<'_> {
     /// Returns the way back from server-side apply for a child without the annotation.
     pub(super) fn way_back(
         &self,
-        desired: &Desired,
+        desired: &DesiredChild,
         uid: &str,
         otherwise: WriteStep,
     ) -> Result<WriteStep, String> {

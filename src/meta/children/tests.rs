@@ -26,7 +26,7 @@ fn checked(
     parent: &Parent,
     observed: &[Child],
     children: Vec<Value>,
-) -> Result<Vec<Desired>, String> {
+) -> Result<Vec<DesiredChild>, String> {
     let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
     let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
     ChildContext {

@@ -19,7 +19,7 @@ struct OutboxState<T> {
 
 /// Outcome of [`Outbox::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
+pub(super) enum PutOutcome {
     /// Queued; the caller must start a delivery.
     Begins,
     /// Queued behind others of an active delivery.
@@ -34,17 +34,21 @@ pub(super) struct Delivery<T>(Option<Outbox<T>>);
 
 impl<T> Outbox<T> {
     /// Appends an entry, unless `room` entries are pending.
-    pub(super) fn put(&self, entry: T, room: usize) -> Put {
+    pub(super) fn put(&self, entry: T, room: usize) -> PutOutcome {
         let mut state = self.lock();
         if state.waiting.len() >= room {
             state.dropped += 1;
-            return Put::Dropped(state.dropped);
+            return PutOutcome::Dropped(state.dropped);
         }
         state.waiting.push_back(entry);
-        if std::mem::replace(&mut state.delivered, true) { Put::Waits } else { Put::Begins }
+        if std::mem::replace(&mut state.delivered, true) {
+            PutOutcome::Waits
+        } else {
+            PutOutcome::Begins
+        }
     }
 
-    /// Returns the delivery that [`Put::Begins`] asks for.
+    /// Returns the delivery that [`PutOutcome::Begins`] asks for.
     pub(super) fn delivery(&self) -> Delivery<T> {
         Delivery(Some(self.clone()))
     }
@@ -103,15 +107,15 @@ mod tests {
     #[test]
     fn items_are_delivered_in_order_by_one_delivery() {
         let outbox = Outbox::default();
-        assert_eq!(outbox.put(1, 8), Put::Begins);
+        assert_eq!(outbox.put(1, 8), PutOutcome::Begins);
         let mut delivery = outbox.delivery();
 
-        assert_eq!(outbox.put(2, 8), Put::Waits);
+        assert_eq!(outbox.put(2, 8), PutOutcome::Waits);
         assert_eq!((delivery.next(), delivery.next()), (Some(1), Some(2)));
-        assert_eq!(outbox.put(3, 8), Put::Waits, "it is asked once more");
+        assert_eq!(outbox.put(3, 8), PutOutcome::Waits, "it is asked once more");
         assert_eq!((delivery.next(), delivery.next()), (Some(3), None));
 
-        assert_eq!(outbox.put(4, 8), Put::Begins);
+        assert_eq!(outbox.put(4, 8), PutOutcome::Begins);
         drop(delivery);
         assert_eq!(outbox.delivery().next(), Some(4), "a delivery that is over takes nothing away");
     }
@@ -121,14 +125,17 @@ mod tests {
         let outbox = Outbox::default();
         let put: Vec<_> = (0..4).map(|number| outbox.put(number, 2)).collect();
 
-        assert_eq!(put, [Put::Begins, Put::Waits, Put::Dropped(1), Put::Dropped(2)]);
+        assert_eq!(
+            put,
+            [PutOutcome::Begins, PutOutcome::Waits, PutOutcome::Dropped(1), PutOutcome::Dropped(2)]
+        );
         let mut delivery = outbox.delivery();
         assert_eq!(delivery.next(), Some(0));
-        assert_eq!(outbox.put(4, 2), Put::Waits);
-        assert_eq!(outbox.put(5, 2), Put::Dropped(3), "they still wait");
+        assert_eq!(outbox.put(4, 2), PutOutcome::Waits);
+        assert_eq!(outbox.put(5, 2), PutOutcome::Dropped(3), "they still wait");
         while delivery.next().is_some() {}
-        assert_eq!(outbox.put(6, 1), Put::Begins);
-        assert_eq!(outbox.put(7, 1), Put::Dropped(1));
+        assert_eq!(outbox.put(6, 1), PutOutcome::Begins);
+        assert_eq!(outbox.put(7, 1), PutOutcome::Dropped(1));
     }
 
     #[test]
@@ -139,7 +146,7 @@ mod tests {
 
         drop(outbox.delivery());
 
-        assert_eq!(outbox.put("new", 8), Put::Begins);
+        assert_eq!(outbox.put("new", 8), PutOutcome::Begins);
         assert_eq!(outbox.delivery().next(), Some("new"));
     }
 }

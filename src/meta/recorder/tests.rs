@@ -211,7 +211,7 @@ async fn number_of_waiting_events_is_bounded() {
         recorder.publish(&context, &subject, Severity::Normal, "Started", "Started");
     }
 
-    assert_eq!(recorder.outbox.put(waiting(), ROOM), Put::Dropped(101));
+    assert_eq!(recorder.outbox.put(waiting(), ROOM), PutOutcome::Dropped(101));
     end(&context, StopReason::Cancelled).now_or_never();
 }
 

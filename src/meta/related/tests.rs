@@ -115,7 +115,7 @@ fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
 
 #[tokio::test(start_paused = true)]
 async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
-    let (related, key, uid) = (Related::default(), parent("a"), Arc::from("u"));
+    let (related, key, uid) = (RelatedObjects::default(), parent("a"), Arc::from("u"));
     let [one, other] = [b"{\"spec\":1}", b"{\"spec\":2}"].map(|it| Fingerprint::of(it).unwrap());
     let rules: Arc<[RelatedRule]> = Arc::from([]);
     related.keep_response(&key, &uid, one, &rules);

@@ -83,7 +83,7 @@ pub(crate) struct WaitingParent {
 
 /// Result of recording the progress of a rollout.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedProgress {
     /// Wait to report as an Event.
     pub(crate) report: Option<String>,
     /// True if a rollout of more than one sync is complete.
@@ -117,11 +117,11 @@ impl PendingRollouts {
     }
 
     /// Records the progress of a parent's rollout.
-    pub(crate) fn record(&self, key: &Request, progress: &RolloutProgress) -> Recorded {
+    pub(crate) fn record(&self, key: &Request, progress: &RolloutProgress) -> RecordedProgress {
         let wait = match progress {
             RolloutProgress::Complete => {
                 let is_completed = self.remove(key);
-                return Recorded { is_completed, ..Recorded::default() };
+                return RecordedProgress { is_completed, ..RecordedProgress::default() };
             }
             RolloutProgress::Updating(_) => None,
             RolloutProgress::Waiting(wait) => Some(wait.clone()),
@@ -137,7 +137,7 @@ impl PendingRollouts {
             Some(_) | None => began(wait),
         };
         let waited = now.duration_since(pending.since);
-        let mut recorded = Recorded::default();
+        let mut recorded = RecordedProgress::default();
         let pending = match &pending.wait {
             Some(wait) if waited >= REPORTED && !pending.is_reported => {
                 recorded.report = Some(wait.to_string());
@@ -280,7 +280,7 @@ mod tests {
             (late.report.as_deref(), late.recheck),
             (Some("missing child ConfigMap a"), None)
         );
-        assert_eq!(rollouts.record(&key, &waiting("a")), Recorded::default());
+        assert_eq!(rollouts.record(&key, &waiting("a")), RecordedProgress::default());
         assert_eq!(rollouts.record(&key, &waiting("b")).recheck, Some(OVERDUE));
     }
 

@@ -184,7 +184,7 @@ pub(crate) fn plan(
 ) -> Plan {
     let (recorded, misrecorded) = recorded(latest, older, wanted, &mode_of);
     let mut rollout =
-        Unfinished { not_latest: BTreeMap::new(), states: BTreeMap::new(), misrecorded };
+        UnfinishedChildren { not_latest: BTreeMap::new(), states: BTreeMap::new(), misrecorded };
     for child in wanted {
         let assigned = recorded.get(child).copied();
         if assigned == Some(AssignedRevision::Latest) {
@@ -265,7 +265,7 @@ fn recorded(
 }
 
 /// Children that do not have the latest revision, and their states.
-struct Unfinished {
+struct UnfinishedChildren {
     not_latest: BTreeMap<ChildId, AssignedRevision>,
     states: BTreeMap<ChildId, ChildState>,
     /// Children that a revision records although no response has them, another revision records
@@ -273,7 +273,7 @@ struct Unfinished {
     misrecorded: BTreeSet<ChildId>,
 }
 
-impl Unfinished {
+impl UnfinishedChildren {
     /// Moves the next child if all conditions are met.
     fn proceed(
         &mut self,

@@ -15,7 +15,7 @@ use crate::{
     list_page::ListPage,
     manager::ControllerState,
     meta::{
-        declared::Declared,
+        declared::DeclaredState,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
         resource::{self, Resource, asks_to_wait, is_fenced, is_gone},
@@ -27,7 +27,7 @@ use crate::{
 const PAGE: u32 = 100;
 
 /// State of a type whose objects are to be freed.
-enum Found {
+enum FoundType {
     Served(Arc<ServedType>),
     Absent,
     /// The type may have objects that cannot be read now.
@@ -52,10 +52,10 @@ impl DeclarationReconciler {
         let mut first_error = None;
         for type_ref in types {
             let result = match self.found(type_ref) {
-                Found::Served(served) => self.free(name, &served, context).await,
+                FoundType::Served(served) => self.free(name, &served, context).await,
                 // The objects of an absent type are gone.
-                Found::Absent => Ok(0),
-                Found::Unknown => {
+                FoundType::Absent => Ok(0),
+                FoundType::Unknown => {
                     let message =
                         format!("freeing the parents of {name}: {type_ref} is not served");
                     first_error.get_or_insert(ReconcileError::Retry(message.into()));
@@ -88,13 +88,13 @@ impl DeclarationReconciler {
     }
 
     /// Returns the type as it is served, at any version: all versions have the same objects.
-    fn found(&self, type_ref: &TypeRef) -> Found {
+    fn found(&self, type_ref: &TypeRef) -> FoundType {
         let known = self.cluster.types.get(type_ref);
         let any = TypeRef { version: None, ..type_ref.clone() };
         match known.served.or_else(|| self.cluster.types.served(&any)) {
-            Some(served) => Found::Served(served),
-            None if known.state == TypeState::Absent => Found::Absent,
-            None => Found::Unknown,
+            Some(served) => FoundType::Served(served),
+            None if known.state == TypeState::Absent => FoundType::Absent,
+            None => FoundType::Unknown,
         }
     }
 
@@ -102,7 +102,7 @@ impl DeclarationReconciler {
     pub(super) async fn free_earlier_parents(
         &self,
         name: &str,
-        declared: &mut Declared,
+        declared: &mut DeclaredState,
         context: &Context,
     ) -> Result<(), ReconcileError> {
         let earlier = declared.earlier_parents();
@@ -132,9 +132,9 @@ impl DeclarationReconciler {
         let finalizer = Finalizer::of(self.kind, name, false);
         for type_ref in types {
             let served = match self.found(type_ref) {
-                Found::Served(served) => served,
-                Found::Absent => continue,
-                Found::Unknown => return Ok(true),
+                FoundType::Served(served) => served,
+                FoundType::Absent => continue,
+                FoundType::Unknown => return Ok(true),
             };
             let mut token = None;
             loop {

@@ -10,10 +10,10 @@ use super::reconciler::DeclarationReconciler;
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
-    manager::{ControllerState, Reason, RunnableStatus, Unmet},
+    manager::{ControllerState, Reason, RunnableStatus, UnmetRequirement},
     meta::{
         CompositeControllerStatus, ControllerKind,
-        declared::{CheckedObject, Declared, Pruned, Waiting},
+        declared::{CheckedObject, DeclaredState, PrunedStatus, WaitingEvent},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, is_not_found, throttled},
         status::Acceptance,
@@ -43,7 +43,7 @@ impl DeclarationReconciler {
         name: &str,
         subject: &Subject,
         acceptance: &Acceptance,
-        declared: &mut Declared,
+        declared: &mut DeclaredState,
         context: &Context,
     ) {
         for (reason, message) in self.changes.take_events(name) {
@@ -78,7 +78,7 @@ impl DeclarationReconciler {
         &self,
         object: &Object,
         checked: &CheckedObject,
-        declared: &mut Declared,
+        declared: &mut DeclaredState,
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
         let name = &object.key().name;
@@ -142,8 +142,8 @@ impl DeclarationReconciler {
         };
         declared.written = Some((wanted, Instant::now()));
         declared.pruned = is_pruned.then(|| {
-            let longer = |pruned: Pruned| (2 * pruned.retry).min(LONGEST_PRUNED_RETRY);
-            Pruned { crd_generation, retry: declared.pruned.map_or(PRUNED_RETRY, longer) }
+            let longer = |pruned: PrunedStatus| (2 * pruned.retry).min(LONGEST_PRUNED_RETRY);
+            PrunedStatus { crd_generation, retry: declared.pruned.map_or(PRUNED_RETRY, longer) }
         });
         Ok(declared.pruned.map(|pruned| pruned.retry))
     }
@@ -163,7 +163,7 @@ impl DeclarationReconciler {
 
 /// Returns the time until a changed status may be written.
 fn wait_before_write(
-    declared: &Declared,
+    declared: &DeclaredState,
     cached: &CompositeControllerStatus,
     wanted: &CompositeControllerStatus,
 ) -> Option<Duration> {
@@ -180,8 +180,8 @@ fn wait_before_write(
 }
 
 /// Returns the Event of a controller that waits, once the state of its types is known.
-fn waiting(run: &RunnableStatus) -> Option<Waiting> {
-    let known = |unmet: &&Unmet| unmet.reason != Reason::TypeUnknown;
+fn waiting(run: &RunnableStatus) -> Option<WaitingEvent> {
+    let known = |unmet: &&UnmetRequirement| unmet.reason != Reason::TypeUnknown;
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
         return None;
@@ -199,11 +199,11 @@ fn waiting(run: &RunnableStatus) -> Option<Waiting> {
 /// Returns the cached status; the default if it has another shape.
 fn cached_status(object: &Object) -> CompositeControllerStatus {
     #[derive(serde::Deserialize)]
-    struct Partial {
+    struct PartialObject {
         #[serde(default)]
         status: Option<Value>,
     }
-    let partial: Option<Partial> = serde_json::from_slice(object.json()).ok();
+    let partial: Option<PartialObject> = serde_json::from_slice(object.json()).ok();
     let status = partial.and_then(|partial| partial.status).unwrap_or_default();
     serde_json::from_value(status).unwrap_or_default()
 }

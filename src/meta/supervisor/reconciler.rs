@@ -23,10 +23,10 @@ use crate::{
         Rejection, Webhook,
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
-        declared::{Changes, CheckedObject, Declared, Run},
+        declared::{Changes, CheckedObject, DeclaredState, Run},
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
-        resource::{self, Live, is_forbidden, is_gone},
+        resource::{self, LiveObject, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
         status::Acceptance,
     },
@@ -182,7 +182,7 @@ impl DeclarationReconciler {
         &self,
         name: &str,
         definition: Definition,
-        declared: &mut Declared,
+        declared: &mut DeclaredState,
     ) -> (Acceptance, Option<Duration>) {
         let runnable = self.kind.runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
@@ -261,7 +261,7 @@ impl DeclarationReconciler {
 
     /// Withdraws an edit that waits: offers the previous run again. Returns the time until the next
     /// attempt, if the manager refused it.
-    async fn withdraw_edit(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
+    async fn withdraw_edit(&self, name: &str, declared: &mut DeclaredState) -> Option<Duration> {
         let before = declared.before.clone()?;
         let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
         match self.manager.replace(self.kind.runnable_name(name), same, options).await {
@@ -430,7 +430,7 @@ impl DeclarationReconciler {
     }
 
     /// Returns the rest of [`MISSING_GRACE`], if the object is not missing for that long.
-    fn missing_wait(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
+    fn missing_wait(&self, name: &str, declared: &mut DeclaredState) -> Option<Duration> {
         let since = *declared.missing_since.get_or_insert_with(Instant::now);
         self.changes.update(name, |known| known.missing_since = Some(since));
         MISSING_GRACE.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
@@ -452,7 +452,7 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
 /// errors.
 fn parents_of(object: &Object) -> Vec<(String, String)> {
     #[derive(Deserialize)]
-    struct Declaring {
+    struct DeclaringObject {
         spec: DeclaringSpec,
     }
     #[derive(Deserialize)]
@@ -468,7 +468,7 @@ fn parents_of(object: &Object) -> Vec<(String, String)> {
         api_version: String,
         resource: String,
     }
-    let Ok(Declaring { spec }) = object.decode() else { return Vec::new() };
+    let Ok(DeclaringObject { spec }) = object.decode() else { return Vec::new() };
     let named = spec.parent_resource.into_iter().chain(spec.resources);
     let mut parents = Vec::new();
     for DeclaredParent { api_version, resource } in named {
@@ -495,7 +495,7 @@ fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {
 async fn crd_is_deleted(kind: ControllerKind, client: &Client) -> Result<bool, kube::Error> {
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let path = format!("{crds}/{}", kind.crd_name());
-    match resource::send::<Live>(client, Method::GET, path, "", None).await {
+    match resource::send::<LiveObject>(client, Method::GET, path, "", None).await {
         Ok(crd) => Ok(crd.is_going()),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
@@ -510,7 +510,7 @@ async fn object_is_deleted(
     name: &str,
 ) -> Result<bool, kube::Error> {
     let path = format!("/apis/{}/{}/{name}", ControllerKind::api_version(), kind.plural());
-    match resource::send::<Live>(client, Method::GET, path, "", None).await {
+    match resource::send::<LiveObject>(client, Method::GET, path, "", None).await {
         Ok(_) => Ok(false),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),

@@ -11,7 +11,7 @@ use crate::{
     meta::{
         Definition,
         counted_hook::Hooks,
-        declared::{Declared, Run},
+        declared::{DeclaredState, Run},
         edit_effect::{EditEffect, NextSyncs, edit_effect},
     },
 };
@@ -23,7 +23,12 @@ const SWAP_PATIENCE: Duration = Duration::from_secs(1);
 impl DeclarationReconciler {
     /// Returns the effect of a definition on the runnable that has the last one. Only a controller
     /// that runs, and for which no earlier edit waits, is changed in place.
-    pub(super) fn effect(&self, name: &str, declared: &Declared, new: &Definition) -> EditEffect {
+    pub(super) fn effect(
+        &self,
+        name: &str,
+        declared: &DeclaredState,
+        new: &Definition,
+    ) -> EditEffect {
         let status = self.manager.status_of(self.kind.runnable_name(name));
         let (Some(status), Some(run)) = (status, &declared.run) else { return EditEffect::Restart };
         match edit_effect(&run.definition, new) {
@@ -45,7 +50,7 @@ impl DeclarationReconciler {
         definition: &Arc<Definition>,
         hooks: Hooks,
         syncs: NextSyncs,
-        declared: &mut Declared,
+        declared: &mut DeclaredState,
     ) -> Result<(), Hooks> {
         let Some(run) = &declared.run else { return Err(hooks) };
         let mut ready = all_of([hooks.ready(), run.runnable.revisions_served(definition)]);

@@ -7,7 +7,7 @@ use crate::{
     controller::Context,
     informer::Object,
     meta::{
-        apply::{Executed, NOTHING},
+        apply::{ApplyResult, NOTHING},
         children::ChildContext,
     },
 };
@@ -68,7 +68,7 @@ impl ParentReconciler {
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
-        let Executed { as_desired: children_are_desired, confirmed } = managed?;
+        let ApplyResult { as_desired: children_are_desired, confirmed } = managed?;
         let as_desired = children_are_desired & written?;
         let is_rolled_out = rollout.as_ref().is_none_or(PlannedRollout::is_complete);
         // Requeued at once: no watch event follows a move that needs no write, or a write that

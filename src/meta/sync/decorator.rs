@@ -12,7 +12,7 @@ use crate::{
         apply::NOTHING,
         children::{ChildContext, Parent},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
-        resource::{Resource, Stored, is_gone},
+        resource::{Resource, StoredObject, is_gone},
     },
     redaction,
 };
@@ -23,7 +23,7 @@ const STATUS: &str = "the status";
 const METADATA: &str = "the metadata";
 
 /// Outcome of the writes of a decorated object.
-enum Decorated {
+enum DecorationResult {
     /// The object was as desired.
     AsDesired,
     /// The object was written, or a write was held back.
@@ -55,7 +55,7 @@ impl ParentReconciler {
         };
         let written = self.write_object(parent, object, decoration, context).await;
         match written {
-            Ok(Decorated::Gone) => {
+            Ok(DecorationResult::Gone) => {
                 self.report_flapping(parent, context);
                 return Ok(None);
             }
@@ -66,7 +66,7 @@ impl ParentReconciler {
             }
             // A conflict or a refusal of the object is no reason to leave its attachments as they
             // are.
-            Ok(Decorated::AsDesired | Decorated::Differed) | Err(_) => {}
+            Ok(DecorationResult::AsDesired | DecorationResult::Differed) | Err(_) => {}
         }
         // After the write of the object, which may free it.
         let has_own =
@@ -78,7 +78,7 @@ impl ParentReconciler {
         }
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let as_desired = managed?.as_desired & matches!(written?, Decorated::AsDesired);
+        let as_desired = managed?.as_desired & matches!(written?, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own {
             self.parents.writes.keep_record(&parent.key, record);
@@ -93,7 +93,7 @@ impl ParentReconciler {
         object: &Object,
         decoration: Decoration<'_>,
         context: &Context,
-    ) -> Result<Decorated, SyncError> {
+    ) -> Result<DecorationResult, SyncError> {
         let has_status = parent.served.subresources.status;
         let plan = |decoration| {
             decoration::writes(object.json(), decoration, has_status).map_err(|error| {
@@ -120,7 +120,11 @@ impl ParentReconciler {
             }
         }
         if writes == DecorationWrites::default() {
-            return Ok(if is_held_back { Decorated::Differed } else { Decorated::AsDesired });
+            return Ok(if is_held_back {
+                DecorationResult::Differed
+            } else {
+                DecorationResult::AsDesired
+            });
         }
         context.release_slot();
         self.send(parent, object, &writes, decoration.finalizer.is_some(), context).await
@@ -142,7 +146,7 @@ impl ParentReconciler {
         writes: &DecorationWrites,
         frees: bool,
         context: &Context,
-    ) -> Result<Decorated, SyncError> {
+    ) -> Result<DecorationResult, SyncError> {
         let resource = Resource::new(context.requester(), &parent.served);
         let mut version = object.header().resource_version.to_string();
         if let Some(status) = &writes.status {
@@ -159,7 +163,7 @@ impl ParentReconciler {
         }
         let doing = "writing the object";
         let written = match &writes.object {
-            None => return Ok(Decorated::Differed),
+            None => return Ok(DecorationResult::Differed),
             Some(ObjectWrite::Patch(metadata)) => {
                 let patch = ObjectWrite::patch(metadata, &parent.uid, &version);
                 resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
@@ -170,11 +174,11 @@ impl ParentReconciler {
         };
         let text = match written {
             Ok(text) => text,
-            Err(error) if is_gone(&error) => return Ok(Decorated::Gone),
+            Err(error) if is_gone(&error) => return Ok(DecorationResult::Gone),
             Err(error) => return Err(SyncError::of_write(doing, &error)),
         };
         let unreadable = |why: String| SyncError::Failed(format!("{doing}: {why}"));
-        let stored: Stored = serde_json::from_str(text.get())
+        let stored: StoredObject = serde_json::from_str(text.get())
             .map_err(|error| unreadable(redaction::decoding(error)))?;
         match &writes.object {
             Some(ObjectWrite::Replace(status)) => self.wrote_status(parent, status, &stored),
@@ -190,10 +194,10 @@ impl ParentReconciler {
         }
         // The last finalizer of an object that is being deleted was removed.
         let is_gone = frees && parent.terminating && stored.header().finalizers.is_empty();
-        Ok(if is_gone { Decorated::Gone } else { Decorated::Differed })
+        Ok(if is_gone { DecorationResult::Gone } else { DecorationResult::Differed })
     }
 
-    fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &Stored) {
+    fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
         let writes = &self.parents.writes;
         writes.wrote(&parent.key, STATUS, stored);
         writes.record_stored_status(&parent.key, status.wanted, stored.status);
@@ -202,14 +206,17 @@ impl ParentReconciler {
 
 /// Returns why `/status` of an object was not found: the object is gone, or its type has lost the
 /// subresource.
-async fn missing_status(resource: &Resource<'_>, parent: &Parent) -> Result<Decorated, SyncError> {
+async fn missing_status(
+    resource: &Resource<'_>,
+    parent: &Parent,
+) -> Result<DecorationResult, SyncError> {
     match resource.get(&parent.key).await {
         Ok(live) if live.is(&parent.uid) => {
             let why = "the object exists, and its status was not found";
             Err(SyncError::Outdated(format!("writing the status: {why}")))
         }
-        Ok(_) => Ok(Decorated::Gone),
-        Err(error) if is_gone(&error) => Ok(Decorated::Gone),
+        Ok(_) => Ok(DecorationResult::Gone),
+        Err(error) if is_gone(&error) => Ok(DecorationResult::Gone),
         Err(error) => Err(SyncError::of_write("reading the object", &error)),
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     meta::{
         Definition, HookKind,
         budget::Reservation,
-        children::{ChildContext, Desired, Parent},
+        children::{ChildContext, DesiredChild, Parent},
         hook,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
@@ -32,7 +32,7 @@ pub(super) enum HookResponse {
 /// Response of the hook, checked as a whole. Its parts are slices of the response.
 pub(super) struct CheckedResponse {
     /// Desired children.
-    pub(super) desired: Vec<Desired>,
+    pub(super) desired: Vec<DesiredChild>,
     /// Status of the parent.
     pub(super) status: Option<Bytes>,
     /// Changes of the labels of a decorated object.

@@ -43,7 +43,7 @@ impl ParentReconciler {
         if !parent.served.subresources.status {
             return Ok(true);
         }
-        let wanted = Wanted::new(status, object.header().generation)?;
+        let wanted = WantedStatus::new(status, object.header().generation)?;
         let known = status_of(object.json())?;
         if known == Some(wanted.fingerprint) {
             return Ok(true);
@@ -97,12 +97,12 @@ impl ParentReconciler {
 }
 
 /// Status to write.
-struct Wanted {
+struct WantedStatus {
     json: Vec<u8>,
     fingerprint: Fingerprint,
 }
 
-impl Wanted {
+impl WantedStatus {
     fn new(status: Option<Bytes>, generation: i64) -> Result<Self, SyncError> {
         let status = status.as_deref().unwrap_or(b"{}");
         let unreadable = |error| unreadable("status", error);
@@ -126,11 +126,11 @@ impl Wanted {
 /// Fingerprint of the parent's status, if it has one.
 fn status_of(parent: &[u8]) -> Result<Option<Fingerprint>, SyncError> {
     #[derive(Deserialize)]
-    struct WithStatus {
+    struct StatusObject {
         #[serde(default)]
         status: Option<Fingerprint>,
     }
-    let parent: WithStatus =
+    let parent: StatusObject =
         serde_json::from_slice(parent).map_err(|error| unreadable("parent", error))?;
     Ok(parent.status)
 }
@@ -154,7 +154,7 @@ mod tests {
                 r#"{"a":"\u003c","observedGeneration":7}"#,
             ),
         ] {
-            let wanted = Wanted::new(status.map(Bytes::from), 7).unwrap();
+            let wanted = WantedStatus::new(status.map(Bytes::from), 7).unwrap();
 
             let body = wanted.within(parent).unwrap();
 

@@ -6,17 +6,17 @@ use kube::core::Status;
 
 use super::{ParentReconciler, SyncError, owner_chain};
 use crate::{
-    controller::{Context, Outcome, Postponed, ReconcileError},
+    controller::{Context, Outcome, PostponedError, ReconcileError},
     kind::{Scope, TypeRef},
     meta::{
         HookError,
         children::Parent,
         hook_health::Failure,
-        parent_writes::{Contested, OtherOwner},
+        parent_writes::{ContestedObject, OtherOwner},
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
         sync_error::CONFLICTS_BEFORE_ERROR,
-        write_limit::Flapping,
+        write_limit::FlappingObject,
     },
 };
 
@@ -40,7 +40,7 @@ impl ParentReconciler {
                 let message = "the hook is busy and requests a later retry".to_owned();
                 let reason = HookError::Busy(after).reason();
                 self.parents.hook.failed(&parent.key, Failure { reason, message });
-                return Err(ReconcileError::RetryAfter(Postponed.into(), after));
+                return Err(ReconcileError::RetryAfter(PostponedError.into(), after));
             }
             // A conflict is another client's success, and so no warning.
             SyncError::Outdated(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
@@ -84,7 +84,7 @@ impl ParentReconciler {
 
     /// Reports fields that were taken over, and newly contested objects, to the parent, and the
     /// latter to the other owner if it is a parent too. All contested objects are in the condition
-    /// `Contested` of the controller. Returns the time until the objects are
+    /// `ContestedObject` of the controller. Returns the time until the objects are
     /// tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
@@ -94,7 +94,7 @@ impl ParentReconciler {
         for text in self.parents.writes.taken_over(&parent.key) {
             self.recorder.publish(context, &wanted, Severity::Normal, "FieldsTakenOver", &text);
         }
-        for (what, Contested { message, owner, .. }) in unreported {
+        for (what, ContestedObject { message, owner, .. }) in unreported {
             let text = format!("Sync error: {message}");
             self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
             if let Some(other) = owner.and_then(|owner| self.other_parent(owner, &wanted)) {
@@ -131,7 +131,7 @@ impl ParentReconciler {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };
-        let Flapping { what, again, by_conflicts } = flapping;
+        let FlappingObject { what, again, by_conflicts } = flapping;
         let message = format!("{what} changes repeatedly, because of the hook or another client");
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {

@@ -20,14 +20,14 @@ use crate::{
     meta::{
         ApplyStrategy, HookKind, RollingRule,
         apply_strategy::ApplyRule,
-        children::{Child, ChildContext, Desired, Parent},
+        children::{Child, ChildContext, DesiredChild, Parent},
         counted_hook::CountedHook,
         equal_children::EqualChildren,
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
-            AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, Recorded,
-            Revision, RolloutProgress, UpdatedCondition, ids, plan, readiness,
+            AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
+            RecordedProgress, Revision, RolloutProgress, UpdatedCondition, ids, plan, readiness,
         },
     },
 };
@@ -41,7 +41,7 @@ pub(super) struct PlannedRollout {
 }
 
 /// Rolling children of a response.
-type DesiredById<'a> = BTreeMap<ChildId, &'a Desired>;
+type DesiredById<'a> = BTreeMap<ChildId, &'a DesiredChild>;
 
 impl ParentReconciler {
     /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
@@ -55,7 +55,7 @@ impl ParentReconciler {
         response: &mut CheckedResponse,
         context: &Context,
     ) -> Result<PlannedRollout, SyncError> {
-        let rolling = Rolling::new(self, rules);
+        let rolling = RollingChildren::new(self, rules);
         let latest = rolling.wanted(&response.desired);
         let mut older_responses = Vec::with_capacity(revisions.older.len());
         for (older, related) in revisions.older.iter().zip(&revisions.related) {
@@ -114,7 +114,7 @@ impl ParentReconciler {
         }
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
-        let Recorded { report, is_completed, recheck } = recorded;
+        let RecordedProgress { report, is_completed, recheck } = recorded;
         let event = match (report, is_completed) {
             (Some(wait), _) => Some(("RolloutWaiting", format!("Rollout waits: {wait}"))),
             (None, true) => {
@@ -151,7 +151,7 @@ impl PlannedRollout {
 }
 
 /// Rolling types of one controller, and the observed children of one parent.
-struct Rolling<'a> {
+struct RollingChildren<'a> {
     rules: &'a ChildContext<'a>,
     /// Rule of each group, if it is updated by rolling.
     groups: Vec<(GroupKind, Option<&'a RollingRule>)>,
@@ -163,7 +163,7 @@ struct Rolling<'a> {
     equal: EqualChildren,
 }
 
-impl<'a> Rolling<'a> {
+impl<'a> RollingChildren<'a> {
     fn new(reconciler: &'a ParentReconciler, rules: &'a ChildContext<'a>) -> Self {
         let children = &reconciler.definition.children;
         let rule_of = |index: usize| {
@@ -210,13 +210,13 @@ impl<'a> Rolling<'a> {
         response.map(|response| self.wanted(&response.desired)).unwrap_or_default()
     }
 
-    fn wanted<'d>(&self, desired: &'d [Desired]) -> DesiredById<'d> {
-        let id = |desired: &'d Desired| Some((self.id(desired.group, &desired.key)?, desired));
+    fn wanted<'d>(&self, desired: &'d [DesiredChild]) -> DesiredById<'d> {
+        let id = |desired: &'d DesiredChild| Some((self.id(desired.group, &desired.key)?, desired));
         desired.iter().filter_map(id).collect()
     }
 
     /// Returns the bytes of the largest child, observed and desired.
-    fn largest(&self, desired: &[Desired]) -> usize {
+    fn largest(&self, desired: &[DesiredChild]) -> usize {
         let observed = self.rules.observed.iter().map(|child| child.json.len());
         let desired = desired.iter().map(|desired| desired.json.len());
         observed.max().unwrap_or_default() + desired.max().unwrap_or_default()
@@ -235,7 +235,7 @@ impl<'a> Rolling<'a> {
         &self,
         reconciler: &ParentReconciler,
         revisions: &Revisions,
-        order: &[Desired],
+        order: &[DesiredChild],
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> Plan {
@@ -332,10 +332,10 @@ impl<'a> Rolling<'a> {
     /// left as they are.
     fn assign(
         &self,
-        latest: &[Desired],
+        latest: &[DesiredChild],
         older: &[DesiredById<'_>],
         plan: &Plan,
-    ) -> (Vec<Desired>, BTreeSet<(usize, ObjectKey)>) {
+    ) -> (Vec<DesiredChild>, BTreeSet<(usize, ObjectKey)>) {
         let (mut desired, mut held) = (Vec::with_capacity(latest.len()), BTreeSet::new());
         for child in latest {
             let id = self.id(child.group, &child.key);

@@ -6,7 +6,7 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
-    manager::{Conditional, Runnable, StopReason, always},
+    manager::{Runnable, RunnableWithCondition, StopReason, always},
     testing::{Action as Fault, Reply, Rule, Verb},
 };
 
@@ -23,7 +23,7 @@ fn never(_: Arc<Widget>, _: &Refused, _: Arc<Shared>) -> Action {
     Action::await_change()
 }
 
-fn logging(harness: &Harness, log: &Log) -> Adopted {
+fn logging(harness: &Harness, log: &Log) -> AdoptedController {
     let log = Arc::clone(log);
     adopt(&harness.cluster, [widgets()], move |client, epoch| {
         let shared = Shared { client: client.clone(), epoch, log: Arc::clone(&log) };
@@ -205,7 +205,7 @@ async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_t
             count.fetch_add(1, Ordering::SeqCst);
         })
     };
-    let adopted = Arc::new(Conditional::also(Arc::new(adopted), condition));
+    let adopted = Arc::new(RunnableWithCondition::also(Arc::new(adopted), condition));
     harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
     harness.until(|it| it.report.last_error.is_some()).await;
     assert_eq!(refusals.load(Ordering::SeqCst), 0, "not found");

@@ -179,7 +179,7 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     harness.running().await;
 
     let message = "outside of its hours".to_owned();
-    let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
+    let closed = UnmetRequirement { reason: "Closed".into(), message, type_ref: None };
     plain.shared.verdict.send_replace(Verdict::Unmet(vec![closed]));
     run_until_idle().await;
     assert_eq!((plain.running(), harness.report().stale), (1, true));

@@ -43,7 +43,7 @@ struct LiveRead {
 
 /// Result of the comparison of a cache with an expectation.
 #[derive(Debug)]
-pub(super) enum Checked {
+pub(super) enum ExpectationCheck {
     /// The cache holds the write.
     Held,
     /// The cache lacks these objects of a collection.
@@ -63,7 +63,7 @@ pub(super) enum AnswerCheck {
 
 /// Comparison of a cache with the last live read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reached {
+pub(super) enum ReadComparison {
     /// The cache has not reached the version of the read.
     Behind,
     /// The cache has reached it, or there was no read.
@@ -136,18 +136,18 @@ impl Expectation {
     }
 
     /// Compares a cache with the last read for it, which is dropped once the cache has reached it.
-    pub(super) fn reached(&mut self, target: &Target, cache: &Attached) -> Reached {
+    pub(super) fn reached(&mut self, target: &Target, cache: &Attached) -> ReadComparison {
         let (Some(key), Some(read)) = (target.key(), self.reads.get(&cache.key)) else {
-            return Reached::Current;
+            return ReadComparison::Current;
         };
         if read.state.compare(&key, cache) != Comparison::Held {
-            return Reached::Behind;
+            return ReadComparison::Behind;
         }
         let was_there = matches!(read.state, ObjectState::Stored { .. });
         self.reads.remove(&cache.key);
         match was_there && cache.store.stored(&key).is_none() {
-            true => Reached::Deleted,
-            false => Reached::Current,
+            true => ReadComparison::Deleted,
+            false => ReadComparison::Current,
         }
     }
 
@@ -196,20 +196,20 @@ impl Expectation {
         target: &Target,
         cache: &Attached,
         client: impl Fn() -> &'c Client,
-    ) -> Result<Checked, Unconfirmed> {
+    ) -> Result<ExpectationCheck, Unconfirmed> {
         let resource = || cache.served.identity.clone();
         let unread = |source| Unconfirmed::Unread { resource: resource(), source };
         let Some(key) = target.key() else {
             return read::missing(target, cache, client())
                 .await
-                .map(Checked::Missing)
+                .map(ExpectationCheck::Missing)
                 .map_err(unread);
         };
         let (cached, now) = (cache.store.stored(&key), Instant::now());
         let read = self.reads.get(&cache.key);
         let known = read.map_or(self.answered.as_ref(), |read| Some(&read.state));
         let due = match (known.map(|state| state.compare(&key, cache)), read) {
-            (Some(Comparison::Held), _) => return Ok(Checked::Held),
+            (Some(Comparison::Held), _) => return Ok(ExpectationCheck::Held),
             // Versions do not show whether an event since the read is the later state.
             (Some(Comparison::Undecided | Comparison::Behind), Some(read))
                 if cache.served.version_order == VersionOrder::Opaque
@@ -227,13 +227,13 @@ impl Expectation {
             let read = LiveRead { state, at: Some(Instant::now()), cached };
             self.reads.insert(cache.key.clone(), read);
             if comparison == Comparison::Held {
-                return Ok(Checked::Held);
+                return Ok(ExpectationCheck::Held);
             }
         }
         match self.reads.get(&cache.key) {
             Some(read) if self.age() >= PATIENCE => {
                 let order = cache.served.version_order;
-                Ok(Checked::Live(key, read.state.live(read.cached.clone(), order)))
+                Ok(ExpectationCheck::Live(key, read.state.live(read.cached.clone(), order)))
             }
             Some(_) | None => Err(Unconfirmed::Behind { resource: resource(), key }),
         }

@@ -17,7 +17,9 @@ use crate::{
         run::input_status::{Attached, InputStatus},
     },
     guard,
-    informer::{Delta, Ended, IndexPanic, InformerProgress, Linger, Object, Store, Subscription},
+    informer::{
+        Delta, EndReason, IndexPanic, InformerProgress, Linger, Object, Store, Subscription,
+    },
     manager::WatchState,
 };
 
@@ -45,7 +47,7 @@ impl<'a> KindRun<'a> {
         subscription: &mut Subscription,
         attached: Attached,
         synced: oneshot::Sender<()>,
-    ) -> Option<Ended> {
+    ) -> Option<EndReason> {
         let store = attached.store.clone();
         let mut progress = subscription.progress();
         let (mut complete, mut drained) =

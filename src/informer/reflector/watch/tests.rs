@@ -9,7 +9,7 @@ use crate::{
     informer::{
         InformerOptions, Interest, ObjectKey,
         fixture::Fixture,
-        script::{Harness, Open, change, names, progress, run_until_idle, stored, widget},
+        script::{Harness, OpenBody, change, names, progress, run_until_idle, stored, widget},
     },
     kind::GroupKind,
 };
@@ -141,7 +141,7 @@ async fn a_line_over_budget_is_cut_and_then_got_past_by_a_list() {
     let mut harness = Harness::with(options);
     let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
-    let long = async |watch: Open| {
+    let long = async |watch: OpenBody| {
         for _ in 0..20 {
             watch.chunk(&[b'x'; 100]);
         }

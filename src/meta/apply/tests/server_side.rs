@@ -40,7 +40,7 @@ const FIELD_CONFLICT: (u16, &str) = (409, "FieldManagerConflict");
 /// result.
 async fn sync(
     scene: &mut Scene,
-    wanted: Desired,
+    wanted: DesiredChild,
     replies: Vec<Reply>,
 ) -> (Vec<(String, String, Value)>, Result<bool, SyncError>) {
     let mut tasks = tokio::task::JoinSet::new();

@@ -346,7 +346,7 @@ impl Bench {
         let called = Arc::clone(&calls);
         let hooks: HookFactory = Arc::new(move |_, kind| {
             let (response, called) = (response.clone(), Arc::clone(&called));
-            Arc::new(Scripted(Box::new(move |request| {
+            Arc::new(ScriptedHook(Box::new(move |request| {
                 let text = request["parent"]["spec"]["template"]["text"].as_str();
                 called.lock().unwrap().push(text.unwrap_or_default().to_owned());
                 response(kind, request)
@@ -486,9 +486,9 @@ impl Bench {
 }
 
 /// Hook that answers by a function.
-struct Scripted(Box<dyn Fn(&Value) -> Value + Send + Sync>);
+struct ScriptedHook(Box<dyn Fn(&Value) -> Value + Send + Sync>);
 
-impl Hook for Scripted {
+impl Hook for ScriptedHook {
     fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
         let response = (self.0)(&serde_json::from_slice(&request).unwrap());
         // A function that answers `null` is busy.
