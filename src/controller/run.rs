@@ -308,7 +308,7 @@ impl EpochRun {
                     self.spec.carried_over.unconfirmed.expire();
                 }
                 () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => {
-                    for request in self.spec.carried_over.unconfirmed.overtaken(&self.statuses) {
+                    for request in self.spec.carried_over.unconfirmed.with_deleted_reads(&self.statuses) {
                         self.queue.add(request);
                     }
                 }

@@ -101,7 +101,7 @@ impl RegistryState {
                 TypeName::Kind(_) => None,
             });
         let before = name.and_then(|name| self.statuses.get(&name)).cloned();
-        before.unwrap_or_else(|| blank(self.created)).succeed(judgement, self.created)
+        before.unwrap_or_else(|| blank(self.created)).after_judgement(judgement, self.created)
     }
 
     pub(super) fn report(&self) -> Vec<TypeReport> {

@@ -184,7 +184,7 @@ pub struct TypeStatus {
 impl TypeStatus {
     /// Returns the status after a new judgement. If nothing is known any more, the last proven
     /// state is kept in `Unknown`. `since` moves only with the state or the identity.
-    pub(super) fn succeed(&self, judgement: TypeJudgement, now: Timestamp) -> Self {
+    pub(super) fn after_judgement(&self, judgement: TypeJudgement, now: Timestamp) -> Self {
         let last_served = self.last_served.clone();
         let TypeJudgement { state, served } = judgement;
         let mut new = Self { state, served, last_served, since: self.since };

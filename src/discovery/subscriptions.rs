@@ -161,7 +161,7 @@ fn publish_name(
             TypeRef { group: group.into(), version: version.clone(), name: name.clone() };
         sender.send_if_modified(|status| {
             let bound = status.served.as_ref().map(|served| &served.identity);
-            let new = status.succeed(judge(&type_ref, bound), now);
+            let new = status.after_judgement(judge(&type_ref, bound), now);
             let changed = new != *status;
             if changed {
                 *status = new;

@@ -50,7 +50,7 @@ impl TypeStatuses {
             let old = self.statuses.get(&name);
             let new = catalog.knows(&name).then(|| {
                 let judgement = catalog.status(&any_version(&name));
-                old.unwrap_or(&blank(now)).succeed(judgement, now)
+                old.unwrap_or(&blank(now)).after_judgement(judgement, now)
             });
             if let Some(old) = old {
                 metrics.types.get_or_create(&TypeStateLabel { state: old.state.word() }).dec();

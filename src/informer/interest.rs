@@ -238,7 +238,7 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         None
     }
 
-    /// Calls `visit` with the holder of each interest that an object concerns, perhaps twice.
+    /// Calls `visit` with the holder of each interest in an object, perhaps twice.
     pub(crate) fn visit(&self, object: &Header, mut visit: impl FnMut(&T)) {
         self.everything.iter().for_each(&mut visit);
         for owner in object.owners.iter() {

@@ -24,7 +24,7 @@ pub struct CacheShare {
 pub(super) struct Shares {
     index: InterestIndex<SubscriberId>,
     counts: HashMap<SubscriberId, ObjectCount>,
-    // Subscriptions that an object concerns; kept for its capacity.
+    // Subscriptions that are interested in the object; kept for its capacity.
     visited: Vec<SubscriberId>,
 }
 

@@ -380,7 +380,7 @@ impl ManagerTask {
         self.step(id, LifecycleInput::Ended);
         self.install_if_due(id);
         if restarts && !self.is_closing() {
-            self.restart_rested(id);
+            self.start_again_if_stopped(id);
         }
         self.step(id, LifecycleInput::Wake);
     }

@@ -20,7 +20,7 @@ pub(crate) enum EditEffect {
     /// The definition is replaced while the epoch runs.
     Swap(NextSyncs),
     /// A new epoch replaces the current one.
-    Restart,
+    NewEpoch,
 }
 
 /// Time of the syncs that follow a swap.
@@ -66,7 +66,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
     if *kind != new.kind || *name != new.name || !is_same_process {
-        return EditEffect::Restart;
+        return EditEffect::NewEpoch;
     }
     let swap =
         |is_same: bool, syncs| if is_same { EditEffect::Keep } else { EditEffect::Swap(syncs) };
@@ -101,7 +101,7 @@ fn of_parents(old: &[ParentType], new: &[ParentType]) -> EditEffect {
         *type_ref == new.type_ref
     };
     if old.len() != new.len() || !pairs().all(is_same_type) {
-        return EditEffect::Restart;
+        return EditEffect::NewEpoch;
     }
     if pairs().any(|(old, new)| old.rules != new.rules) {
         return EditEffect::Swap(NextSyncs::AtOnce);
@@ -112,12 +112,12 @@ fn of_parents(old: &[ParentType], new: &[ParentType]) -> EditEffect {
 /// Returns the effect of an edit of the child types.
 fn of_children(old: &[ChildRule], new: &[ChildRule]) -> EditEffect {
     if old.len() != new.len() {
-        return EditEffect::Restart;
+        return EditEffect::NewEpoch;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
         let ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
-            return EditEffect::Restart;
+            return EditEffect::NewEpoch;
         }
         // Once status changes count again, no parent may miss the earlier ones.
         let is_same_trigger = *ignore_status_changes == new.ignore_status_changes;

@@ -153,7 +153,7 @@ impl EventRecorder {
 
     /// Returns a recorder for another runnable, with the same record of written Events but its own
     /// outbox. Events of one runnable therefore never wait for those of another.
-    pub(crate) fn apart(&self) -> Self {
+    pub(crate) fn with_own_outbox(&self) -> Self {
         Self { outbox: Outbox::default(), room: ROOM, ..self.clone() }
     }
 

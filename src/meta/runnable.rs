@@ -211,7 +211,7 @@ fn parents(definition: &Definition, mut parents: Parents) -> Parents {
 fn rollout_observer(hooks: &Hooks, parents: &Parents) -> RolloutObserver {
     let all = [HookKind::Sync, HookKind::Finalize];
     let hook = all.into_iter().find_map(|kind| hooks.get(kind));
-    let series = hook.map(|hook| hook.series.another());
+    let series = hook.map(|hook| hook.series.unregistered_copy());
     let health = Arc::clone(&parents.hook);
     Box::new(move |rollouts| {
         health.rolled(rollouts);

@@ -34,9 +34,9 @@ struct ObjectWrites {
     // Digest of kind and name.
     what: u64,
     // Writes that only own writes have led to: time at which their bucket is full.
-    loops: Instant,
+    loop_bucket_full: Instant,
     // Time at which the bucket of conflicts is full.
-    conflicts: Instant,
+    conflict_bucket_full: Instant,
     held_back: Option<Box<HeldBackObject>>,
 }
 
@@ -75,7 +75,7 @@ fn take(full_at: &mut Instant, now: Instant) {
 impl ObjectWrites {
     /// Returns the level of the emptier bucket.
     fn level(&self, now: Instant) -> f64 {
-        bucket(self.loops.max(self.conflicts)).level(now)
+        bucket(self.loop_bucket_full.max(self.conflict_bucket_full)).level(now)
     }
 }
 
@@ -84,8 +84,9 @@ impl WriteLimit {
     pub(crate) fn may_write(&mut self, what: &str, cause: WriteCause, now: Instant) -> bool {
         let Ok(at) = self.find(what) else { return true };
         let written = &mut self.written[at];
-        let loops = cause == WriteCause::ExternalChange || bucket(written.loops).level(now) >= 1.0;
-        let conflicts = bucket(written.conflicts).level(now) >= 1.0;
+        let loops = cause == WriteCause::ExternalChange
+            || bucket(written.loop_bucket_full).level(now) >= 1.0;
+        let conflicts = bucket(written.conflict_bucket_full).level(now) >= 1.0;
         if !(loops && conflicts) {
             let new = || Box::new(HeldBackObject { what: what.to_owned(), by_conflicts: true });
             written.held_back.get_or_insert_with(new).by_conflicts &= loops;
@@ -96,7 +97,7 @@ impl WriteLimit {
     /// Counts a conflict: another client wrote the object first. Counts as two writes, its and
     /// ours, since each of its writes is an event and so triggers the next attempt at once.
     pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
-        let conflicts = &mut self.entry(what, now).conflicts;
+        let conflicts = &mut self.entry(what, now).conflict_bucket_full;
         take(conflicts, now);
         take(conflicts, now);
     }
@@ -105,7 +106,7 @@ impl WriteLimit {
     /// changed nothing, and the work queue backs off before the retry.
     pub(crate) fn wrote(&mut self, what: &str, cause: WriteCause, now: Instant) {
         if cause == WriteCause::OwnWrites {
-            take(&mut self.entry(what, now).loops, now);
+            take(&mut self.entry(what, now).loop_bucket_full, now);
         }
     }
 
@@ -118,7 +119,12 @@ impl WriteLimit {
     fn entry(&mut self, what: &str, now: Instant) -> &mut ObjectWrites {
         let at = self.find(what).unwrap_or_else(|at| {
             let what = digest(what);
-            let new = ObjectWrites { what, loops: now, conflicts: now, held_back: None };
+            let new = ObjectWrites {
+                what,
+                loop_bucket_full: now,
+                conflict_bucket_full: now,
+                held_back: None,
+            };
             self.written.insert(at, new);
             at
         });

@@ -70,7 +70,7 @@ impl UnfinishedRequests {
     }
 
     /// Resolves when fewer than `capacity` requests wait for a reconcile to begin. Cancel safe.
-    pub(in crate::controller) async fn room(&self, capacity: usize) {
+    pub(in crate::controller) async fn wait_capacity(&self, capacity: usize) {
         loop {
             let begins = self.begins.notified();
             if self.numbers().waiting < capacity {

@@ -53,7 +53,7 @@ pub(in crate::controller) enum NextReconcile {
     /// Requeue until the caches have caught up.
     Wait(Behind),
     /// Requeue in the next epoch, if it supersedes this one.
-    Abandon,
+    Interrupted,
 }
 
 /// Error in a [`ReconcileError::RetryAfter`] for a reconcile that has to wait for a dependency,
@@ -117,7 +117,7 @@ impl Attempt {
             Self::Returned(next) => next,
             Self::TimedOut(timeout) => NextReconcile::Retry(Some(TimeoutError(timeout).into())),
             Self::Panicked(message) => NextReconcile::Retry(Some(PanicError(message).into())),
-            Self::Aborted => NextReconcile::Abandon,
+            Self::Aborted => NextReconcile::Interrupted,
             Self::Behind(behind) => NextReconcile::Wait(behind),
         }
     }
@@ -136,7 +136,7 @@ impl NextReconcile {
             | Self::RetryAfter(..)
             | Self::Throttled(..)
             | Self::Wait(_)
-            | Self::Abandon => false,
+            | Self::Interrupted => false,
         }
     }
 
@@ -152,7 +152,7 @@ impl NextReconcile {
             Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {
                 Some(ReconcileResult::Error)
             }
-            Self::Wait(_) | Self::Abandon => None,
+            Self::Wait(_) | Self::Interrupted => None,
         }
     }
 }

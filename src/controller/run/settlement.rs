@@ -73,7 +73,7 @@ impl EpochRun {
             NextReconcile::Throttled(error, at_least) => {
                 info!(%error, attempt, "request throttled by the API server");
                 let backoff = self.spec.queue.backoff.delay(attempt);
-                let after = self.refused(&key, backoff, at_least);
+                let after = self.delay_throttled(&key, backoff, at_least);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
                 if !self.cancel.is_cancelled() {
                     self.failures.failed(&key, &error, false);
@@ -89,7 +89,7 @@ impl EpochRun {
                 debug!(error = %behind, "reconcile waits for the caches");
                 let after = match behind.unanswered() {
                     // The read is retried through the gate, as are throttled writes.
-                    Some(at_least) => self.refused(&key, behind.after, at_least),
+                    Some(at_least) => self.delay_throttled(&key, behind.after, at_least),
                     None => behind.after,
                 };
                 self.queue.add_with(key.clone(), Add { after, ..again });
@@ -97,7 +97,7 @@ impl EpochRun {
                     self.failures.failed(&key, &behind, false);
                 }
             }
-            NextReconcile::Abandon => {
+            NextReconcile::Interrupted => {
                 debug!("reconcile aborted");
                 self.queue.add_with(key.clone(), again);
             }
@@ -118,7 +118,12 @@ impl EpochRun {
     }
 
     /// Records that the API server throttled a request; returns the time until the retry.
-    fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
+    fn delay_throttled(
+        &mut self,
+        key: &Request,
+        backoff: Duration,
+        at_least: Duration,
+    ) -> Duration {
         let now = Instant::now();
         let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
         let wait = Wait { backoff, at_least };
@@ -151,7 +156,7 @@ impl EpochRun {
             | NextReconcile::With(_)
             | NextReconcile::Throttled(..)
             | NextReconcile::Wait(_)
-            | NextReconcile::Abandon => {}
+            | NextReconcile::Interrupted => {}
         }
     }
 }

@@ -180,7 +180,7 @@ impl UnconfirmedWrites {
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
     }
 
-    /// Returns the time at which [`UnconfirmedWrites::overtaken`] is due; `None` without live reads.
+    /// Returns the time at which [`UnconfirmedWrites::with_deleted_reads`] is due; `None` without live reads.
     pub(in crate::controller) fn recheck(&self) -> Option<Instant> {
         self.state().recheck
     }
@@ -188,27 +188,30 @@ impl UnconfirmedWrites {
     /// Returns the requests that had a live read of an object which is gone since: deleted by
     /// another client, or with its type. No cache has ever held such an object, so that no event
     /// reports its deletion.
-    pub(in crate::controller) fn overtaken(&self, statuses: &InputStatuses) -> Vec<Request> {
-        let (mut state, mut is_behind, mut overtaken) = (self.state(), false, Vec::new());
+    pub(in crate::controller) fn with_deleted_reads(
+        &self,
+        statuses: &InputStatuses,
+    ) -> Vec<Request> {
+        let (mut state, mut is_behind, mut with_deleted_reads) = (self.state(), false, Vec::new());
         for (request, writes) in state.open.iter_mut().filter(|(_, writes)| writes.live) {
-            let mut is_overtaken = false;
+            let mut is_deleted = false;
             for (target, expected) in &mut writes.targets {
                 let caches = statuses.caches(&target.group, &target.plural);
-                is_overtaken |= expected.detach(&caches);
+                is_deleted |= expected.detach(&caches);
                 for cache in &caches {
                     match expected.reached(target, cache) {
                         ReadComparison::Behind => is_behind = true,
-                        ReadComparison::Deleted => is_overtaken = true,
+                        ReadComparison::Deleted => is_deleted = true,
                         ReadComparison::Current => {}
                     }
                 }
             }
-            if is_overtaken {
-                overtaken.push(request.clone());
+            if is_deleted {
+                with_deleted_reads.push(request.clone());
             }
         }
         state.recheck = is_behind.then(|| Instant::now() + RECHECK);
-        overtaken
+        with_deleted_reads
     }
 
     fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {

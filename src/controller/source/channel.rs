@@ -77,14 +77,14 @@ impl ChannelSource {
             }
         }
         let capacity = requests.max_capacity();
-        self.taken.room(capacity).await;
+        self.taken.wait_capacity(capacity).await;
         // Checked before each request, since many may arrive within one poll.
         while !context.stop.is_cancelled()
             && let Some(request) = requests.recv().await
         {
             self.taken.take(request.clone());
             context.enqueue(request);
-            self.taken.room(capacity).await;
+            self.taken.wait_capacity(capacity).await;
         }
     }
 }

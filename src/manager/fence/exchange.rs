@@ -35,7 +35,7 @@ enum ExchangePhase {
     #[default]
     Polled,
     /// The exchange was cut while the caller polled the content; the caller drops it.
-    Late,
+    CutWhilePolled,
     /// The slot holds the content between two polls. The waker is the caller's.
     Held(HeldExchange, Waker),
     /// The exchange was cut, and the content has been dropped.
@@ -85,8 +85,8 @@ impl ExchangeSlot {
         }
         let (held, waker) = match mem::replace(&mut *phase, ExchangePhase::Cut) {
             ExchangePhase::Held(held, waker) => (held, waker),
-            ExchangePhase::Polled | ExchangePhase::Late => {
-                *phase = ExchangePhase::Late;
+            ExchangePhase::Polled | ExchangePhase::CutWhilePolled => {
+                *phase = ExchangePhase::CutWhilePolled;
                 return false;
             }
             ExchangePhase::Cut => return false,
@@ -126,7 +126,8 @@ impl OwnedSlot {
         let mut phase = self.slot.lock();
         match mem::replace(&mut *phase, ExchangePhase::Polled) {
             ExchangePhase::Held(held, _) => Some(held),
-            other @ (ExchangePhase::Polled | ExchangePhase::Late | ExchangePhase::Cut) => {
+            other
+            @ (ExchangePhase::Polled | ExchangePhase::CutWhilePolled | ExchangePhase::Cut) => {
                 *phase = other;
                 None
             }
@@ -136,7 +137,7 @@ impl OwnedSlot {
     /// Puts the content back; `false` if the exchange has been cut meanwhile.
     fn put(&self, held: HeldExchange, waker: Waker) -> bool {
         let mut phase = self.slot.lock();
-        if matches!(*phase, ExchangePhase::Late) {
+        if matches!(*phase, ExchangePhase::CutWhilePolled) {
             drop(phase);
             drop(held);
             self.finished();
@@ -160,7 +161,7 @@ impl Drop for OwnedSlot {
             // A panic of the content must not keep the fence from forgetting the exchange.
             ExchangePhase::Held(held, _) => drop_quietly(held),
             // A poll has panicked and dropped the content.
-            ExchangePhase::Polled | ExchangePhase::Late => {}
+            ExchangePhase::Polled | ExchangePhase::CutWhilePolled => {}
             // The fence forgot the exchange when the content was dropped.
             ExchangePhase::Cut => return,
         }
@@ -298,7 +299,7 @@ impl HttpBody for FencedResponse {
     fn is_end_stream(&self) -> bool {
         match &*self.owned.slot.lock() {
             ExchangePhase::Held(held, _) => matches!(held.content, ExchangeContent::Nothing),
-            ExchangePhase::Polled | ExchangePhase::Late | ExchangePhase::Cut => self.cut,
+            ExchangePhase::Polled | ExchangePhase::CutWhilePolled | ExchangePhase::Cut => self.cut,
         }
     }
 
@@ -312,7 +313,7 @@ impl HttpBody for FencedResponse {
             }
             ExchangePhase::Held(..)
             | ExchangePhase::Polled
-            | ExchangePhase::Late
+            | ExchangePhase::CutWhilePolled
             | ExchangePhase::Cut => SizeHint::default(),
         }
     }
@@ -322,7 +323,7 @@ impl std::fmt::Debug for ExchangePhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Polled => "Polled",
-            Self::Late => "Late",
+            Self::CutWhilePolled => "CutWhilePolled",
             Self::Held(..) => "Held",
             Self::Cut => "Cut",
         })

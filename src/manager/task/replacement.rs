@@ -76,11 +76,11 @@ impl ManagerTask {
             return self.step(id, LifecycleInput::Supersede);
         }
         self.outgoing.push(QueuedMessage::Answer(reply, Ok(())));
-        self.restart_rested(id);
+        self.start_again_if_stopped(id);
     }
 
     /// Starts the next epoch of an entry without a live one as if it were the first.
-    pub(super) fn restart_rested(&mut self, id: Id) {
+    pub(super) fn start_again_if_stopped(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| !entry.lifecycle.live()) else {
             return;
         };
@@ -183,8 +183,9 @@ impl ManagerTask {
             return false;
         }
         let can_run = |verdict: &Verdict| matches!(verdict, Verdict::Met(_));
-        let old_rests = entry.lifecycle.state() == ControllerState::Stopped;
-        let due = can_run(&pending.verdict) || old_rests || !can_run(entry.lifecycle.verdict());
+        let old_is_stopped = entry.lifecycle.state() == ControllerState::Stopped;
+        let due =
+            can_run(&pending.verdict) || old_is_stopped || !can_run(entry.lifecycle.verdict());
         if due {
             self.install(id);
         }

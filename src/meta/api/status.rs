@@ -13,7 +13,7 @@ pub type DecoratorControllerStatus = ControllerStatus;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ControllerStatus {
-    /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`; `RolledOut` and `ContestedObject` where they apply.
+    /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`; `RolledOut` and `Contested` where they apply.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",

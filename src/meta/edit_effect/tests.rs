@@ -80,19 +80,19 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     let hook = || json!({"webhook": {"url": "http://hook.default/more"}});
     check("/metadata/labels", json!({"a": "b"}), EditEffect::Keep);
     check("/spec/hooks/sync/version", json!("v1"), EditEffect::Keep);
-    check("/spec/parentResource/apiVersion", json!("example.com/v2"), EditEffect::Restart);
-    check("/spec/parentResource/resource", json!("others"), EditEffect::Restart);
+    check("/spec/parentResource/apiVersion", json!("example.com/v2"), EditEffect::NewEpoch);
+    check("/spec/parentResource/resource", json!("others"), EditEffect::NewEpoch);
     check("/spec/parentResource/labelSelector", json!({}), AT_ONCE);
     check("/spec/parentResource/ignoreStatusChanges", json!(true), AT_ONCE);
     check("/spec/parentResource/revisionHistory", json!({"fieldPaths": ["spec.a"]}), SPREAD);
-    check("/spec/childResources/0/apiVersion", json!("v2"), EditEffect::Restart);
-    check("/spec/childResources/0/resource", json!("pods"), EditEffect::Restart);
-    check("/spec/childResources/0/optional", json!(true), EditEffect::Restart);
+    check("/spec/childResources/0/apiVersion", json!("v2"), EditEffect::NewEpoch);
+    check("/spec/childResources/0/resource", json!("pods"), EditEffect::NewEpoch);
+    check("/spec/childResources/0/optional", json!(true), EditEffect::NewEpoch);
     check("/spec/childResources/0/ignoreStatusChanges", json!(true), AT_ONCE);
     check(
         "/spec/childResources/-",
         json!({"apiVersion": "v1", "resource": "pods"}),
-        EditEffect::Restart,
+        EditEffect::NewEpoch,
     );
     check("/spec/childResources/1/updateStrategy", json!({"method": "InPlace"}), AT_ONCE);
     let rolling = json!({"method": "RollingInPlace"});
@@ -143,14 +143,14 @@ fn each_field_of_a_decorator_controller_has_its_effect() {
     check(
         "/spec/resources/-",
         json!({"apiVersion": "v1", "resource": "nodes"}),
-        EditEffect::Restart,
+        EditEffect::NewEpoch,
     );
-    check("/spec/resources/0", pods, EditEffect::Restart);
+    check("/spec/resources/0", pods, EditEffect::NewEpoch);
     let selector = json!({"matchAnnotations": {"a": "b"}});
     check("/spec/resources/1/annotationSelector", selector, AT_ONCE);
     check("/spec/resources/1/labelSelector", json!({"matchLabels": {"a": "b"}}), AT_ONCE);
     check("/spec/resources/0/ignoreStatusChanges", json!(true), AT_ONCE);
-    check("/spec/attachments/0/resource", json!("secrets"), EditEffect::Restart);
+    check("/spec/attachments/0/resource", json!("secrets"), EditEffect::NewEpoch);
     check("/spec/attachments/0/updateStrategy", json!({"method": "Recreate"}), AT_ONCE);
     check("/spec/resyncPeriodSeconds", json!(9), DUE);
 }
@@ -166,7 +166,7 @@ fn options_of_the_process_need_a_restart() {
         Definition { lenience, ..parsed() },
         Definition { kind: ControllerKind::Decorator, ..parsed() },
     ] {
-        assert_eq!(edit_effect(&parsed(), &edited), EditEffect::Restart);
+        assert_eq!(edit_effect(&parsed(), &edited), EditEffect::NewEpoch);
     }
 }
 
@@ -179,7 +179,7 @@ fn largest_effect_of_an_edit_counts() {
     assert_eq!(edit_effect(&old, &parse(ControllerKind::Composite, &edited)), AT_ONCE);
 
     edited["spec"]["childResources"] = json!([]);
-    assert_eq!(edit_effect(&old, &parse(ControllerKind::Composite, &edited)), EditEffect::Restart);
+    assert_eq!(edit_effect(&old, &parse(ControllerKind::Composite, &edited)), EditEffect::NewEpoch);
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl HookSeries {
     }
 
     /// Returns another user of the series, which keeps it.
-    pub(crate) fn another(&self) -> Self {
+    pub(crate) fn unregistered_copy(&self) -> Self {
         self.families.users().entry(self.key.clone()).or_default().count += 1;
         Self { families: self.families.clone(), key: self.key.clone() }
     }

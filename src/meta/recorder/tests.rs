@@ -147,7 +147,7 @@ async fn events_of_one_object_are_written_in_order() {
 async fn publishing_an_event_does_not_wait_for_the_server() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
-    let other = recorder.apart();
+    let other = recorder.with_own_outbox();
 
     publish(&recorder, &context, "hangs");
     publish(&recorder, &context, "waits");
@@ -204,7 +204,7 @@ async fn events_that_an_epoch_could_not_write_do_not_reach_the_next_one() {
 async fn number_of_waiting_events_is_bounded() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
-    let recorder = recorder.apart();
+    let recorder = recorder.with_own_outbox();
 
     for number in 0..ROOM + 100 {
         let subject = subject(&number.to_string());

@@ -222,7 +222,7 @@ impl DeclarationReconciler {
             Arc::clone(&definition),
             hooks,
             &self.cluster,
-            self.recorder.apart(),
+            self.recorder.with_own_outbox(),
             workers,
             changed,
         );

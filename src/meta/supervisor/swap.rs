@@ -30,12 +30,14 @@ impl DeclarationReconciler {
         new: &Definition,
     ) -> EditEffect {
         let status = self.manager.status_of(self.kind.runnable_name(name));
-        let (Some(status), Some(run)) = (status, &declared.run) else { return EditEffect::Restart };
+        let (Some(status), Some(run)) = (status, &declared.run) else {
+            return EditEffect::NewEpoch;
+        };
         match edit_effect(&run.definition, new) {
             EditEffect::Swap(_) if !is_active(status.state) || status.pending.is_some() => {
-                EditEffect::Restart
+                EditEffect::NewEpoch
             }
-            found @ (EditEffect::Keep | EditEffect::Swap(_) | EditEffect::Restart) => found,
+            found @ (EditEffect::Keep | EditEffect::Swap(_) | EditEffect::NewEpoch) => found,
         }
     }
 

@@ -85,7 +85,7 @@ impl ParentReconciler {
         }
         let controller = &self.definition.controller;
         let bytes = controller.len() + called.json.len() + 256;
-        let room = self.room(bytes, context).await?;
+        let room = self.reserve(bytes, context).await?;
         let request = protocol::customize_request(controller, called.json);
         let (body, call) = self.exchange(hook, revised, request, room, context).await?;
         let rules = {

@@ -70,7 +70,7 @@ impl RevisionCall<'_> {
 
 impl ParentReconciler {
     /// Reserves room for a request of a hook, and waits until it is free.
-    pub(super) async fn room(
+    pub(super) async fn reserve(
         &self,
         bytes: usize,
         context: &Context,
@@ -121,7 +121,7 @@ impl ParentReconciler {
         let ChildContext { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
         let bytes = protocol::sync_request_bytes(&definition.controller, called.json, objects);
-        let room = self.room(bytes, context).await?;
+        let room = self.reserve(bytes, context).await?;
         let request = protocol::sync_request(
             definition.kind,
             hook.kind,

@@ -84,7 +84,7 @@ impl ParentReconciler {
 
     /// Reports fields that were taken over, and newly contested objects, to the parent, and the
     /// latter to the other owner if it is a parent too. All contested objects are in the condition
-    /// `ContestedObject` of the controller. Returns the time until the objects are
+    /// `Contested` of the controller. Returns the time until the objects are
     /// tried again.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);

@@ -52,7 +52,7 @@ fn owner(harness: &Harness) -> Value {
     map["metadata"]["ownerReferences"][0]["kind"].clone()
 }
 
-/// Returns status and message of the condition `ContestedObject` of a controller.
+/// Returns status and message of the condition `Contested` of a controller.
 fn contested(harness: &Harness, kind: &str) -> Option<(String, String)> {
     let object = harness.server.get("metacontroller.k8s.io/v1alpha1", kind, "", "a").unwrap();
     let conditions = object["status"]["conditions"].as_array().unwrap();
