@@ -6,8 +6,8 @@
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench prints, and fails loudly")]
 
-#[path = "lifecycle/carrier.rs"]
-mod carrier;
+#[path = "lifecycle/controller_variant.rs"]
+mod controller_variant;
 #[path = "lifecycle/figures.rs"]
 mod figures;
 #[path = "lifecycle/support.rs"]
@@ -15,7 +15,7 @@ mod support;
 
 use std::time::Duration;
 
-use carrier::Carrier;
+use controller_variant::ControllerVariant;
 use figures::Figure;
 use kube::api::{DeleteParams, PostParams};
 use pilotlight::testing::{ControlPlane, ControlPlaneOptions, CrdBuilder, PrintProgress};
@@ -31,8 +31,8 @@ async fn main() {
         ControlPlaneOptions { progress: std::sync::Arc::new(PrintProgress), ..Default::default() };
     let plane = ControlPlane::start(options).await.unwrap();
     println!("\n{:<58} {:>4} {:>9} {:>9} {:>9} {:>9}", "", "n", "p50", "p90", "p99", "max");
-    for carrier in [Carrier::Embedded, Carrier::Composite] {
-        let mut harness = Harness::start(&plane, carrier).await;
+    for variant in [ControllerVariant::Embedded, ControllerVariant::Composite] {
+        let mut harness = Harness::start(&plane, variant).await;
         life_of_a_crd(&mut harness, installs).await;
         reaction_to_objects(&mut harness, installs).await;
         served_again(&mut harness, 20).await;
@@ -71,7 +71,7 @@ async fn life_of_a_crd(harness: &mut Harness, installs: usize) {
 
 /// Creates objects one by one. Measures the time from the plain watcher's event to the reaction.
 async fn reaction_to_objects(harness: &mut Harness, objects: usize) {
-    let name = harness.carrier.reaction();
+    let name = harness.variant.reaction();
     let mut reaction = Figure::new(harness, &format!("object seen by a plain watcher → {name}"));
     let crd = harness.install().await;
     let api = harness.scope.api(&crd, "v1");
@@ -94,7 +94,7 @@ async fn reaction_to_objects(harness: &mut Harness, objects: usize) {
 /// Serves a version again over 20 stored parents. Measures the time until all of them have been
 /// reconciled, and until a plain watcher has seen them.
 async fn served_again(harness: &mut Harness, rounds: usize) {
-    let name = harness.carrier.reaction();
+    let name = harness.variant.reaction();
     let mut synced = Figure::new(harness, &format!("served again over 20 parents → every {name}"));
     let mut plain = Figure::new(harness, "served again over 20 parents → a plain watcher has them");
     let crd: CrdBuilder = harness.install().await;

@@ -18,6 +18,8 @@
 mod arguments;
 #[path = "scale/figure.rs"]
 mod figure;
+#[path = "scale/harness.rs"]
+mod harness;
 #[path = "scale/hooks.rs"]
 mod hooks;
 #[path = "scale/idle.rs"]
@@ -30,8 +32,6 @@ mod no_op;
 mod objects;
 #[path = "scale/process.rs"]
 mod process;
-#[path = "scale/scene.rs"]
-mod scene;
 #[path = "scale/server.rs"]
 mod server;
 #[path = "scale/sharing.rs"]

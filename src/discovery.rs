@@ -6,9 +6,9 @@
 //! partial or stale response the last state stands, marked as unknown.
 
 mod api_service;
-mod ask;
 mod catalog;
 mod crd;
+mod discovery_request;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
 mod metrics;

@@ -220,7 +220,7 @@
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
 //! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`), and waits
-//!    at most 1 s for the credentials of changed hooks, and 10 s for the first list of revisions
+//!    at most 1 s for the credentials of changed hooks, and 2 s for the first list of revisions
 //!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition;
 //!    syncs that run end with the old one (`src/meta/runnable/swap.rs::swap`). Informers and caches
 //!    stay; that of revisions comes and goes with rolling types

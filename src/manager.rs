@@ -82,7 +82,7 @@ pub use epoch::Epoch;
 pub use error::ManagerError;
 pub use fence::FenceClosed;
 pub(crate) use fence::{
-    Fence, FencedSender, WriteEnd, WriteObserver, WriteRequest, ask, retry_after,
+    Fence, FencedSender, WriteEnd, WriteObserver, WriteRequest, request_json, retry_after,
 };
 #[cfg(feature = "meta")]
 pub(crate) use fence::{Requester, wait_details};

@@ -19,7 +19,7 @@ use pilotlight::{
 use serde_json::json;
 
 pub(crate) use self::backend::{Backend, Discovery, Health};
-use crate::support::{Act, Carrier, Embedded, Harness, RecordingReconciler};
+use crate::support::{Act, ControllerVariant, Embedded, Harness, RecordingReconciler};
 
 #[tokio::test]
 async fn aggregated_type_is_installed_becomes_unknown_and_is_removed() {

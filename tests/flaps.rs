@@ -14,7 +14,9 @@ use tokio::time::{self, Duration, Instant};
 
 #[cfg(feature = "cli")]
 use crate::support::Declared;
-use crate::support::{Carrier, Embedded, Harness, Listening, RecordingReconciler, alone, type_of};
+use crate::support::{
+    ControllerVariant, Embedded, Harness, Listening, RecordingReconciler, alone, type_of,
+};
 
 const PACED: u64 = 50;
 const FAST: u64 = 50;
@@ -45,11 +47,11 @@ async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
 }
 
 #[expect(clippy::print_stdout, reason = "the figure tells more than a passed test")]
-async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
+async fn a_hundred_flaps_leave_nothing(name: &str, variant: impl ControllerVariant) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
-    let flapping = &carrier.add(&harness, "flapping", &recorder).await;
+    let flapping = &variant.add(&harness, "flapping", &recorder).await;
     harness.warm_up().await;
     // A complete life with an object, so that one-time allocations precede the baseline.
     install_as_soon_as_possible(&harness, &crd).await;
@@ -58,7 +60,7 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     recorder.saw("first", 1).await;
     harness.scope.delete_crd(&crd).await.unwrap();
     harness.done(flapping, 1).await;
-    let leaks = carrier.leaks(&harness).sockets();
+    let leaks = variant.leaks(&harness).sockets();
     let baseline = leaks.baseline().await;
     let tasks = usize::try_from(baseline.total("tasks")).unwrap();
 

@@ -8,7 +8,9 @@ use pilotlight::{
 
 #[cfg(feature = "cli")]
 use crate::support::Declared;
-use crate::support::{Carrier, Embedded, Harness, Listening, RecordingReconciler, about, type_of};
+use crate::support::{
+    ControllerVariant, Embedded, Harness, Listening, RecordingReconciler, about, type_of,
+};
 
 #[tokio::test]
 async fn an_embedded_controller_starts_anew_with_another_crd() {
@@ -26,12 +28,12 @@ async fn a_declared_controller_starts_anew_with_another_crd() {
     starts_anew_with_another_crd("identity-declared", Declared::default()).await;
 }
 
-async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
+async fn starts_anew_with_another_crd(name: &str, variant: impl ControllerVariant) {
     let harness = Harness::start(name).await;
     let mut crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = RecordingReconciler::new(widgets.clone());
-    let anew = &carrier.add(&harness, "anew", &recorder).await;
+    let anew = &variant.add(&harness, "anew", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running(anew, 1).await;
 
@@ -59,10 +61,11 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
         assert!(recorder.store(epoch + 1).is_none_or(|store| store.is_empty()));
         let created = harness.create(&other, "new", 1).await;
         assert_eq!(recorder.saw("new", epoch + 1).await.uid, Some(created));
-        let ghosts: Vec<_> = recorder.all().into_iter().filter(|seen| seen.epoch > epoch).collect();
+        let seen_later: Vec<_> =
+            recorder.all().into_iter().filter(|seen| seen.epoch > epoch).collect();
         assert!(
-            ghosts.iter().all(|seen| seen.uid.as_ref() != Some(&old)),
-            "old objects are seen: {ghosts:#?}"
+            seen_later.iter().all(|seen| seen.uid.as_ref() != Some(&old)),
+            "old objects are seen: {seen_later:#?}"
         );
         if !other.is_namespaced() {
             // The old epoch wrote at the paths of its own scope; no list or watch is ever
@@ -119,8 +122,8 @@ async fn type_replaced_while_unwatched_is_another_type() {
     harness.running("anew", 2).await;
     let new = harness.create(&crd, "same", 2).await;
     assert_eq!(recorder.saw("same", 2).await.uid, Some(new));
-    let ghosts =
+    let old_seen =
         recorder.all().into_iter().filter(|it| it.epoch == 2 && it.uid == Some(old.clone()));
-    assert_eq!(ghosts.count(), 0);
+    assert_eq!(old_seen.count(), 0);
     harness.end().await.unwrap();
 }

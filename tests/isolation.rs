@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use crate::support::{
-    Act, Answer, Carrier, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, Rule,
-    Supervised, about, install_own_crds, one_config_map, type_of,
+    Act, Answer, ControllerVariant, Embedded, Harness, HarnessOptions, PATIENCE,
+    RecordingReconciler, Rule, Supervised, about, install_own_crds, one_config_map, type_of,
 };
 
 const BYSTANDERS: usize = 20;

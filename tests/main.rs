@@ -1,6 +1,6 @@
 //! Tests of behaviour from outside, on a real control plane: one module per promise.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 #[cfg(feature = "runtime")]
 mod adopted;

@@ -15,7 +15,9 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::support::{Carrier, Embedded, Harness, HarnessOptions, RecordingReconciler, type_of};
+use crate::support::{
+    ControllerVariant, Embedded, Harness, HarnessOptions, RecordingReconciler, type_of,
+};
 
 /// Longer than the detection of a dead connection (PING after 30 s, 10 s for its response) and the
 /// timeout of the new connection (5 s); shorter than the silence that a watch may have.

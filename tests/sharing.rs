@@ -10,7 +10,7 @@ use tokio::time::timeout;
 #[cfg(feature = "cli")]
 use crate::support::Declared;
 use crate::support::{
-    Carrier, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, Seen, type_of,
+    ControllerVariant, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, Seen, type_of,
 };
 
 #[tokio::test]
@@ -36,7 +36,11 @@ async fn a_declared_and_an_embedded_controller_share_one_watch() {
     share_one_watch("sharing-beside", Declared::default(), Embedded).await;
 }
 
-async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) {
+async fn share_one_watch(
+    name: &str,
+    first: impl ControllerVariant,
+    second: impl ControllerVariant,
+) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");

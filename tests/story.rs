@@ -9,7 +9,7 @@ use pilotlight::{
 use tokio::time::timeout;
 
 use crate::support::{
-    Carrier, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, type_of,
+    ControllerVariant, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, type_of,
 };
 
 #[tokio::test]
@@ -22,13 +22,13 @@ async fn a_conditional_runnable_lives_and_dies_with_its_type() {
     lives_and_dies_with_its_type("story-runnable", Listening).await;
 }
 
-async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
+async fn lives_and_dies_with_its_type(name: &str, variant: impl ControllerVariant) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = RecordingReconciler::new(widgets.clone());
 
-    carrier.add(&harness, "story", &recorder).await;
+    variant.add(&harness, "story", &recorder).await;
     let waiting =
         harness.until("story", "waits for its type", |it| it.reason == "TypeAbsent").await;
     assert_eq!(waiting.state, ControllerState::Waiting);

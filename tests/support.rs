@@ -8,12 +8,12 @@ mod absence;
 mod alone;
 #[cfg(feature = "meta")]
 mod bench;
-mod carrier;
 #[cfg(feature = "cli")]
 mod changes;
 mod connection;
 #[cfg(feature = "cli")]
 mod constant;
+mod controller_variant;
 mod counts;
 #[cfg(feature = "cli")]
 mod declared;
@@ -80,7 +80,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::metrics::{of_type as metric_of_type, text as metrics_text};
 pub(crate) use self::{
     alone::{alone, alone_where},
-    carrier::{Carrier, Embedded, Listening},
+    controller_variant::{ControllerVariant, Embedded, Listening},
     counts::counted,
     recorder::{Act, RecordingReconciler, Seen},
     rights::Rule,

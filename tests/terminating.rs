@@ -8,7 +8,9 @@ use pilotlight::{
 };
 use serde_json::json;
 
-use crate::support::{Act, Carrier, Embedded, Harness, Listening, RecordingReconciler, type_of};
+use crate::support::{
+    Act, ControllerVariant, Embedded, Harness, Listening, RecordingReconciler, type_of,
+};
 
 #[tokio::test]
 async fn an_embedded_controller_runs_until_finalizers_are_gone() {
@@ -20,12 +22,12 @@ async fn a_conditional_runnable_runs_until_finalizers_are_gone() {
     runs_until_finalizers_are_gone("terminating-runnable", Listening).await;
 }
 
-async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
+async fn runs_until_finalizers_are_gone(name: &str, variant: impl ControllerVariant) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = RecordingReconciler::new(widgets.clone());
-    carrier.add(&harness, "finisher", &recorder).await;
+    variant.add(&harness, "finisher", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("finisher", 1).await;
     let api = harness.scope.api(&crd, "v1");

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Act, Carrier, Embedded, Harness, HarnessOptions, Listening, PATIENCE, RecordingReconciler,
-    Server, about, counted, eventually, type_of,
+    Act, ControllerVariant, Embedded, Harness, HarnessOptions, Listening, PATIENCE,
+    RecordingReconciler, Server, about, counted, eventually, type_of,
 };
 
 /// Responses that a healthy server does not give.

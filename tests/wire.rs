@@ -21,8 +21,8 @@ use serde_json::json;
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, about, eventually,
-    type_of,
+    ControllerVariant, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, about,
+    eventually, type_of,
 };
 
 async fn proxied(faults: &Faults) -> (Proxy, Client) {

@@ -12,7 +12,7 @@ pub(crate) struct Figure {
 
 impl Figure {
     pub(crate) fn new(harness: &Harness, title: &str) -> Self {
-        Self { title: format!("{}: {title}", harness.carrier.word()), samples: Vec::new() }
+        Self { title: format!("{}: {title}", harness.variant.word()), samples: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, from: Instant, to: Instant) {

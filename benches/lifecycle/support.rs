@@ -33,7 +33,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::carrier::Carrier;
+use crate::controller_variant::ControllerVariant;
 
 /// Serves a hook that answers with no children; returns its URL.
 async fn hook(recorder: RecordingReconciler, tasks: &mut JoinSet<()>) -> String {
@@ -72,7 +72,7 @@ async fn declare(client: Client, scope: &TestScope, hook: &str) {
 }
 
 pub(crate) struct Harness {
-    pub(crate) carrier: Carrier,
+    pub(crate) variant: ControllerVariant,
     pub(crate) scope: TestScope,
     pub(crate) requests: Requests,
     pub(crate) recorder: RecordingReconciler,
@@ -84,8 +84,8 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    pub(crate) async fn start(plane: &ControlPlane, carrier: Carrier) -> Self {
-        let scope = plane.scope(carrier.word()).await.unwrap();
+    pub(crate) async fn start(plane: &ControlPlane, variant: ControllerVariant) -> Self {
+        let scope = plane.scope(variant.word()).await.unwrap();
         let requests = Requests::default();
         let recorder = RecordingReconciler::default();
         let client = requests.client(plane, &scope.group);
@@ -93,18 +93,18 @@ impl Harness {
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast()).unwrap();
         let mut tasks = JoinSet::new();
-        match carrier {
-            Carrier::Embedded => {
-                let controller = Controller::builder(carrier.name())
+        match variant {
+            ControllerVariant::Embedded => {
+                let controller = Controller::builder(variant.name())
                     .for_type(TypeRef::resource(&scope.group, "v1", "widgets"))
                     .conditional()
                     .build(&cluster, recorder.clone())
                     .unwrap();
                 manager
-                    .add(carrier.name(), Arc::new(controller), RunnableOptions::default())
+                    .add(variant.name(), Arc::new(controller), RunnableOptions::default())
                     .unwrap();
             }
-            Carrier::Composite => {
+            ControllerVariant::Composite => {
                 let hook = hook(recorder.clone(), &mut tasks).await;
                 declare(plane.client().unwrap(), &scope, &hook).await;
                 let options = MetaOptions::default();
@@ -117,7 +117,7 @@ impl Harness {
         let transitions = manager.handle().transitions();
         let token = stop.clone();
         let manager = tasks.spawn(async move { manager.run(token).await.unwrap() });
-        Self { carrier, scope, requests, recorder, crds, transitions, stop, manager, tasks }
+        Self { variant, scope, requests, recorder, crds, transitions, stop, manager, tasks }
     }
 
     pub(crate) async fn stop(mut self) {
@@ -158,7 +158,7 @@ impl Harness {
     async fn transition(&mut self, wanted: impl Fn(&TransitionKind) -> bool) -> Instant {
         loop {
             let transition = self.transitions.recv().await.unwrap();
-            if transition.name.as_str() == self.carrier.name() && wanted(&transition.kind) {
+            if transition.name.as_str() == self.variant.name() && wanted(&transition.kind) {
                 return Instant::now();
             }
         }

@@ -57,8 +57,8 @@ impl Figure {
     }
 }
 
-/// Prints the title of a scene and the head of its columns.
-pub(crate) fn scene(title: &str) {
+/// Prints the title of a measurement and the head of its columns.
+pub(crate) fn title(title: &str) {
     println!("\n{title}");
     println!(
         "{:<62} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10}",

@@ -6,10 +6,10 @@ use kube::api::ListParams;
 use crate::{
     arguments::{Arguments, ServerKind},
     figure::{self, Figure, float},
+    harness::Harness,
     hooks::CHILD,
     objects::{Children, Declared, parent},
     process::Process,
-    scene::Scene,
 };
 
 /// Bytes of an object's data.
@@ -24,57 +24,57 @@ pub(crate) async fn run(arguments: &Arguments) {
 
 /// Measures foreign objects, with one controller.
 async fn foreign(arguments: &Arguments) {
-    let mut scene = Scene::start(arguments, ServerKind::Simulated).await;
+    let mut harness = Harness::start(arguments, ServerKind::Simulated).await;
     let count = arguments.size(5_000, 50_000);
-    declare(&mut scene, 1, 1).await;
-    title(&scene, &format!("{count} foreign objects"));
-    let mut process = scene.run(1).await;
-    let none = rest(&scene, &mut process, "without them").await;
-    scene.objects.foreign(count, BYTES).await;
-    let grown = rest(&scene, &mut process, "after live growth").await;
+    declare(&mut harness, 1, 1).await;
+    title(&harness, &format!("{count} foreign objects"));
+    let mut process = harness.run(1).await;
+    let none = rest(&harness, &mut process, "without them").await;
+    harness.objects.foreign(count, BYTES).await;
+    let grown = rest(&harness, &mut process, "after live growth").await;
     process.stop().await;
-    let mut process = scene.run(1).await;
-    let again = rest(&scene, &mut process, "after a restart").await;
+    let mut process = harness.run(1).await;
+    let again = rest(&harness, &mut process, "after a restart").await;
     process.stop().await;
     print_each("a foreign object", count, grown - none, again - none);
-    scene.stop().await;
+    harness.stop().await;
 }
 
 /// Measures children of one controller.
 async fn own(arguments: &Arguments) {
-    let mut scene = Scene::start(arguments, ServerKind::Simulated).await;
+    let mut harness = Harness::start(arguments, ServerKind::Simulated).await;
     let parents = arguments.size(50, 500);
     let count = parents * CHILDREN;
-    declare(&mut scene, 1, 1).await;
-    title(&scene, &format!("{count} own objects of {parents} parents"));
-    let mut process = scene.run(1).await;
-    let none = rest(&scene, &mut process, "without them").await;
+    declare(&mut harness, 1, 1).await;
+    title(&harness, &format!("{count} own objects of {parents} parents"));
+    let mut process = harness.run(1).await;
+    let none = rest(&harness, &mut process, "without them").await;
     let names = (1..=parents).map(|index| (parent(index), None)).collect();
-    scene.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
-    scene.written(count + 1).await;
-    let grown = rest(&scene, &mut process, "after live growth").await;
+    harness.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    harness.written(count + 1).await;
+    let grown = rest(&harness, &mut process, "after live growth").await;
     process.stop().await;
-    let mut process = scene.run(parents + 1).await;
-    let again = rest(&scene, &mut process, "after a restart").await;
+    let mut process = harness.run(parents + 1).await;
+    let again = rest(&harness, &mut process, "after a restart").await;
     process.stop().await;
     print_each("an own object", count, grown - none, again - none);
-    let json = float(json_bytes(&scene).await) / 1024.0;
+    let json = float(json_bytes(&harness).await) / 1024.0;
     Figure::one("JSON of an own object, without managedFields", "KiB", json);
-    scene.stop().await;
+    harness.stop().await;
 }
 
 /// Declares a controller with parents.
-async fn declare(scene: &mut Scene, parents: usize, children: usize) {
+async fn declare(harness: &mut Harness, parents: usize, children: usize) {
     let names = (0..parents).map(|index| (parent(index), None)).collect();
-    scene.objects.types(1).await;
-    scene.objects.parents(0, names, Children { count: children, bytes: BYTES }).await;
-    let declared = Declared::new("all", 0, &scene.hooks);
-    scene.objects.controllers(vec![declared]).await;
+    harness.objects.types(1).await;
+    harness.objects.parents(0, names, Children { count: children, bytes: BYTES }).await;
+    let declared = Declared::new("all", 0, &harness.hooks);
+    harness.objects.controllers(vec![declared]).await;
 }
 
-async fn rest(scene: &Scene, process: &mut Process, when: &str) -> f64 {
-    scene.settle(process).await;
-    let rest = process.memory_at_rest(scene.rest).await;
+async fn rest(harness: &Harness, process: &mut Process, when: &str) -> f64 {
+    harness.settle(process).await;
+    let rest = process.memory_at_rest(harness.rest).await;
     Figure::one(format!("anonymous memory at most, until then: {when}"), "MiB", {
         process.most_memory()
     });
@@ -87,14 +87,14 @@ fn print_each(what: &str, count: usize, grown: f64, again: f64) {
     Figure::one(format!("memory of {what}, after a restart"), "KiB", each(again));
 }
 
-fn title(scene: &Scene, what: &str) {
-    figure::scene(&format!("memory: {what} of {BYTES} B, {}", scene.server.name()));
+fn title(harness: &Harness, what: &str) {
+    figure::title(&format!("memory: {what} of {BYTES} B, {}", harness.server.name()));
 }
 
 /// Returns the bytes of one child as the process may keep it.
-async fn json_bytes(scene: &Scene) -> usize {
+async fn json_bytes(harness: &Harness) -> usize {
     let params = ListParams::default().labels(CHILD).limit(2);
-    let mut list = scene.objects.children().list(&params).await.unwrap();
+    let mut list = harness.objects.children().list(&params).await.unwrap();
     let mut child: ConfigMap = list.items.pop().unwrap();
     child.metadata.managed_fields = None;
     serde_json::to_vec(&child).unwrap().len()

@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 use crate::{
     arguments::{Arguments, ServerKind},
     figure::{self, Figure, float, ratio},
+    harness::{Harness, each},
     objects::{Children, Declared, parent},
-    scene::{Scene, each},
     server::without_watches,
 };
 
@@ -19,21 +19,21 @@ const BYTES: usize = 200;
 const WINDOWS: usize = 5;
 
 pub(crate) async fn run(arguments: &Arguments) {
-    let mut scene = Scene::start(arguments, ServerKind::Simulated).await;
+    let mut harness = Harness::start(arguments, ServerKind::Simulated).await;
     let among = arguments.size(2_000, 20_000);
     for (parents, resync_seconds) in sizes(arguments) {
-        let before = measure(&mut scene, parents, resync_seconds, 0).await;
+        let before = measure(&mut harness, parents, resync_seconds, 0).await;
         if parents == arguments.size(200, 1_000) {
-            scene.objects.foreign(among, BYTES).await;
-            let measured = measure(&mut scene, parents, resync_seconds, among).await;
-            scene.objects.no_foreign().await;
+            harness.objects.foreign(among, BYTES).await;
+            let measured = measure(&mut harness, parents, resync_seconds, among).await;
+            harness.objects.no_foreign().await;
             // Again, since the load of the machine changes.
-            let after = measure(&mut scene, parents, resync_seconds, 0).await;
+            let after = measure(&mut harness, parents, resync_seconds, 0).await;
             let alone = f64::min(before, after);
             ratio("CPU time of a no-op sync, to no foreign objects", measured, alone);
         }
     }
-    scene.stop().await;
+    harness.stop().await;
 }
 
 /// Returns numbers of parents, each with the resync period that a slow machine can hold.
@@ -42,41 +42,46 @@ fn sizes(arguments: &Arguments) -> Vec<(usize, u32)> {
 }
 
 /// Returns the least CPU time of a thousand no-op syncs in ms.
-async fn measure(scene: &mut Scene, parents: usize, resync_seconds: u32, foreign: usize) -> f64 {
+async fn measure(
+    harness: &mut Harness,
+    parents: usize,
+    resync_seconds: u32,
+    foreign: usize,
+) -> f64 {
     let names = (0..parents).map(|index| (parent(index), None)).collect();
-    scene.objects.types(1).await;
-    scene.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    harness.objects.types(1).await;
+    harness.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
     // Another name for each size, since the period differs.
     let name = format!("every-{resync_seconds}");
     let resync_seconds = Some(resync_seconds);
-    let declared = Declared { resync_seconds, ..Declared::new(&name, 0, &scene.hooks) };
-    scene.objects.controllers(vec![declared.clone()]).await;
-    figure::scene(&format!(
+    let declared = Declared { resync_seconds, ..Declared::new(&name, 0, &harness.hooks) };
+    harness.objects.controllers(vec![declared.clone()]).await;
+    figure::title(&format!(
         "no-op syncs: {parents} parents × {CHILDREN} children, {foreign} foreign objects, {}",
-        scene.server.name()
+        harness.server.name()
     ));
     // Another process creates the children: syncs whose times are spread by the writes cost more
     // than those that follow each other.
-    let creator = scene.process();
-    scene.written(parents * CHILDREN).await;
+    let creator = harness.process();
+    harness.written(parents * CHILDREN).await;
     creator.stop().await;
-    let process = scene.run(parents).await;
+    let process = harness.run(parents).await;
     // Writes that the other process did not end cause further syncs.
     let period = Duration::from_secs(declared.resync_seconds.unwrap_or_default().into());
     sleep(2 * period).await;
 
-    let start = scene.server.count_start().await;
+    let start = harness.server.count_start().await;
     let mut cpu = Figure::new("CPU time of 1,000 no-op syncs", "ms");
     let mut rate = Figure::new("no-op syncs in a second", "");
-    let window = period.max(scene.rest);
+    let window = period.max(harness.rest);
     for _ in 0..WINDOWS {
-        let (calls, before, begin) = (scene.hooks.calls(), process.cpu(), Instant::now());
+        let (calls, before, begin) = (harness.hooks.calls(), process.cpu(), Instant::now());
         sleep(window).await;
-        let (calls, used) = (scene.hooks.calls() - calls, process.cpu() - before);
+        let (calls, used) = (harness.hooks.calls() - calls, process.cpu() - before);
         cpu.add(each(used, calls) * 1e3);
         rate.add(float(calls) / begin.elapsed().as_secs_f64());
     }
-    let requests = scene.server.requests_since(start).await;
+    let requests = harness.server.requests_since(start).await;
     let cpu = cpu.print();
     rate.print();
     Figure::one("requests sent meanwhile, without watches", "", float(without_watches(&requests)));

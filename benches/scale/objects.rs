@@ -1,4 +1,4 @@
-//! Objects of a scene: parent types, parents, controllers and foreign objects.
+//! Objects of a measurement: parent types, parents, controllers and foreign objects.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! API server of a scene, real or simulated.
+//! API server of a measurement, real or simulated.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 

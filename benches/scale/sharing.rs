@@ -7,9 +7,9 @@ use tokio::{task::JoinSet, time::Instant};
 use crate::{
     arguments::{Arguments, ServerKind},
     figure::{self, Figure, float, ratio},
+    harness::{Harness, each},
     objects::{Children, Declared, parent},
     process::Process,
-    scene::{Scene, each},
 };
 
 /// Bytes of a foreign object's data.
@@ -31,20 +31,20 @@ struct Measured {
 
 pub(crate) async fn run(arguments: &Arguments) {
     let kind = arguments.server.unwrap_or(ServerKind::Real);
-    let mut scene = Scene::start(arguments, ServerKind::Real).await;
+    let mut harness = Harness::start(arguments, ServerKind::Real).await;
     for (foreign, controllers) in sizes(arguments, kind) {
-        scene.objects.foreign(foreign, BYTES).await;
+        harness.objects.foreign(foreign, BYTES).await;
         let mut alone: Option<Measured> = None;
         for count in controllers {
             let types = arguments.types.unwrap_or(count);
-            let measured = measure(&mut scene, arguments, count, types, foreign).await;
+            let measured = measure(&mut harness, arguments, count, types, foreign).await;
             if let Some(alone) = &alone {
                 compare(&measured, alone);
             }
             alone.get_or_insert(measured);
         }
     }
-    scene.stop().await;
+    harness.stop().await;
 }
 
 /// Returns numbers of foreign objects, each with numbers of controllers.
@@ -66,28 +66,28 @@ fn sizes(arguments: &Arguments, kind: ServerKind) -> Vec<(usize, Vec<usize>)> {
 }
 
 async fn measure(
-    scene: &mut Scene,
+    harness: &mut Harness,
     arguments: &Arguments,
     count: usize,
     types: usize,
     foreign: usize,
 ) -> Measured {
-    declare(scene, count, types).await;
-    figure::scene(&format!(
+    declare(harness, count, types).await;
+    figure::title(&format!(
         "sharing: {count} controllers of {types} types, {foreign} foreign objects, {}",
-        scene.server.name()
+        harness.server.name()
     ));
-    let mut process = scene.run(count).await;
-    let rest = scene.print_memory(&mut process).await;
-    let foreign = foreign_changes(scene, &mut process, arguments.size(400, 1_000)).await;
-    let own = own_changes(scene, &mut process, count, arguments.size(80, 400)).await;
-    under_load(scene, count, arguments.size(40, 100)).await;
-    scene.settle(&mut process).await;
+    let mut process = harness.run(count).await;
+    let rest = harness.print_memory(&mut process).await;
+    let foreign = foreign_changes(harness, &mut process, arguments.size(400, 1_000)).await;
+    let own = own_changes(harness, &mut process, count, arguments.size(80, 400)).await;
+    under_load(harness, count, arguments.size(40, 100)).await;
+    harness.settle(&mut process).await;
     Figure::one("anonymous memory at most, since it was at rest", "MiB", process.most_memory());
     Figure::one(
         "anonymous memory at rest, at last",
         "MiB",
-        process.memory_at_rest(scene.rest).await,
+        process.memory_at_rest(harness.rest).await,
     );
     process.stop().await;
     Measured { controllers: count, rest, foreign, own }
@@ -105,38 +105,38 @@ fn compare(measured: &Measured, alone: &Measured) {
 }
 
 /// Declares controllers with one parent each, and each parent with one child.
-async fn declare(scene: &mut Scene, count: usize, types: usize) {
-    scene.objects.types(types).await;
+async fn declare(harness: &mut Harness, count: usize, types: usize) {
+    harness.objects.types(types).await;
     let controllers = (0..count).map(|index| Declared {
         label: (types < count).then(|| format!("c{index}")),
-        ..Declared::new(&format!("c{index}"), index % types, &scene.hooks)
+        ..Declared::new(&format!("c{index}"), index % types, &harness.hooks)
     });
     let controllers: Vec<_> = controllers.collect();
     for kind in 0..types {
         let parents = (kind..count).step_by(types);
         let names = parents.map(|index| (parent(index), Some(format!("c{index}")))).collect();
-        scene.objects.parents(kind, names, Children { count: 1, bytes: BYTES }).await;
+        harness.objects.parents(kind, names, Children { count: 1, bytes: BYTES }).await;
     }
-    scene.objects.controllers(controllers).await;
+    harness.objects.controllers(controllers).await;
 }
 
 /// Changes foreign objects in batches; returns the least CPU time for one in ms.
-async fn foreign_changes(scene: &mut Scene, process: &mut Process, batch: usize) -> f64 {
-    let calls = scene.hooks.calls();
+async fn foreign_changes(harness: &mut Harness, process: &mut Process, batch: usize) -> f64 {
+    let calls = harness.hooks.calls();
     let mut cpu = Figure::new("CPU time for a foreign change", "ms");
     for _ in 0..BATCHES {
         let before = process.cpu();
-        scene.objects.change_foreign(batch, CONCURRENT).await;
+        harness.objects.change_foreign(batch, CONCURRENT).await;
         process.quiet().await;
         cpu.add(each(process.cpu() - before, batch));
     }
-    assert_eq!(scene.hooks.calls(), calls, "a foreign change causes no hook call");
+    assert_eq!(harness.hooks.calls(), calls, "a foreign change causes no hook call");
     cpu.print()
 }
 
 /// Changes children one by one, in batches; returns the least CPU time for one in ms.
 async fn own_changes(
-    scene: &mut Scene,
+    harness: &mut Harness,
     process: &mut Process,
     controllers: usize,
     changes: usize,
@@ -148,14 +148,14 @@ async fn own_changes(
     let batch = changes / BATCHES;
     // The connections to the hooks are open afterwards.
     for index in 0..controllers {
-        own_change(scene, index, &mut warm_up, &mut ignored).await;
+        own_change(harness, index, &mut warm_up, &mut ignored).await;
     }
     for number in 0..BATCHES {
         process.quiet().await;
         let before = process.cpu();
         for index in 0..batch {
             let index = (number * batch + index) % controllers;
-            own_change(scene, index, &mut call, &mut answer).await;
+            own_change(harness, index, &mut call, &mut answer).await;
         }
         process.quiet().await;
         cpu.add(each(process.cpu() - before, batch));
@@ -165,24 +165,24 @@ async fn own_changes(
     cpu.print()
 }
 
-async fn own_change(scene: &mut Scene, index: usize, call: &mut Figure, answer: &mut Figure) {
+async fn own_change(harness: &mut Harness, index: usize, call: &mut Figure, answer: &mut Figure) {
     let parent = parent(index);
-    let calls = scene.hooks.calls_of(&parent);
+    let calls = harness.hooks.calls_of(&parent);
     let begin = Instant::now();
-    scene.objects.change_child(&parent).await;
+    harness.objects.change_child(&parent).await;
     answer.add(begin.elapsed().as_secs_f64() * 1e3);
-    let called = scene.hooks.call_after(&parent, calls, PATIENCE).await;
+    let called = harness.hooks.call_after(&parent, calls, PATIENCE).await;
     call.add((called.expect("the hook is called") - begin).as_secs_f64() * 1e3);
 }
 
 /// Changes children one by one while foreign objects change without a pause.
-async fn under_load(scene: &mut Scene, controllers: usize, changes: usize) {
+async fn under_load(harness: &mut Harness, controllers: usize, changes: usize) {
     let mut call = Figure::new("the same among foreign changes → hook call", "ms");
     let mut answer = Figure::new("the same among foreign changes → answer", "ms");
     let mut load = JoinSet::new();
-    load.spawn(scene.objects.load(CONCURRENT));
+    load.spawn(harness.objects.load(CONCURRENT));
     for index in 0..changes {
-        own_change(scene, index % controllers, &mut call, &mut answer).await;
+        own_change(harness, index % controllers, &mut call, &mut answer).await;
     }
     load.shutdown().await;
     call.print();

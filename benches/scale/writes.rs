@@ -5,9 +5,9 @@ use tokio::time::Instant;
 use crate::{
     arguments::{Arguments, ServerKind},
     figure::{self, Figure, float},
+    harness::{Harness, each},
     objects::{Children, Declared, parent},
     process::Process,
-    scene::{Scene, each},
     server::CountStart,
 };
 
@@ -18,62 +18,62 @@ const CONTROLLER: &str = "all";
 
 /// Rewrites all children by another revision of the hook.
 pub(crate) async fn rewrites(arguments: &Arguments) {
-    let mut scene = Scene::start(arguments, ServerKind::Real).await;
+    let mut harness = Harness::start(arguments, ServerKind::Real).await;
     let parents = arguments.size(100, 1_000);
-    declare(&mut scene, parents).await;
-    figure::scene(&format!(
+    declare(&mut harness, parents).await;
+    figure::title(&format!(
         "writes: {} children of {parents} parents rewritten, {}",
         parents * CHILDREN,
-        scene.server.name()
+        harness.server.name()
     ));
-    let mut process = scene.run(parents).await;
-    scene.written(parents * CHILDREN).await;
-    scene.settle(&mut process).await;
+    let mut process = harness.run(parents).await;
+    harness.written(parents * CHILDREN).await;
+    harness.settle(&mut process).await;
     for revision in ["1", "2", "3"] {
-        let calls = scene.hooks.calls();
-        let start = scene.server.count_start().await;
+        let calls = harness.hooks.calls();
+        let start = harness.server.count_start().await;
         let (begin, cpu) = (Instant::now(), process.cpu());
-        let written = scene.revision(revision, parents * CHILDREN);
-        let url = scene.hooks.url(revision);
-        tokio::join!(written, scene.objects.set_hook(CONTROLLER, &url));
+        let written = harness.revision(revision, parents * CHILDREN);
+        let url = harness.hooks.url(revision);
+        tokio::join!(written, harness.objects.set_hook(CONTROLLER, &url));
         Figure::one("another hook → all children written", "s", begin.elapsed().as_secs_f64());
-        scene.settle(&mut process).await;
+        harness.settle(&mut process).await;
         let cpu = process.cpu() - cpu;
-        print(&scene, &process, parents, cpu, start).await;
-        print_calls(scene.hooks.calls() - calls, parents);
+        print(&harness, &process, parents, cpu, start).await;
+        print_calls(harness.hooks.calls() - calls, parents);
     }
     process.stop().await;
-    scene.stop().await;
+    harness.stop().await;
 }
 
 /// Creates the children of all parents after a start.
 pub(crate) async fn first_sync(arguments: &Arguments) {
-    let mut scene = Scene::start(arguments, ServerKind::Real).await;
+    let mut harness = Harness::start(arguments, ServerKind::Real).await;
     let parents = arguments.size(500, 10_000);
-    declare(&mut scene, parents).await;
-    figure::scene(&format!(
+    declare(&mut harness, parents).await;
+    figure::title(&format!(
         "first sync: {parents} parents × {CHILDREN} children, {}",
-        scene.server.name()
+        harness.server.name()
     ));
-    let start = scene.server.count_start().await;
+    let start = harness.server.count_start().await;
     let begin = Instant::now();
-    let mut process = scene.run(parents).await;
-    scene.written(parents * CHILDREN).await;
+    let mut process = harness.run(parents).await;
+    harness.written(parents * CHILDREN).await;
     Figure::one("start of the process → all children", "s", begin.elapsed().as_secs_f64());
-    scene.settle(&mut process).await;
+    harness.settle(&mut process).await;
     let cpu = process.cpu();
-    print(&scene, &process, parents, cpu, start).await;
-    print_calls(scene.hooks.calls(), parents);
+    print(&harness, &process, parents, cpu, start).await;
+    print_calls(harness.hooks.calls(), parents);
     process.stop().await;
-    scene.stop().await;
+    harness.stop().await;
 }
 
-async fn declare(scene: &mut Scene, parents: usize) {
+async fn declare(harness: &mut Harness, parents: usize) {
     let names = (0..parents).map(|index| (parent(index), None)).collect();
-    scene.objects.types(1).await;
-    scene.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
-    let declared = Declared::new(CONTROLLER, 0, &scene.hooks);
-    scene.objects.controllers(vec![declared]).await;
+    harness.objects.types(1).await;
+    harness.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    let declared = Declared::new(CONTROLLER, 0, &harness.hooks);
+    harness.objects.controllers(vec![declared]).await;
 }
 
 fn print_calls(calls: u64, parents: usize) {
@@ -81,13 +81,13 @@ fn print_calls(calls: u64, parents: usize) {
 }
 
 async fn print(
-    scene: &Scene,
+    harness: &Harness,
     process: &Process,
     parents: usize,
     cpu: std::time::Duration,
     start: CountStart,
 ) {
-    let requests = scene.server.requests_since(start).await;
+    let requests = harness.server.requests_since(start).await;
     let is_write = |named: &str| {
         ["create ", "update ", "patch ", "delete "].iter().any(|verb| named.starts_with(verb))
     };

@@ -1,14 +1,12 @@
 //! Manager under test with its declared controllers, and their hook.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
+use parking_lot::Mutex;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     manager::{
@@ -135,12 +133,12 @@ impl TestHook {
     }
 
     pub(crate) fn set_mode(&self, kind: usize, mode: HookMode) {
-        self.modes.lock().unwrap_or_else(PoisonError::into_inner)[kind] = mode;
+        self.modes.lock()[kind] = mode;
     }
 
     fn mode(&self, parent: &Value) -> HookMode {
         let kind = parent["kind"].as_str().and_then(|kind| kind.strip_prefix("Kind")?.parse().ok());
-        let modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let modes = self.modes.lock();
         kind.and_then(|kind: usize| modes.get(kind).copied()).unwrap_or(HookMode::Invalid)
     }
 }

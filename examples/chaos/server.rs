@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,6 +20,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     client::Body,
 };
+use parking_lot::Mutex;
 use pilotlight::{
     meta,
     testing::{
@@ -372,7 +373,7 @@ impl Writes {
         if !status.is_success() {
             return;
         }
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         match write {
             Write::Create => state.creates += 1,
             Write::Delete(name) => {
@@ -385,7 +386,7 @@ impl Writes {
 
     /// Number of children created, and of deletions of each child.
     pub(crate) fn so_far(&self) -> Counts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 

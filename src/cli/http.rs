@@ -27,9 +27,12 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
             format!("--address {}: give HOST:PORT of the metrics server", redaction::url(address))
         })?;
     if uri.scheme_str() != Some("http") {
-        bail!("--address {}: the metrics server speaks http", redaction::url(address));
+        bail!(
+            "--address {}: use http://, the only scheme of the metrics server",
+            redaction::url(address)
+        );
     }
-    let asked = async {
+    let requested = async {
         let host = uri.host().unwrap_or_default();
         let name = host.trim_start_matches('[').trim_end_matches(']');
         let stream = TcpStream::connect((name, uri.port_u16().unwrap_or(80))).await.context(
@@ -55,8 +58,8 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         Ok(serde_json::from_slice(&body)?)
     };
     let shown = redaction::url(&uri);
-    match tokio::time::timeout(TIMEOUT, asked).await {
-        Ok(answer) => answer.with_context(|| format!("asking {shown}")),
-        Err(_) => bail!("asking {shown}: no response within {TIMEOUT:?}"),
+    match tokio::time::timeout(TIMEOUT, requested).await {
+        Ok(answer) => answer.with_context(|| format!("requesting {shown}")),
+        Err(_) => bail!("requesting {shown}: no response within {TIMEOUT:?}"),
     }
 }

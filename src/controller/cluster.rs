@@ -23,8 +23,8 @@ use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, RunResult, Runnable,
-        RunnableGroup, RunnableOptions,
+        AddError, CheckResult, Checks, ControllerName, Epoch, Manager, ManagerHandle, RunResult,
+        Runnable, RunnableGroup, RunnableOptions,
     },
 };
 
@@ -91,6 +91,18 @@ pub struct ClusterRunnable {
     work: ClusterWork,
     // Metrics that are registered with those of the cluster.
     metrics: Vec<Box<RegisterFn>>,
+    // Check of readiness, which is removed with the runnable.
+    check: Arc<Mutex<Option<RegisteredCheck>>>,
+}
+
+/// Check of readiness of a manager, which is removed when this is dropped.
+#[derive(Debug)]
+struct RegisteredCheck(Checks, String);
+
+impl Drop for RegisteredCheck {
+    fn drop(&mut self) {
+        self.0.remove(&self.1);
+    }
 }
 
 type RegisterFn = dyn Fn(&mut Registry) + Send + Sync;
@@ -197,6 +209,13 @@ impl Cluster {
         }
     }
 
+    /// Adds the check of readiness to those of a manager.
+    fn register_check(&self, checks: Checks, name: &ControllerName) -> RegisteredCheck {
+        let check = format!("discovery/{name}");
+        checks.add(check.clone(), self.readiness_check());
+        RegisteredCheck(checks, check)
+    }
+
     fn with_work(
         work: ClusterWork,
         client: Client,
@@ -207,7 +226,13 @@ impl Cluster {
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
         let defaults = Arc::default();
         let cluster = Self { client, types, informers, namespace, metrics, carried_over, defaults };
-        (cluster.clone(), ClusterRunnable { cluster, work, metrics: Vec::new() })
+        let runnable = ClusterRunnable {
+            cluster: cluster.clone(),
+            work,
+            metrics: Vec::new(),
+            check: Arc::default(),
+        };
+        (cluster, runnable)
     }
 }
 
@@ -249,10 +274,9 @@ impl ClusterRunnable {
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
         let (name, cluster) = (name.into(), self.cluster.clone());
-        let metrics = mem::take(&mut self.metrics);
+        let (metrics, check) = (mem::take(&mut self.metrics), Arc::clone(&self.check));
         manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
-        let check = cluster.readiness_check();
-        manager.handle().readiness().add(format!("discovery/{name}"), check);
+        *check.lock() = Some(cluster.register_check(manager.handle().readiness(), &name));
         manager.add_metrics(name, move |registry| {
             cluster.register_metrics(registry);
             metrics.iter().for_each(|register| register(registry));
@@ -272,10 +296,10 @@ impl ClusterRunnable {
         manager: &ManagerHandle,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
-        let (name, check) = (name.into(), self.cluster.readiness_check());
+        let (name, cluster, check) = (name.into(), self.cluster.clone(), Arc::clone(&self.check));
         let options = RunnableOptions::fail_fast();
         manager.add_runnable(name.clone(), Arc::new(self), options).await?;
-        manager.readiness().add(format!("discovery/{name}"), check);
+        *check.lock() = Some(cluster.register_check(manager.readiness(), &name));
         Ok(())
     }
 }

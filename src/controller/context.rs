@@ -387,10 +387,10 @@ impl Context {
     /// # Errors
     ///
     /// [`ListerError::Projected`] for an input that is cached in part, [`ListerError::NotAnInput`]
-    /// for a type that is none, and [`ListerError::Unavailable`] with the reason while an input has
-    /// no complete list. Objects may exist all the same: return the error to be retried after a
-    /// back-off or, for an optional input, reconcile without it. Once the objects are listed, their
-    /// events enqueue the requests again.
+    /// for a type that is not an input, and [`ListerError::Unavailable`] with the reason while an
+    /// input has no complete list. Objects may exist all the same: return the error to be retried
+    /// after a back-off or, for an optional input, reconcile without it. Once the objects are
+    /// listed, their events enqueue the requests again.
     pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
         let attached = self.attached_of::<K>()?;
         let store = self.reader_of(&attached);

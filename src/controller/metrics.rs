@@ -98,7 +98,7 @@ impl ControllerMetrics {
         );
         add(
             "controller_runtime_terminal_reconcile_errors",
-            "Reconciles that failed and are not repeated",
+            "Reconciles that failed and are not retried",
             Box::new(families.terminal.clone()),
         );
         add(

@@ -16,7 +16,7 @@ use super::Cluster;
 use crate::{
     manager::{
         Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, UnmetRequirement, Verdict, always, ask, publish,
+        RunnableGroup, UnmetRequirement, Verdict, always, publish, request_json,
     },
     redaction,
 };
@@ -123,7 +123,7 @@ impl Permission {
             Ok(request) => request,
             Err(error) => return unknown(error.to_string()),
         };
-        let response: Value = match timeout(REVIEW_TIMEOUT, ask(client, request)).await {
+        let response: Value = match timeout(REVIEW_TIMEOUT, request_json(client, request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return unknown(redaction::request_error(&error)),
             Err(_) => return unknown(format!("no response within {REVIEW_TIMEOUT:?}")),

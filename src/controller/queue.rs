@@ -41,7 +41,7 @@ use tokio::{
 pub(super) use self::limit::NewLimiter;
 use self::{
     core::{Core, Popped, QueueTimer},
-    delays::Delays,
+    delays::KeyDelays,
     hashed::Hashed,
     limit::OwnLimiter,
     moment::Moment,
@@ -99,7 +99,7 @@ struct SharedQueue<K> {
 
 struct QueueState<K> {
     core: Core<K>,
-    delays: Delays,
+    delays: KeyDelays,
     // Getters that wait for a change.
     waiting: usize,
     // Notifications sent to waiting getters and not received yet, at most `MAX_NOTIFIED`.
@@ -123,7 +123,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub(super) fn with_metrics(options: QueueOptions, metrics: QueueMetrics) -> Self {
         let state = QueueState {
             core: Core::new(options, metrics.clone(), Instant::now()),
-            delays: Delays::default(),
+            delays: KeyDelays::default(),
             waiting: 0,
             notified: 0,
         };

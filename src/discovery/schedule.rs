@@ -162,10 +162,10 @@ mod tests {
     async fn an_interval_of_zero_does_not_ask_without_pause() {
         let now = Instant::now();
         let mut never_pausing = RequestSchedule::new(now, Duration::ZERO);
-        let mut told_later = RequestSchedule::new(now, INTERVAL);
-        told_later.set_interval(now, Duration::ZERO);
+        let mut set_later = RequestSchedule::new(now, INTERVAL);
+        set_later.set_interval(now, Duration::ZERO);
 
-        for schedule in [&mut never_pausing, &mut told_later] {
+        for schedule in [&mut never_pausing, &mut set_later] {
             for pending in [PendingDiscovery::Nothing, PendingDiscovery::NoEvent] {
                 let gaps = gaps(schedule, pending, 5);
                 assert!(gaps.iter().all(|gap| *gap >= 90), "{pending:?}: {gaps:?}");

@@ -12,9 +12,9 @@ use tracing::{debug, info, warn};
 use super::{
     DiscoveryMode, DiscoveryOptions,
     api_service::ApiServiceHeader,
-    ask::ask,
     catalog::{ChangedTypes, DiscoveryScope, PollTime},
     crd::Crd,
+    discovery_request::request_discovery,
     metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
     request::Error,
     response::DiscoveryResponse,
@@ -160,7 +160,8 @@ impl RunningDiscovery {
             Event::AskDue => {
                 self.schedule.asked(Instant::now());
                 let (client, deadline) = (self.client.clone(), self.options.request_deadline);
-                self.request = Some(async move { ask(&client, deadline).await }.boxed());
+                self.request =
+                    Some(async move { request_discovery(&client, deadline).await }.boxed());
             }
             Event::Answered(response) => self.on_answered(response, touched),
             Event::Hinted => self.schedule.hinted(Instant::now()),

@@ -202,12 +202,12 @@ impl Reflector {
         let delay = self.delays.delay(classified, fastrand::f64());
         self.report(&failure, classified);
         if delay.is_zero() {
-            debug!(error = %failure, "request repeated");
+            debug!(error = %failure, "request retried");
             // A server that fails at once every time must not starve other tasks.
             tokio::task::yield_now().await;
             return;
         }
-        debug!(error = %failure, ?delay, "request will be repeated");
+        debug!(error = %failure, ?delay, "request will be retried");
         // A type that is served again changes no permissions, and must not cause more requests.
         let served_again = async {
             match classified.pace {

@@ -42,7 +42,7 @@ pub struct InformerStatus {
 /// ```no_run
 /// # use k8s_openapi::api::core::v1::ConfigMap;
 /// # use pilotlight::{controller::Cluster, informer::*, kind::TypeRef};
-/// # async fn example(cluster: Cluster) -> Option<Ended> {
+/// # async fn example(cluster: Cluster) -> Option<EndReason> {
 /// let served = cluster.types.served(&TypeRef::of::<ConfigMap>())?;
 /// let key = InformerKey::new(served.identity.clone());
 /// let mut subscription = cluster.informers.subscribe(&served, key); // Shares an equal watch.

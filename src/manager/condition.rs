@@ -42,7 +42,7 @@ use crate::{
 /// impl Switch {
 ///     fn set(&self, is_on: bool) {
 ///         let reason = Reason::Other("Off".into());
-///         let off = Unmet { reason, message: "is off".into(), type_ref: None };
+///         let off = UnmetRequirement { reason, message: "is off".into(), type_ref: None };
 ///         let verdict = if is_on { Verdict::Met(Vec::new()) } else { Verdict::Unmet(vec![off]) };
 ///         self.0.send_replace(verdict);
 ///     }

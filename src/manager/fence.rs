@@ -5,9 +5,9 @@
 //! them: a request that waits for a connection is not sent, and a body is not read further.
 //! Dropping a read has no effect on the server. The outcome of a dropped write is unknown.
 
-mod ask;
 mod exchange;
 mod refusal;
+mod requester;
 mod sender;
 mod time_limit;
 mod write;
@@ -20,14 +20,14 @@ use tokio_util::task::TaskTracker;
 
 use self::exchange::ExchangeSlot;
 use self::write::WriteResponse;
-#[cfg(feature = "meta")]
-pub(crate) use self::{ask::Requester, refusal::wait_details};
 pub(crate) use self::{
-    ask::ask,
     refusal::retry_after,
+    requester::request_json,
     sender::FencedSender,
     write::{WriteEnd, WriteRequest},
 };
+#[cfg(feature = "meta")]
+pub(crate) use self::{refusal::wait_details, requester::Requester};
 use super::{
     BoxError,
     election::term::{Leadership, Term},

@@ -64,7 +64,7 @@ impl ManagerHandle {
     ) -> Result<(), AddError> {
         let name = name.into();
         let spec = RunnableSpec::new(runnable, options);
-        self.ask(|reply| ManagerCommand::Add(name, spec, reply)).await
+        self.request(|reply| ManagerCommand::Add(name, spec, reply)).await
     }
 
     /// Adds a runnable without a condition.
@@ -99,7 +99,7 @@ impl ManagerHandle {
     ) -> Result<(), AddError> {
         let name = name.into();
         let spec = RunnableSpec::new(runnable, options);
-        self.ask(|reply| ManagerCommand::Replace(name, spec, reply)).await
+        self.request(|reply| ManagerCommand::Replace(name, spec, reply)).await
     }
 
     /// Stops the running epoch of a runnable as superseded, and starts the next one without a
@@ -117,7 +117,7 @@ impl ManagerHandle {
     /// Once polled, the restart happens even if the future is dropped.
     pub async fn restart(&self, name: impl Into<ControllerName>) -> Result<(), AddError> {
         let name = name.into();
-        self.ask(|reply| ManagerCommand::Restart(name, reply)).await
+        self.request(|reply| ManagerCommand::Restart(name, reply)).await
     }
 
     /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
@@ -187,7 +187,7 @@ impl ManagerHandle {
         })
     }
 
-    async fn ask(
+    async fn request(
         &self,
         command: impl FnOnce(ManagerReply) -> ManagerCommand,
     ) -> Result<(), AddError> {

@@ -120,7 +120,7 @@ pub trait Runnable: Send + Sync + 'static {
 ///     Ok(())
 /// };
 /// let widgets = TypeRef::kind("example.com", "v1", "Widget");
-/// let job = Conditional::new(Arc::new(job), move || type_served(&types, &widgets));
+/// let job = RunnableWithCondition::new(Arc::new(job), move || type_served(&types, &widgets));
 /// manager.add("job", Arc::new(job), RunnableOptions::default())?;
 /// # Ok(())
 /// # }

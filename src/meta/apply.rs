@@ -186,6 +186,9 @@ impl<'a> Execution<'a> {
             }
         }
         while self.ended().await {}
+        if !self.is_halted() {
+            writes.end_replacements(&rules.parent.key);
+        }
         writes.keep_equal(&rules.parent.key, take(&mut self.results.equal).into());
     }
 

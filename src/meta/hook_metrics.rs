@@ -307,7 +307,7 @@ impl HookMetrics {
         );
         registry.register(
             "pilotlight_composite_rollout_waiting_since_timestamp_seconds",
-            "Time of the last progress of the pending rollout that has none for longest; 0 without",
+            "Last progress of the pending rollout that has stalled longest; 0 if none is pending",
             self.families.rollout_since.clone(),
         );
         registry.register(

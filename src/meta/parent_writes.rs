@@ -171,6 +171,13 @@ impl ParentWrites {
             let is_work = entry.cause == WriteCause::ExternalChange;
             entry.failed_work = failed && is_work && !entry.state.has_written();
             entry.state.end();
+        }
+    }
+
+    /// Forgets the refusals of replacements that the running sync, which has come to all children,
+    /// did not repeat. A sync that ends before says nothing about them.
+    pub(crate) fn end_replacements(&self, key: &Request) {
+        if let Some(entry) = self.lock().get_mut(key) {
             entry.refused.retain(|_, refused| refused.is_current);
         }
     }
@@ -429,6 +436,7 @@ mod tests {
         let sync = async |is_refused: bool| {
             writes.begin(&key);
             let refused = is_refused.then(|| writes.refused_for(&key, "x"));
+            writes.end_replacements(&key);
             writes.end(&key, true);
             tokio::time::advance(minute).await;
             refused
@@ -436,6 +444,11 @@ mod tests {
 
         assert_eq!(sync(true).await, Some(zero));
         assert_eq!(sync(true).await, Some(minute));
+        // A sync whose hook fails comes to no child.
+        writes.begin(&key);
+        writes.end(&key, true);
+        tokio::time::advance(minute).await;
+        assert_eq!(sync(true).await, Some(3 * minute));
         assert_eq!(sync(false).await, None);
         assert_eq!(sync(true).await, Some(zero), "the child was as desired in between");
     }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::{FenceClosed, Requester, ask, retry_after, wait_details},
+    manager::{FenceClosed, Requester, request_json, retry_after, wait_details},
     meta::{
         FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, last_applied,
         write_cause::SeenVersion,
@@ -67,7 +67,7 @@ impl StoredObject {
 
 /// Object as the server has it now: its text, and the metadata that decides.
 #[derive(Debug)]
-pub(crate) struct LiveObject {
+pub(crate) struct ServerObject {
     json: Box<RawValue>,
     /// Decoded part of its metadata.
     pub(crate) metadata: LiveMetadata,
@@ -96,7 +96,7 @@ pub(crate) struct LiveOwner {
     pub(crate) controller: Option<bool>,
 }
 
-impl<'de> Deserialize<'de> for LiveObject {
+impl<'de> Deserialize<'de> for ServerObject {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct LiveHead {
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for LiveObject {
     }
 }
 
-impl LiveObject {
+impl ServerObject {
     /// The object as JSON.
     pub(crate) fn json(&self) -> &[u8] {
         self.json.get().as_bytes()
@@ -174,7 +174,7 @@ impl<'a> Resource<'a> {
     }
 
     /// Reads an object from the server.
-    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<LiveObject, kube::Error> {
+    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<ServerObject, kube::Error> {
         request(self.requester, Method::GET, self.path(key), "", Bytes::new()).await
     }
 
@@ -240,6 +240,16 @@ impl<'a> Resource<'a> {
         let tail = subresource.map(|name| format!("/{name}")).unwrap_or_default();
         let path = format!("{}{tail}?fieldManager={FIELD_MANAGER}", self.path(key));
         send(self.requester, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
+    }
+
+    /// Executes the operations of a JSON patch on an object.
+    pub(crate) async fn json_patch<T: DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        patch: &Value,
+    ) -> Result<T, kube::Error> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
+        send(self.requester, Method::PATCH, path, "application/json-patch+json", Some(patch)).await
     }
 
     /// Applies a configuration; a conflict if it has a uid and the object does not exist, or another
@@ -327,7 +337,7 @@ async fn request<T: DeserializeOwned>(
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    let response = timeout(DEADLINE, ask(requester, request))
+    let response = timeout(DEADLINE, request_json(requester, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoResponse))));
     if let Some((method, path)) = written.filter(|_| response.is_ok()) {
@@ -487,7 +497,7 @@ mod tests {
         let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});
-            let live: LiveObject = serde_json::from_value(object).unwrap();
+            let live: ServerObject = serde_json::from_value(object).unwrap();
             assert_eq!(live.other_writer().as_deref(), expected, "{live:?}");
         };
 
@@ -503,7 +513,7 @@ mod tests {
         );
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
-        assert_eq!(serde_json::from_str::<LiveObject>("{}").unwrap().other_writer(), None);
+        assert_eq!(serde_json::from_str::<ServerObject>("{}").unwrap().other_writer(), None);
     }
 
     #[track_caller]

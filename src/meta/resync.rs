@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::digest::digest;
+use crate::duration::LONGEST;
 
 /// Due times of one parent.
 #[derive(Debug, Default)]
@@ -41,9 +42,6 @@ impl Resync {
         self.due
     }
 }
-
-/// Longest time that a response may ask for: a year.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Longest time between two groups of parents. A group is at most a twentieth of the parents.
 const GROUP_INTERVAL: Duration = Duration::from_millis(200);

@@ -38,7 +38,7 @@ use crate::{
 const MOST_SYNCS: usize = 50;
 
 /// Time for which a swap waits for the first list of revisions.
-const REVISIONS_PATIENCE: Duration = Duration::from_secs(10);
+const REVISIONS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runnable of a declared controller.
 pub(crate) struct DeclaredRunnable {

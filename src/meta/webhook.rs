@@ -194,7 +194,7 @@ impl Webhook {
         Ok((new.client.clone(), endpoint))
     }
 
-    async fn ask(
+    async fn request_response(
         &self,
         subject: Option<CallSubject<'_>>,
         request: Bytes,
@@ -383,7 +383,7 @@ impl Webhook {
 
 impl Hook for Webhook {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
-        Box::pin(self.ask(None, request))
+        Box::pin(self.request_response(None, request))
     }
 
     fn call_about<'a>(
@@ -396,7 +396,7 @@ impl Hook for Webhook {
             let kept = etags.get(parent, uid, Instant::now());
             CallSubject { etags, parent, uid, kept }
         });
-        Box::pin(self.ask(subject, request))
+        Box::pin(self.request_response(subject, request))
     }
 
     fn forget(&self, parent: &controller::Request) {

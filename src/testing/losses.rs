@@ -11,14 +11,14 @@
 //! # -> Result<(), Box<dyn std::error::Error>> {
 //! # async fn workload() {}
 //! let mut recordings = Vec::new();
-//! for namespace in ["calm-1", "calm-2", "stormy"] {
+//! for namespace in ["fault-free-1", "fault-free-2", "faulty"] {
 //!     let mut recorder = Recorder::new(client.clone()).alias(namespace, "NAMESPACE");
 //!     recorder.watch(&resource, Some(namespace)).await?;
 //!     workload().await; // The last time with faults.
 //!     recordings.push(recorder.finish().await?);
 //! }
-//! let [calm, again, stormy] = &recordings[..] else { unreachable!() };
-//! Mask::default().learn(calm, again).assert_same(calm, stormy);
+//! let [expected, again, faulty] = &recordings[..] else { unreachable!() };
+//! Mask::default().learn(expected, again).assert_same(expected, faulty);
 //! # Ok(())
 //! # }
 //! ```

@@ -13,7 +13,7 @@ pub enum Error {
     /// The configuration is unusable; correct the kubeconfig.
     #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
-    /// The server name in the configuration is none; correct `tls-server-name`.
+    /// The configured server name is not valid; correct `tls-server-name`.
     #[error("tls-server-name {name:?} is not a valid server name: {message}")]
     ServerName {
         /// Name as configured.

@@ -82,7 +82,7 @@ impl ConnectProxy {
         let mut stream = TokioIo::new(self.dial(tcp).await?);
         let host = server.host().unwrap_or_default();
         let target = format!("{host}:{}", port(server));
-        let status = ask(&mut stream, &target, self.authorization.as_ref()).await;
+        let status = request_tunnel(&mut stream, &target, self.authorization.as_ref()).await;
         match status.map_err(|error| self.failed(&error.to_string()))? {
             200..300 => Ok(stream.into_inner()),
             407 => Err(self.unauthorized()),
@@ -134,7 +134,7 @@ fn tls(is_secure: bool) -> Result<ClientConfig, Error> {
 }
 
 /// Requests a tunnel and returns the status code of the response.
-async fn ask(
+async fn request_tunnel(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     target: &str,
     authorization: Option<&HeaderValue>,

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::documents;
 
 /// Phrases without a noun, and everyday verbs in place of the field's.
-const VAGUE: [&str; 47] = [
+const VAGUE: [&str; 49] = [
     "whoever",
     "nobody",
     "somebody",
@@ -18,6 +18,7 @@ const VAGUE: [&str; 47] = [
     "is told",
     "are told",
     "be told",
+    "tells it",
     "tells of",
     "tells the",
     "is heard",
@@ -30,6 +31,7 @@ const VAGUE: [&str; 47] = [
     "taken away",
     "goes on",
     "went on",
+    "come back",
     "comes back",
     "came back",
     "comes out",

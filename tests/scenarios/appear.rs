@@ -28,7 +28,8 @@ use super::{
     many::most_lists_at_once,
 };
 use crate::support::{
-    Carrier, Embedded, PATIENCE, RecordingReconciler, Server, eventually, metrics_text, type_of,
+    ControllerVariant, Embedded, PATIENCE, RecordingReconciler, Server, eventually, metrics_text,
+    type_of,
 };
 
 scenarios! {

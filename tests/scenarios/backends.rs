@@ -23,7 +23,9 @@ use super::{
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
-    support::{Act, Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
+    support::{
+        Act, ControllerVariant, Embedded, RecordingReconciler, Server, about, type_of, until,
+    },
     unknown::assert_undisturbed,
 };
 

@@ -20,7 +20,7 @@ use tokio::{sync::watch, time};
 
 use super::{Testbed, testbed::InProcessHook};
 use crate::{
-    support::{Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
+    support::{ControllerVariant, Embedded, RecordingReconciler, Server, about, type_of, until},
     unknown::{assert_undisturbed, hits},
 };
 

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     flaps::install_as_soon_as_possible,
-    support::{Carrier, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Server},
+    support::{ControllerVariant, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Server},
 };
 
 scenarios! {

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     support::{
-        Act, Carrier, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Rule as Right,
-        Server, about, eventually, type_of, until,
+        Act, ControllerVariant, Embedded, HarnessOptions, PATIENCE, RecordingReconciler,
+        Rule as Right, Server, about, eventually, type_of, until,
     },
     unknown::{assert_undisturbed, hits},
 };

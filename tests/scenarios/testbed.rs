@@ -28,8 +28,8 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Position, RecordingReconciler, Server,
-    eventually, install_own_crds_on, type_of, until,
+    ControllerVariant, Embedded, Harness, HarnessOptions, PATIENCE, Position, RecordingReconciler,
+    Server, eventually, install_own_crds_on, type_of, until,
 };
 
 /// Label that selects the declared controllers of one scenario.

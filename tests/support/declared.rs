@@ -1,5 +1,5 @@
-//! Declared controllers as a [`Carrier`](super::Carrier): their hook is a function in this process
-//! and records the objects in its requests.
+//! Declared controllers as a [`ControllerVariant`](super::ControllerVariant): their hook is a
+//! function in this process and records the objects in its requests.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use pilotlight::{
 use serde_json::{Value, json};
 
 use super::{
-    Carrier, Harness, RecordingReconciler,
+    ControllerVariant, Harness, RecordingReconciler,
     supervised::{LABEL, install_own_crds},
 };
 
@@ -36,7 +36,7 @@ pub(crate) struct Declared {
     hooks: Arc<Mutex<BTreeMap<String, Arc<Recording>>>>,
 }
 
-impl Carrier for Declared {
+impl ControllerVariant for Declared {
     async fn add(
         &self,
         harness: &Harness<'_>,

@@ -17,7 +17,7 @@ use super::{
     ready::{ReadyKeys, Ticket},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
-use crate::token_bucket::TokenBucket;
+use crate::{duration::LONGEST, token_bucket::TokenBucket};
 
 /// Priority of changes.
 const NORMAL_PRIORITY: i32 = 0;
@@ -28,7 +28,7 @@ const NORMAL_PRIORITY: i32 = 0;
 const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
 
 /// Upper bound of a delay, one year: the end of any longer delay may be out of range.
-const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_DELAY: Duration = LONGEST;
 
 /// State of every key, and the rules by which keys move.
 ///
@@ -73,7 +73,7 @@ pub(super) struct Popped<K> {
 
 /// End of the processing of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct EndReason {
+pub(super) struct ReconcileEnd {
     /// Time of the processing; measured for metrics alone.
     pub(super) worked: Option<Duration>,
     /// True if the key was added meanwhile, so that another worker may get it.
@@ -250,7 +250,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Ends the processing of a key, which becomes available if it was added meanwhile. Returns
     /// `None` if no worker processes the key.
-    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut Moment) -> Option<EndReason> {
+    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut Moment) -> Option<ReconcileEnd> {
         let (start, added) = self.slots.update(key, |slot, entry| {
             let start = entry.processing.take()?.since;
             let added = match entry.place {
@@ -272,7 +272,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
         let is_available = added.is_some();
         let worked = start.map(|start| now.now().saturating_duration_since(start));
-        Some(EndReason { worked, is_available })
+        Some(ReconcileEnd { worked, is_available })
     }
 
     /// Delays failed keys by a rate limiter in place of the back-off.

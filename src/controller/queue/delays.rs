@@ -10,7 +10,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Due times of delayed slots.
 #[derive(Default)]
-pub(super) struct Delays {
+pub(super) struct KeyDelays {
     by_time: BTreeSet<(DueTime, u32)>,
     // Entry of each slot in `by_time`.
     by_slot: Vec<Option<DueTime>>,
@@ -22,7 +22,7 @@ pub(super) struct Delays {
 /// Time of a delayed key, and its rank among the keys of the same time.
 pub(super) type DueTime = (Instant, u64);
 
-impl Delays {
+impl KeyDelays {
     pub(super) fn is_empty(&self) -> bool {
         self.by_time.is_empty()
     }

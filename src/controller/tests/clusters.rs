@@ -168,3 +168,25 @@ async fn input_of_a_cluster_that_is_not_run_says_what_to_do() {
         harness.shutdown().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn check_of_a_removed_cluster_is_removed() {
+    let mut harness = Harness::new();
+    let server = Server::new();
+    let (_, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let manager = harness.manager.clone();
+    let is_checked = || {
+        let checks = manager.readiness().results();
+        checks.iter().any(|check| check.to_string().contains("discovery/other"))
+    };
+
+    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    run_until_idle().await;
+    assert!(is_checked());
+    harness.manager.remove("other").await;
+    run_until_idle().await;
+
+    assert!(!is_checked());
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}

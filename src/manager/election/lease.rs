@@ -8,7 +8,7 @@ use kube::{Client, core::WatchEvent};
 use serde_json::Value;
 
 use super::{candidate::LeaseWrite, record::StoredLease};
-use crate::manager::{BoxError, ask};
+use crate::manager::{BoxError, request_json};
 
 /// Lease on the server.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl LeaseClient {
     /// Reads the lease; `None` if there is none.
     pub(super) async fn read(&self) -> Result<Option<StoredLease>, BoxError> {
         let path = format!("{}/{}", self.collection(), self.name);
-        match ask::<Value>(&self.client, request(Method::GET, &path, Vec::new())?).await {
+        match request_json::<Value>(&self.client, request(Method::GET, &path, Vec::new())?).await {
             Ok(object) => Ok(Some(StoredLease::read(object))),
             Err(kube::Error::Api(status)) if status.code == StatusCode::NOT_FOUND => Ok(None),
             Err(error) => Err(error.into()),
@@ -66,7 +66,7 @@ impl LeaseClient {
             };
             let body = serde_json::to_vec(&body)?;
             let request = request(method, &path, body)?;
-            Ok::<_, BoxError>(ask::<Value>(&self.client, request).await)
+            Ok::<_, BoxError>(request_json::<Value>(&self.client, request).await)
         };
         match written.await.map_err(LeaseWriteError::Failed)? {
             Ok(object) => Ok(StoredLease::read(object)),

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use crate::duration::LONGEST;
+
 /// Factor by which retries are spread, as in client-go.
 pub(super) const JITTER: f64 = 1.2;
 /// Part of the time between renew deadline and expiry that a write may take, in fifths. The rest is
 /// for the way to the server and for clocks that run at different rates.
 const WRITE_FIFTHS: u32 = 4;
-/// Longest lease: far beyond any use, and no addition to a clock overflows.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Times of an election. Semantics: `LeaderElectionConfig` of client-go
 /// (`tools/leaderelection/leaderelection.go`).

@@ -7,7 +7,7 @@ use crate::{
         children::Parent,
         ownership::{DECORATED_BY, Ownership},
         parent_writes::OtherOwner,
-        resource::{FIELD_MANAGER, LiveObject, Resource, is_gone},
+        resource::{FIELD_MANAGER, Resource, ServerObject, is_gone},
         sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
     },
 };
@@ -110,7 +110,7 @@ pub(super) async fn explain_existing(
 }
 
 /// Returns whether a declared controller, perhaps of another process, has written the object.
-fn is_declared_child(live: &LiveObject, annotations: &StringMap) -> bool {
+fn is_declared_child(live: &ServerObject, annotations: &StringMap) -> bool {
     annotations.get(LAST_APPLIED).is_some()
         || annotations.get(DECORATED_BY).is_some()
         || live.is_managed_by(FIELD_MANAGER)

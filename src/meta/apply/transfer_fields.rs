@@ -12,7 +12,7 @@ use crate::{
     meta::{
         children::{DynamicApplyReturn, WriteStep},
         field_transfer, last_applied,
-        resource::{LiveObject, Resource, StoredObject, is_gone},
+        resource::{Resource, ServerObject, StoredObject, is_gone},
         sync_error::SyncError,
     },
     redaction,
@@ -94,7 +94,7 @@ impl Apply {
     }
 }
 
-fn decoded(live: &LiveObject, doing: &str) -> Result<Value, SyncError> {
+fn decoded(live: &ServerObject, doing: &str) -> Result<Value, SyncError> {
     serde_json::from_slice(live.json())
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }

@@ -13,12 +13,13 @@ use serde_json::value::RawValue;
 use super::MAX_CHILDREN;
 use super::{FieldNames, MAX_CHILD_BYTES, MAX_STATUS_BYTES, bounded, names};
 use crate::{
+    duration::LONGEST,
     meta::{ControllerKind, rewrite},
     redaction,
 };
 
 /// Longest `resyncAfterSeconds` that is honoured.
-const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_RESYNC: Duration = LONGEST;
 /// Maximum size of the changes of labels, and of those of annotations, in bytes: twice what the API
 /// server accepts as annotations of an object.
 const MAX_CHANGES_BYTES: usize = 512 * 1024;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::reconciler::DeclarationReconciler;
 use crate::{
     controller::{Context, ReconcileError},
+    duration::doubled,
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, UnmetRequirement},
     meta::{
@@ -122,7 +123,7 @@ impl DeclarationReconciler {
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
                 let stored = stored.unwrap_or_default();
                 if stored != wanted && stored == CompositeControllerStatus::default() {
-                    self.say_that_nothing_is_kept();
+                    self.log_pruned_status();
                 }
                 stored != wanted
             }
@@ -142,14 +143,14 @@ impl DeclarationReconciler {
         };
         declared.written = Some((wanted, Instant::now()));
         declared.pruned = is_pruned.then(|| {
-            let longer = |pruned: PrunedStatus| (2 * pruned.retry).min(LONGEST_PRUNED_RETRY);
+            let longer = |pruned: PrunedStatus| doubled(pruned.retry, 1, LONGEST_PRUNED_RETRY);
             PrunedStatus { crd_generation, retry: declared.pruned.map_or(PRUNED_RETRY, longer) }
         });
         Ok(declared.pruned.map(|pruned| pruned.retry))
     }
 
-    /// Logs once where the conditions are that the CRD keeps in no status.
-    fn say_that_nothing_is_kept(&self) {
+    /// Logs once that the CRD prunes the status, and where the conditions are instead.
+    fn log_pruned_status(&self) {
         if !self.logged_pruning.swap(true, Ordering::Relaxed) {
             let crd = self.kind.crd_name();
             tracing::info!(

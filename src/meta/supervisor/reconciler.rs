@@ -26,7 +26,7 @@ use crate::{
         declared::{Changes, CheckedObject, DeclaredState, Run},
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
-        resource::{self, LiveObject, is_forbidden, is_gone},
+        resource::{self, ServerObject, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
         status::Acceptance,
     },
@@ -495,7 +495,7 @@ fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {
 async fn crd_is_deleted(kind: ControllerKind, client: &Client) -> Result<bool, kube::Error> {
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let path = format!("{crds}/{}", kind.crd_name());
-    match resource::send::<LiveObject>(client, Method::GET, path, "", None).await {
+    match resource::send::<ServerObject>(client, Method::GET, path, "", None).await {
         Ok(crd) => Ok(crd.is_going()),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
@@ -510,7 +510,7 @@ async fn object_is_deleted(
     name: &str,
 ) -> Result<bool, kube::Error> {
     let path = format!("/apis/{}/{}/{name}", ControllerKind::api_version(), kind.plural());
-    match resource::send::<LiveObject>(client, Method::GET, path, "", None).await {
+    match resource::send::<ServerObject>(client, Method::GET, path, "", None).await {
         Ok(_) => Ok(false),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),

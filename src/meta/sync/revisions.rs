@@ -322,27 +322,29 @@ fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
     (Revision { patch: new.patch, ..older.remove(at).revision }, true)
 }
 
-/// Gives the object of a revision its patch back, and sets its children.
+/// Gives the object of a revision its patch back, and sets its children. A merge patch could not
+/// remove fields beside it.
 async fn restore_revision(
     revision: &Revision,
     children: &[RevisionChildren],
     resource: &Resource<'_>,
 ) -> Result<(), SyncError> {
-    let doing = format!("restoring the edited ControllerRevision {}", revision.key);
-    let failed = |error| match is_gone(&error) {
-        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-        false => SyncError::of_write(&doing, &error),
-    };
-    let live = resource.get(&revision.key).await.map_err(failed)?;
-    let unreadable = |error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error)));
-    let mut object: Value = serde_json::from_slice(live.json()).map_err(unreadable)?;
     let (uid, version) = revision.observed.clone().unwrap_or_default();
-    object["metadata"]["uid"] = json!(uid);
-    object["metadata"]["resourceVersion"] = json!(version);
-    object["parentPatch"] = revision.patch.clone();
-    object["children"] = json!(children);
-    let body = Bytes::from(object.to_string());
-    resource.update(&revision.key, body).await.map_err(failed).map(|IgnoredAny| ())
+    let add = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
+    let patch = json!([
+        add("/metadata/uid", json!(uid)),
+        add("/metadata/resourceVersion", json!(version)),
+        add("/parentPatch", revision.patch.clone()),
+        add("/children", json!(children)),
+    ]);
+    let restored = resource.json_patch(&revision.key, &patch).await;
+    restored.map(|IgnoredAny| ()).map_err(|error| {
+        let doing = format!("restoring the edited ControllerRevision {}", revision.key);
+        match is_gone(&error) {
+            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
+            false => SyncError::of_write(&doing, &error),
+        }
+    })
 }
 
 /// Patch of the children alone, for exactly this version of a revision.

@@ -22,7 +22,7 @@ use crate::{
     controller::run::input_status::Attached,
     informer::{Object, ObjectKey},
     list_page::ListPage,
-    manager::ask,
+    manager::request_json,
     redaction,
 };
 
@@ -103,7 +103,8 @@ async fn list(
         if target.name.is_none() {
             request.headers_mut().insert(ACCEPT, METADATA);
         }
-        let page: ListPage<Box<RawValue>> = timeout(DEADLINE, ask(client, request)).await??;
+        let page: ListPage<Box<RawValue>> =
+            timeout(DEADLINE, request_json(client, request)).await??;
         parameters.continue_token = page.continue_token().map(str::to_owned);
         let version = Arc::from(page.resource_version());
         // A response without a list is no proof that objects are gone.

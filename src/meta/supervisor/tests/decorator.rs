@@ -170,7 +170,7 @@ async fn decorator_runs_while_one_of_its_kinds_comes_and_goes() {
         assert_eq!(found.unwrap()["metadata"]["labels"]["new"], "1");
         harness.server.uninstall(&lates.metadata.name.clone().unwrap()).unwrap();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(epoch(), 1, "the others go on");
+        assert_eq!(epoch(), 1, "the others continue");
     }
     harness.server.apply(thing()).unwrap();
     pass().await;

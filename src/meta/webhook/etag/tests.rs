@@ -58,7 +58,7 @@ fn a_response_is_about_one_object_and_not_about_its_name() {
 
     assert_eq!(responses.get(&Request::cluster("a"), "old", now), None);
     assert_eq!(responses.get(&key("a"), "new", now), None);
-    assert_eq!(responses.get(&key("a"), "old", now), None, "it does not come back");
+    assert_eq!(responses.get(&key("a"), "old", now), None, "the new uid evicted it");
     assert_eq!(responses.bytes, 0);
 }
 
@@ -225,17 +225,17 @@ fn responses_that_do_not_expire_are_not_swept() {
 }
 
 /// Hook that keeps responses, its server, and the tags that the requests named.
-struct Scene {
+struct Harness {
     hook: Webhook,
     serving: JoinSet<()>,
     named: Arc<Mutex<Vec<Option<String>>>>,
 }
 
 /// Starts a server that calls `response` with the tag of each request; one connection for each.
-async fn scene(
+async fn harness(
     rule: EtagRule,
     mut response: impl FnMut(Option<&str>) -> String + Send + 'static,
-) -> Scene {
+) -> Harness {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
     let named = Arc::new(Mutex::new(Vec::new()));
@@ -258,11 +258,11 @@ async fn scene(
     let limits = ResponseLimits { response: 1000, ..ResponseLimits::default() };
     let budget = ResponseBudget::new(limits).controller("");
     let hook = Webhook::new(url, seconds(5)).budget(budget).etag(Some(rule));
-    Scene { hook, serving, named }
+    Harness { hook, serving, named }
 }
 
-impl Scene {
-    async fn ask(&self, name: &str, uid: &str) -> Result<String, HookError> {
+impl Harness {
+    async fn call(&self, name: &str, uid: &str) -> Result<String, HookError> {
         let response = self.hook.call_about(&key(name), uid, Bytes::from_static(b"{}")).await;
         response.map(|body| String::from_utf8(body.to_vec()).unwrap())
     }
@@ -295,7 +295,7 @@ async fn a_response_that_the_hook_confirms_is_the_one_that_it_sent() {
     let text = Arc::new(Mutex::new("one"));
     let said = Arc::clone(&text);
     let response = move |named: Option<&str>| tagged(*said.lock(), named);
-    let scene = scene(EtagRule::default(), response).await;
+    let harness = harness(EtagRule::default(), response).await;
 
     for (now, named) in [
         ("one", None),
@@ -305,32 +305,32 @@ async fn a_response_that_the_hook_confirms_is_the_one_that_it_sent() {
     ] {
         *text.lock() = now;
 
-        assert_eq!(scene.ask("a", "u").await.as_deref(), Ok(now));
-        assert_eq!(scene.named().as_deref(), named);
+        assert_eq!(harness.call("a", "u").await.as_deref(), Ok(now));
+        assert_eq!(harness.named().as_deref(), named);
     }
 }
 
 #[tokio::test]
 async fn etag_is_sent_while_its_response_may_be_confirmed() {
-    let scene = scene(EtagRule::default(), |named| tagged("x", named)).await;
-    scene.ask("a", "u").await.unwrap();
+    let harness = harness(EtagRule::default(), |named| tagged("x", named)).await;
+    harness.call("a", "u").await.unwrap();
 
-    scene.ask("b", "u").await.unwrap();
-    assert_eq!(scene.named(), None, "another parent");
-    scene.ask("a", "u").await.unwrap();
-    assert!(scene.named().is_some());
-    scene.ask("a", "v").await.unwrap();
-    assert_eq!(scene.named(), None, "another one of the same name");
-    scene.ask("a", "v").await.unwrap();
-    assert!(scene.named().is_some());
-    scene.hook.forget(&key("a"));
-    scene.ask("a", "v").await.unwrap();
-    assert_eq!(scene.named(), None, "forgotten");
-    scene.hook.release().await;
-    scene.ask("a", "v").await.unwrap();
-    assert_eq!(scene.named(), None, "another epoch");
-    scene.hook.call(Bytes::from_static(b"{}")).await.unwrap();
-    assert_eq!(scene.named(), None, "no parent is named");
+    harness.call("b", "u").await.unwrap();
+    assert_eq!(harness.named(), None, "another parent");
+    harness.call("a", "u").await.unwrap();
+    assert!(harness.named().is_some());
+    harness.call("a", "v").await.unwrap();
+    assert_eq!(harness.named(), None, "another one of the same name");
+    harness.call("a", "v").await.unwrap();
+    assert!(harness.named().is_some());
+    harness.hook.forget(&key("a"));
+    harness.call("a", "v").await.unwrap();
+    assert_eq!(harness.named(), None, "forgotten");
+    harness.hook.release().await;
+    harness.call("a", "v").await.unwrap();
+    assert_eq!(harness.named(), None, "another epoch");
+    harness.hook.call(Bytes::from_static(b"{}")).await.unwrap();
+    assert_eq!(harness.named(), None, "no parent is named");
 }
 
 #[tokio::test]
@@ -362,42 +362,42 @@ async fn each_status_keeps_or_evicts_the_cached_response() {
         (tagged, "three", None, Ok("three")),
     ];
     let mut script = steps.clone().map(|(head, body, ..)| response(head, body)).into_iter();
-    let mut scene = scene(EtagRule::default(), move |_| script.next().unwrap()).await;
+    let mut harness = harness(EtagRule::default(), move |_| script.next().unwrap()).await;
 
     for (head, _, named, expected) in steps {
-        let response = scene.ask("a", "u").await;
+        let response = harness.call("a", "u").await;
 
         assert_eq!(response, expected.map(str::to_owned), "{head}");
-        assert_eq!(scene.named().as_deref(), named, "{head}");
+        assert_eq!(harness.named().as_deref(), named, "{head}");
     }
-    assert!(scene.serving.try_join_next().is_none());
+    assert!(harness.serving.try_join_next().is_none());
 }
 
 #[tokio::test]
 async fn response_that_expires_during_its_confirmation_is_used() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: None };
-    let scene = scene(rule, |named| tagged("one", named)).await;
-    scene.ask("a", "u").await.unwrap();
+    let harness = harness(rule, |named| tagged("one", named)).await;
+    harness.call("a", "u").await.unwrap();
     let parent = key("a");
-    let asked = scene.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
+    let asked = harness.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
 
-    scene.hook.etags.as_ref().unwrap().lock().sweep(Instant::now() + seconds(20));
+    harness.hook.etags.as_ref().unwrap().lock().sweep(Instant::now() + seconds(20));
     let response = asked.await;
 
     assert_eq!(response, Ok(Bytes::from_static(b"one")));
-    assert!(scene.named().is_some());
+    assert!(harness.named().is_some());
 }
 
 #[tokio::test]
 async fn sweep_ends_when_the_hook_is_released() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(10)) };
-    let scene = scene(rule, |named| tagged("one", named)).await;
-    scene.ask("a", "u").await.unwrap();
-    let tracker = scene.hook.connections.lock().as_ref().unwrap().tasks.tracker.clone();
+    let harness = harness(rule, |named| tagged("one", named)).await;
+    harness.call("a", "u").await.unwrap();
+    let tracker = harness.hook.connections.lock().as_ref().unwrap().tasks.tracker.clone();
     assert!(!tracker.is_empty());
 
-    scene.hook.release().await;
+    harness.hook.release().await;
 
     assert!(tracker.is_empty());
-    assert_eq!(scene.hook.etags.as_ref().unwrap().lock().bytes, 0);
+    assert_eq!(harness.hook.etags.as_ref().unwrap().lock().bytes, 0);
 }

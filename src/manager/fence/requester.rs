@@ -33,7 +33,7 @@ impl<'a> From<&'a Client> for Requester<'a> {
 ///
 /// [`kube::Error::Api`] if the server refuses the request. If the body is not a `Status`, its text
 /// becomes the message.
-pub(crate) async fn ask<T: DeserializeOwned>(
+pub(crate) async fn request_json<T: DeserializeOwned>(
     requester: impl Into<Requester<'_>>,
     request: Request<impl Into<Body>>,
 ) -> Result<T, kube::Error> {

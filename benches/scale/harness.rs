@@ -1,4 +1,4 @@
-//! Scene: a server with objects, hooks, and the measured process.
+//! Harness: a server with objects, hooks, and the measured process.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -22,7 +22,7 @@ use crate::{
 /// Limit of a start with all first syncs.
 const START: Duration = Duration::from_secs(900);
 
-pub(crate) struct Scene {
+pub(crate) struct Harness {
     pub(crate) server: Server,
     pub(crate) objects: Objects,
     pub(crate) hooks: Hooks,
@@ -31,7 +31,7 @@ pub(crate) struct Scene {
     program: Program,
 }
 
-impl Scene {
+impl Harness {
     /// Starts a server of the kind that was asked for. Else of this kind, or simulated if quick.
     pub(crate) async fn start(arguments: &Arguments, kind: ServerKind) -> Self {
         let kind = if arguments.quick { ServerKind::Simulated } else { kind };

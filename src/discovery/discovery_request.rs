@@ -25,7 +25,10 @@ const CONCURRENT: usize = 8;
 /// Requests all served types: two requests, more only for servers before Kubernetes 1.27.
 ///
 /// If only one of `/api` and `/apis` succeeds, its response is returned and is not complete.
-pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<DiscoveryResponse, Error> {
+pub(super) async fn request_discovery(
+    client: &Client,
+    deadline: Duration,
+) -> Result<DiscoveryResponse, Error> {
     let (core, groups) = future::join(
         endpoint(client, Root::Core, deadline),
         endpoint(client, Root::Groups, deadline),

@@ -1,14 +1,14 @@
 //! Measured controllers: one in Rust, and one declared as an object.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carrier {
+pub(crate) enum ControllerVariant {
     /// Controller made by the builder; its reconcile is measured.
     Embedded,
     /// CompositeController; its hook call is measured.
     Composite,
 }
 
-impl Carrier {
+impl ControllerVariant {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Embedded => "embedded",

@@ -16,7 +16,7 @@ use pilotlight::{
 use super::{Harness, RecordingReconciler};
 
 /// Kind of controller.
-pub(crate) trait Carrier {
+pub(crate) trait ControllerVariant {
     /// Adds a controller that runs while the recorder's type is served and records its objects.
     /// Returns its name in the manager.
     async fn add(
@@ -40,7 +40,7 @@ pub(crate) trait Carrier {
 /// Controller of the builder, with a typed reconciler.
 pub(crate) struct Embedded;
 
-impl Carrier for Embedded {
+impl ControllerVariant for Embedded {
     async fn add(
         &self,
         harness: &Harness<'_>,
@@ -60,7 +60,7 @@ impl Carrier for Embedded {
 /// Conditional runnable written on the public traits, with no work queue and no reconciler.
 pub(crate) struct Listening;
 
-impl Carrier for Listening {
+impl ControllerVariant for Listening {
     async fn add(
         &self,
         harness: &Harness<'_>,
