@@ -357,8 +357,7 @@
 //! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/sync.rs`,
 //!    `src/meta/children.rs`.
 //!
-//! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and
-//! `docs/decisions` the reasons.
+//! `DESIGN.md` has the invariants with their tests, and `docs/decisions` the reasons.
 
 #![forbid(unsafe_code)]
 

@@ -46,7 +46,7 @@ impl TokenBucket {
     #[cfg(feature = "meta")]
     pub(crate) fn take(&mut self, now: Instant) {
         self.reserve(now);
-        self.full_at = self.full_at.min(now + self.capacity());
+        self.fill_by(now + self.capacity());
     }
 
     /// Takes one token, even if it refills only later. Returns the time until then.
@@ -54,6 +54,11 @@ impl TokenBucket {
         let until_full = self.until_full(now) + self.interval;
         self.full_at = now + until_full;
         until_full.saturating_sub(self.capacity())
+    }
+
+    /// Fills the bucket at this time at the latest: tokens that are reserved beyond it are forgotten.
+    pub(crate) fn fill_by(&mut self, latest: Instant) {
+        self.full_at = self.full_at.min(latest);
     }
 
     /// Returns the time in which an empty bucket refills.

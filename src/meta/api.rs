@@ -29,8 +29,5 @@ pub use self::{
     },
     hook::{EtagSpec, HookSpec, ServiceReference, WebhookSpec},
     selector::{AnnotationSelector, LabelSelector, LabelSelectorRequirement},
-    status::{
-        CompositeControllerStatus, ControllerStatus, DecoratorControllerStatus, StatusCondition,
-        WatchStatus,
-    },
+    status::{CompositeControllerStatus, ControllerStatus, StatusCondition, WatchStatus},
 };

@@ -17,7 +17,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::duration::LONGEST;
+use crate::{duration::LONGEST, token_bucket::TokenBucket};
 
 /// Number of waiting requests that each success admits. One would be no faster than the back-offs
 /// alone. Two occupy all workers after a few successes, and stop by themselves if most of the
@@ -61,8 +61,8 @@ pub(crate) struct RetryGate<K> {
     waiting: BTreeSet<(Instant, K)>,
     // Time of the last success of any request.
     last_success: Option<Instant>,
-    // Last reserved slot, without the burst.
-    last_slot: Option<Instant>,
+    // Retries of all requests together; `None` before the first one.
+    slots: Option<TokenBucket>,
     // Last reserved probe.
     last_probe: Option<Instant>,
 }
@@ -85,7 +85,7 @@ impl<K> Default for RetryGate<K> {
             failed: BTreeMap::new(),
             waiting: BTreeSet::new(),
             last_success: None,
-            last_slot: None,
+            slots: None,
             last_probe: None,
         }
     }
@@ -127,7 +127,7 @@ impl<K: Clone + Ord> RetryGate<K> {
     /// dependency asked for a minimum wait.
     pub(crate) fn answered(&mut self, key: &K, now: Instant) -> Vec<(K, Duration)> {
         self.last_success = Some(now);
-        (self.last_slot, self.last_probe) = (None, None);
+        (self.slots, self.last_probe) = (None, None);
         if !self.remove(key).is_some_and(|failed| failed.down) {
             return Vec::new();
         }
@@ -173,12 +173,14 @@ impl<K: Clone + Ord> RetryGate<K> {
     /// Returns the time of the retry of a request whose own back-off ends at `own`.
     fn next_slot(&mut self, own: Instant, pace: &Pace, spread: f64, now: Instant) -> Instant {
         let Pace { gap, burst, probe, longest } = *pace;
-        let taken = self.last_slot.map_or(now, |slot| slot.max(now)) + gap;
-        let slot = taken.checked_sub(gap.saturating_mul(burst)).filter(|slot| *slot > now);
-        let latest = now + longest.mul_f64(1.0 - JITTER * spread);
-        let slot = slot.map_or(now, |slot| (slot + gap.mul_f64(spread)).min(latest));
-        self.last_slot = Some(taken.min(now + longest));
-        let next = own.max(slot);
+        let slots = self.slots.get_or_insert_with(|| TokenBucket::new(burst, gap, now));
+        let wait = slots.reserve(now);
+        slots.fill_by(now + longest);
+        let longest = longest.mul_f64(1.0 - JITTER * spread);
+        let next = match wait {
+            Duration::ZERO => own.max(now),
+            wait => own.max(now + (wait + gap.mul_f64(spread)).min(longest)),
+        };
         let Some(interval) = probe else { return next };
         // Probes queue up one behind the other, at most one for each waiting request.
         let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);

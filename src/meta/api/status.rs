@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 
 /// Status of a CompositeController.
 pub type CompositeControllerStatus = ControllerStatus;
-/// Status of a DecoratorController.
-pub type DecoratorControllerStatus = ControllerStatus;
 
 /// Status of a declared controller, the same for all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

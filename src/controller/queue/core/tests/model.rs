@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use proptest::{prelude::*, sample::select};
+use proptest::{prelude::*, sample::select, test_runner::TestCaseResult};
 
 use super::*;
 
@@ -265,25 +265,30 @@ proptest! {
             }
         }
 
-        // In the end every key is available, and no state is left.
-        queue.advance(Duration::from_secs(2000));
-        model.tick(queue.now - start);
-        for key in 0..6 {
-            queue.done(key);
-            model.keys.entry(key).or_default().processing = false;
-        }
-        while let Some(expected) = model.pop(queue.now - start) {
-            let item = queue.take().unwrap();
-            prop_assert_eq!((item.key, item.priority, item.failures), expected);
-            queue.done(item.key);
-            model.keys.get_mut(&item.key).unwrap().processing = false;
-            queue.forget(item.key);
-        }
-        prop_assert_eq!(queue.core.is_finished(), model.is_finished());
-        for key in 0..6 {
-            queue.forget(key);
-        }
-        prop_assert!(queue.core.slots.is_empty());
-        prop_assert!(queue.timers.is_empty());
+        check_end(queue, model, start)?;
     }
+}
+
+/// Checks that in the end every key is available, and no state is left.
+fn check_end(mut queue: Bench, mut model: Model, start: Instant) -> TestCaseResult {
+    queue.advance(Duration::from_secs(2000));
+    model.tick(queue.now - start);
+    for key in 0..6 {
+        queue.done(key);
+        model.keys.entry(key).or_default().processing = false;
+    }
+    while let Some(expected) = model.pop(queue.now - start) {
+        let item = queue.take().unwrap();
+        prop_assert_eq!((item.key, item.priority, item.failures), expected);
+        queue.done(item.key);
+        model.keys.get_mut(&item.key).unwrap().processing = false;
+        queue.forget(item.key);
+    }
+    prop_assert_eq!(queue.core.is_finished(), model.is_finished());
+    for key in 0..6 {
+        queue.forget(key);
+    }
+    prop_assert!(queue.core.slots.is_empty());
+    prop_assert!(queue.timers.is_empty());
+    Ok(())
 }
