@@ -63,8 +63,8 @@ pub struct Controller {
 struct PreparedSubscriptions {
     // Keyed by the number of the input.
     subscriptions: HashMap<usize, Subscription>,
-    // Subscriptions of inputs by name.
-    named: Vec<Subscription>,
+    // Subscription of the input by name that was prepared last.
+    named: Option<Subscription>,
     // Number of calls of `unprepare`; the result of a preparation that began before is dropped.
     generation: u64,
 }
@@ -170,10 +170,14 @@ impl Controller {
                 return Ok(());
             };
             let (_, subscription) = prepare(0, kind, patience).await?;
+            let mut unneeded = Some(subscription);
             let mut slot = lock(&slot);
             if slot.generation == generation {
-                slot.named.push(subscription);
+                mem::swap(&mut slot.named, &mut unneeded);
             }
+            // The subscription of an earlier preparation is dropped outside of the lock.
+            drop(slot);
+            drop(unneeded);
             Ok(())
         }
         .boxed()
@@ -195,9 +199,9 @@ impl Controller {
 }
 
 impl PreparedSubscriptions {
-    /// Takes the subscriptions by number, and those of inputs by name.
-    fn take(&mut self) -> (HashMap<usize, Subscription>, Vec<Subscription>) {
-        (mem::take(&mut self.subscriptions), mem::take(&mut self.named))
+    /// Takes the subscriptions by number, and that of an input by name.
+    fn take(&mut self) -> (HashMap<usize, Subscription>, Option<Subscription>) {
+        (mem::take(&mut self.subscriptions), self.named.take())
     }
 }
 

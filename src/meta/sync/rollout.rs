@@ -57,9 +57,17 @@ impl ParentReconciler {
     ) -> Result<PlannedRollout, SyncError> {
         let rolling = RollingChildren::new(self, rules);
         let latest = rolling.wanted(&response.desired);
+        let ended: Vec<_> = {
+            // Children are decoded one at a time.
+            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
+            let is_sync = hook.kind == HookKind::Sync;
+            let older = revisions.older.iter();
+            older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
+        };
         let mut older_responses = Vec::with_capacity(revisions.older.len());
-        for (older, related) in revisions.older.iter().zip(&revisions.related) {
-            if hook.kind == HookKind::Sync && rolling.has_ended(&older.revision, &latest) {
+        let older = revisions.older.iter().zip(&revisions.related).zip(ended);
+        for ((older, related), has_ended) in older {
+            if has_ended {
                 older_responses.push(None);
                 continue;
             }
