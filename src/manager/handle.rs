@@ -12,7 +12,7 @@ use super::{
     command::{AddError, ManagerCommand, ManagerReply},
     runnable_spec::RunnableSpec,
 };
-use crate::guard::{self};
+use crate::guard;
 
 /// Handle to add, replace and remove runnables and to read their status. Cheap to clone; works
 /// before and while the manager runs.
@@ -128,10 +128,8 @@ impl ManagerHandle {
     /// Once polled, the removal happens even if the future is dropped.
     pub async fn remove(&self, name: impl Into<ControllerName>) {
         let (reply, removed) = oneshot::channel();
-        if self.commands.send(ManagerCommand::Remove(name.into(), reply)).await.is_ok() {
-            // A manager that has ended has removed everything.
-            removed.await.unwrap_or_default();
-        }
+        // A manager that has ended has removed everything.
+        self.answer(ManagerCommand::Remove(name.into(), reply), removed).await.unwrap_or_default();
     }
 
     /// Current status of every runnable.
@@ -179,8 +177,7 @@ impl ManagerHandle {
     /// Cancel safe: nothing changes.
     pub async fn debug(&self, name: impl Into<ControllerName>) -> Option<serde_json::Value> {
         let (reply, found) = oneshot::channel();
-        self.commands.send(ManagerCommand::Find(name.into(), reply)).await.ok()?;
-        let runnable = found.await.ok()??;
+        let runnable = self.answer(ManagerCommand::Find(name.into(), reply), found).await??;
         guard::run(|| runnable.debug()).unwrap_or_else(|error| {
             warn!(error, "`Runnable::debug` panicked");
             None
@@ -192,7 +189,22 @@ impl ManagerHandle {
         command: impl FnOnce(ManagerReply) -> ManagerCommand,
     ) -> Result<(), AddError> {
         let (reply, response) = oneshot::channel();
-        self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
-        response.await.unwrap_or(Err(AddError::Stopping))
+        self.answer(command(reply), response).await.unwrap_or(Err(AddError::Stopping))
+    }
+
+    /// Sends a command and waits for its answer; `None` if the manager has ended without one.
+    async fn answer<T>(
+        &self,
+        command: ManagerCommand,
+        mut answer: oneshot::Receiver<T>,
+    ) -> Option<T> {
+        self.commands.send(command).await.ok()?;
+        tokio::select! {
+            biased;
+            answer = &mut answer => answer.ok(),
+            // A command that is sent while the manager drops its receiver stays in the channel with
+            // its reply until the last handle is dropped.
+            () = self.commands.closed() => answer.try_recv().ok(),
+        }
     }
 }

@@ -122,9 +122,11 @@ impl ManagerTask {
         self.advance();
         while !self.closed() {
             self.publish();
-            let mut event = self.next_event(&stop, closing, &mut deadline).await;
-            for _ in 0..BATCH {
-                self.handle(event);
+            let mut event = Some(self.next_event(&stop, closing, &mut deadline).await);
+            let mut handled = 0;
+            while let Some(next) = event {
+                self.handle(next);
+                handled += 1;
                 if !closing && self.is_closing() {
                     closing = true;
                     if let Some(timeout) = self.options.graceful_shutdown_timeout {
@@ -132,13 +134,11 @@ impl ManagerTask {
                     }
                 }
                 self.advance();
-                if self.closed() {
+                if handled == BATCH || self.closed() {
                     break;
                 }
                 // Events that are ready now belong to the same batch.
-                let ready = self.next_event(&stop, closing, &mut deadline).now_or_never();
-                let Some(next) = ready else { break };
-                event = next;
+                event = self.next_event(&stop, closing, &mut deadline).now_or_never();
             }
         }
         self.publish();

@@ -69,6 +69,68 @@ async fn two_hundred_adds_that_race_start_and_stop_succeed_or_are_refused() {
     assert!(begun <= accepted, "{begun} of {accepted}");
 }
 
+/// A message that is sent while its receiver is dropped may stay in the channel for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_that_race_the_end_of_the_manager_are_answered() {
+    for _ in 0..200 {
+        let (runs, stop) = (Runs::default(), CancellationToken::new());
+        let manager = Manager::new(ManagerOptions::default());
+        let handle = manager.handle();
+        let run = tokio::spawn(manager.run(stop.clone()));
+        let mut commands = JoinSet::new();
+        for number in 0..40_u32 {
+            let (handle, runs) = (handle.clone(), runs.clone());
+            commands.spawn(async move {
+                let name = number.to_string();
+                let added = add(&handle, &name, &runs).await;
+                assert!(added.is_ok() || added == Err(AddError::Stopping), "{added:?}");
+                handle.remove(name.as_str()).await;
+                assert_eq!(handle.debug(name).await, None);
+            });
+        }
+        yield_now().await;
+        stop.cancel();
+
+        let answered = tokio::time::timeout(Duration::from_secs(20), commands.join_all()).await;
+
+        answered.expect("each command is answered");
+        run.await.unwrap().unwrap();
+        let (begun, ended) = runs.begun_and_ended();
+        assert_eq!(begun, ended);
+    }
+}
+
+/// Timers do not use up the budget of a task, so that a whole batch is ready at once.
+#[tokio::test(start_paused = true)]
+async fn none_of_a_thousand_restarts_that_are_due_at_once_is_lost() {
+    let restart_backoff = RestartBackoff { first: Duration::from_millis(1), ..Default::default() };
+    let harness =
+        Harness::start(Manager::new(ManagerOptions { restart_backoff, ..Default::default() }));
+    let adds: JoinSet<_> = (0..1000)
+        .map(|number: u32| {
+            let handle = harness.handle.clone();
+            let runnable: Arc<dyn ConditionalRunnable> = Arc::new(|epoch: Epoch| async move {
+                if epoch.number() == 1 {
+                    return Err("first run".into());
+                }
+                epoch.stopping().await;
+                Ok(())
+            });
+            async move { handle.add(number.to_string(), runnable, RunnableOptions::default()).await }
+        })
+        .collect();
+
+    assert!(adds.join_all().await.iter().all(Result::is_ok));
+    let restarted = |snapshot: &Arc<Snapshot>| {
+        snapshot.len() == 1000 && snapshot.iter().all(|(_, status)| status.epoch == 2)
+    };
+    let mut snapshots = harness.handle.watch();
+    let all = tokio::time::timeout(Duration::from_mins(1), snapshots.wait_for(restarted)).await;
+
+    drop(all.expect("each starts again").unwrap());
+    harness.stop().await.unwrap();
+}
+
 /// Adds, watches, restarts and removes runnables of its own, and one that others add too.
 async fn use_manager(handle: ManagerHandle, runs: Runs, user: u32) {
     for number in 0..125 {
