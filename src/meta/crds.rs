@@ -1,5 +1,7 @@
 //! CustomResourceDefinitions of declared controllers.
 
+use std::sync::LazyLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -16,6 +18,12 @@ mod superset;
 /// there, the API server drops a field that is `null`, and fills in the same defaults: hooks
 /// receive the same `controller`.
 pub fn crds() -> Vec<CustomResourceDefinition> {
+    // Generating schemas takes most of the time of a short test.
+    static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(generate);
+    CRDS.clone()
+}
+
+fn generate() -> Vec<CustomResourceDefinition> {
     let mut crds =
         vec![CompositeController::crd(), DecoratorController::crd(), ControllerRevision::crd()];
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
