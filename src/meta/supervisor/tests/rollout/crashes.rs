@@ -1,4 +1,4 @@
-//! The process is killed before and after each write of a rollout and of a finalization.
+//! The process is killed after each write of a rollout and of a finalization, and before some.
 
 use super::*;
 
@@ -59,12 +59,15 @@ async fn gone(bench: &Bench) {
     panic!("{:?} {:?}", bench.texts(), bench.revisions());
 }
 
+/// A crash before a write leaves what one after the write before it leaves, unless the two are
+/// under way at the same time: every fourth is played.
 async fn every_crash(variant: Variant, life: Life) {
     let writes = play(variant, life, None).await;
     for number in 1..=writes {
-        for side in [CrashSide::Before, CrashSide::After] {
-            play(variant, life, Some((side, number))).await;
+        if number % 4 == 1 {
+            play(variant, life, Some((CrashSide::Before, number))).await;
         }
+        play(variant, life, Some((CrashSide::After, number))).await;
     }
     assert!(writes > 3, "{writes}");
 }
