@@ -46,7 +46,7 @@ pub(in crate::controller) enum NextReconcile {
     Retry(Option<BoxError>),
     /// Requeue after this time, as a failure.
     RetryAfter(BoxError, Duration),
-    /// Requeue through the retry gate, after at least the time that the API server asks for.
+    /// Requeue through the retry gate, after at least the time that the API server requests.
     Throttled(BoxError, Duration),
     /// Wait for the next change after a final failure.
     GiveUp(BoxError),
