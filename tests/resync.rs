@@ -1,4 +1,4 @@
-//! Resyncs: the time that a response asks for, and the period of all parents.
+//! Resyncs: the time that a response requests, and the period of all parents.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ fn calls_at(bench: &Bench, at: Instant) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_a_failed_sync_and_an_event() {
+async fn resync_that_a_response_requests_survives_a_failed_sync_and_an_event() {
     let bench = Bench::start().await;
     let failures = Arc::new(Mutex::new(3));
     bench.hook.answers(move |request: Value| {
@@ -51,7 +51,7 @@ async fn resync_that_a_response_asks_for_survives_a_failed_sync_and_an_event() {
     bench.end().await;
 }
 
-/// Lets the hook ask for a resync after 20 s in each response.
+/// Lets the hook request a resync after 20 s in each response.
 fn ask_every_20_seconds(bench: &Bench) {
     bench.hook.answers(async |request: Value| {
         let mut answer = sized(&request);
@@ -68,7 +68,7 @@ fn assert_called_every_20_seconds(bench: &Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_failures_of_a_child() {
+async fn resync_that_a_response_requests_survives_failures_of_a_child() {
     let bench = Bench::start().await;
     ask_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
@@ -82,7 +82,7 @@ async fn resync_that_a_response_asks_for_survives_failures_of_a_child() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_failures_of_the_status() {
+async fn resync_that_a_response_requests_survives_failures_of_the_status() {
     let bench = Bench::start().await;
     ask_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));

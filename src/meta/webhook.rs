@@ -42,9 +42,6 @@ use crate::{
     transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
 };
 
-/// Default limit of a response in bytes, which is that of the default budget.
-pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-
 /// Hook at a URL.
 pub(crate) struct Webhook {
     // Without user name and password.
@@ -108,7 +105,7 @@ impl Webhook {
         self
     }
 
-    /// Sets the longest wait that the hook may ask for by status 429; 5 min by default. A longer one
+    /// Sets the longest wait that the hook may request by status 429; 5 min by default. A longer one
     /// is cut.
     #[must_use]
     pub(crate) fn longest_retry_after(mut self, longest: Duration) -> Self {
@@ -239,11 +236,11 @@ impl Webhook {
             let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
             let authorization = declared.or_else(|| self.authorization.clone());
             let authorization = authorization.filter(|_| is_own);
-            let asked = match (client, self.request(&url, authorization, kept.clone(), body)) {
+            let sent = match (client, self.request(&url, authorization, kept.clone(), body)) {
                 (Ok(client), Ok(request)) => client.request(request).await,
                 (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
             };
-            let response = match asked {
+            let response = match sent {
                 Ok(response) => response,
                 Err(error) => {
                     let message = handshake::explain(&error);

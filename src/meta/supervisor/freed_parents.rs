@@ -35,7 +35,7 @@ enum FoundType {
 }
 
 impl DeclarationReconciler {
-    /// Frees the parents of these types, without asking the hook. Types whose parents are free are
+    /// Frees the parents of these types, without a call of the hook. Types whose parents are free are
     /// removed from `finalizes`.
     ///
     /// # Errors

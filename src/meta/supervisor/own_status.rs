@@ -22,15 +22,15 @@ use crate::{
     redaction,
 };
 
-/// Delay of an object's first status write, so that a client which edits the object right after
-/// creating it meets no conflict.
+/// Delay of an object's first status write. A client that edits the object directly after its
+/// creation gets no conflict.
 const FIRST_WRITE_DELAY: Duration = Duration::from_millis(100);
 /// Shortest time between two writes of one status.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// Time allowed for our own write to arrive through the watch.
 const WATCH_DELAY: Duration = Duration::from_secs(5);
-/// Time until a pruned status is written again if its CRD does not change, which doubles with each
-/// attempt: the server may apply a new schema later than it reports it.
+/// Time until a pruned status is written again if its CRD does not change; doubles with each
+/// attempt. The server may apply a new schema later than it reports it.
 const PRUNED_RETRY: Duration = Duration::from_secs(60);
 /// Time until a status that was not found is written again if nothing changes.
 const NOT_FOUND_RETRY: Duration = Duration::from_secs(60);

@@ -39,7 +39,7 @@ impl Asker {
         asker
     }
 
-    async fn ask(&self, method: &str, path: &str, kind: &str, body: Value) -> (u16, Value) {
+    async fn send_json(&self, method: &str, path: &str, kind: &str, body: Value) -> (u16, Value) {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.send(method, path, kind, body.into_bytes()).await
     }
@@ -60,19 +60,19 @@ impl Asker {
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
-        self.ask("GET", path, "", Value::Null).await
+        self.send_json("GET", path, "", Value::Null).await
     }
 
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
-        self.ask("POST", path, "application/json", body).await
+        self.send_json("POST", path, "application/json", body).await
     }
 
     async fn delete(&self, path: &str, options: Value) -> (u16, Value) {
-        self.ask("DELETE", path, "application/json", options).await
+        self.send_json("DELETE", path, "application/json", options).await
     }
 
     async fn patch(&self, path: &str, kind: &str, body: Value) -> (u16, Value) {
-        self.ask("PATCH", path, kind, body).await
+        self.send_json("PATCH", path, kind, body).await
     }
 
     async fn created(&self, object: Value) -> Value {
@@ -308,7 +308,7 @@ async fn a_feature_that_is_not_simulated_is_refused_with_a_message() {
 async fn unchanged_discovery_is_answered_without_a_content_type() {
     let asker = Asker::new();
     let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    let ask = async |etag: &str| {
+    let get = async |etag: &str| {
         let request = Request::get("/apis")
             .header(header::ACCEPT, aggregated)
             .header(header::IF_NONE_MATCH, etag)
@@ -316,9 +316,9 @@ async fn unchanged_discovery_is_answered_without_a_content_type() {
             .unwrap();
         asker.server.service("alice").oneshot(request).await.unwrap()
     };
-    let known = ask("").await.headers()[header::ETAG].to_str().unwrap().to_owned();
+    let known = get("").await.headers()[header::ETAG].to_str().unwrap().to_owned();
 
-    let response = ask(&known).await;
+    let response = get(&known).await;
 
     assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
     assert_eq!(response.headers()[header::ETAG], known.as_str());

@@ -52,7 +52,7 @@ async fn an_update_needs_the_version_that_it_changes() {
     let asker = Asker::with_widgets();
     let created = asker.created(widget("a", json!({ "size": 1 }))).await;
     let path = format!("{WIDGETS}/a");
-    let put = |body: Value| asker.ask("PUT", &path, "application/json", body);
+    let put = |body: Value| asker.send_json("PUT", &path, "application/json", body);
 
     let (code, refused) = put(widget("a", json!({}))).await;
     assert_eq!(code, 422);
