@@ -52,7 +52,7 @@ async fn resync_that_a_response_requests_survives_a_failed_sync_and_an_event() {
 }
 
 /// Lets the hook request a resync after 20 s in each response.
-fn ask_every_20_seconds(bench: &Bench) {
+fn resync_every_20_seconds(bench: &Bench) {
     bench.hook.answers(async |request: Value| {
         let mut answer = sized(&request);
         answer["resyncAfterSeconds"] = json!(20);
@@ -70,7 +70,7 @@ fn assert_called_every_20_seconds(bench: &Bench) {
 #[tokio::test(start_paused = true)]
 async fn resync_that_a_response_requests_survives_failures_of_a_child() {
     let bench = Bench::start().await;
-    ask_every_20_seconds(&bench);
+    resync_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     bench.faults.add(Rule::new(refusal).verb(Verb::Create).resource("", "configmaps"));
 
@@ -84,7 +84,7 @@ async fn resync_that_a_response_requests_survives_failures_of_a_child() {
 #[tokio::test(start_paused = true)]
 async fn resync_that_a_response_requests_survives_failures_of_the_status() {
     let bench = Bench::start().await;
-    ask_every_20_seconds(&bench);
+    resync_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     let status = Rule::new(refusal).verb(Verb::Update).resource("bench.test", "widgets");
     let rule = bench.faults.add(status.subresource("status"));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_interval_of_zero_does_not_ask_without_pause() {
+    async fn an_interval_of_zero_does_not_request_without_pause() {
         let now = Instant::now();
         let mut never_pausing = RequestSchedule::new(now, Duration::ZERO);
         let mut set_later = RequestSchedule::new(now, INTERVAL);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hints_ask_at_most_once_a_second() {
+    async fn hints_cause_at_most_one_request_a_second() {
         let start = Instant::now();
         let mut schedule = RequestSchedule::new(start, INTERVAL);
         gaps(&mut schedule, PendingDiscovery::Nothing, 1);

@@ -430,7 +430,7 @@ pub(crate) fn is_in_ending_namespace(error: &kube::Error) -> bool {
 }
 
 /// Returns the wait that the server requests before a retry.
-pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
+pub(crate) fn requested_wait(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
     retry_after(status)
 }

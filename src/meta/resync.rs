@@ -68,7 +68,7 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(60);
 
     #[test]
-    fn each_parent_is_due_once_in_each_period_wherever_it_is_asked() {
+    fn each_parent_is_due_once_in_each_period_at_any_time_of_the_request() {
         let begin = Instant::now();
         for uid in ["a", "b", "c"] {
             let first = tick(PERIOD, uid, begin, begin).unwrap();

@@ -259,7 +259,7 @@ impl Webhook {
                 Some(_) | None => {
                     drop(again);
                     let status = response.status();
-                    let proxy = self.asked_proxy(&url);
+                    let proxy = self.connect_proxy(&url);
                     if let Some(proxy) = proxy
                         && status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
                     {
@@ -301,7 +301,7 @@ impl Webhook {
         if let Some(authorization) = authorization {
             builder = builder.header(header::AUTHORIZATION, authorization);
         }
-        if let Some(authorization) = self.asked_proxy(url).and_then(|it| it.authorization()) {
+        if let Some(authorization) = self.connect_proxy(url).and_then(|it| it.authorization()) {
             builder = builder.header(header::PROXY_AUTHORIZATION, authorization);
         }
         if let Some(tag) = kept {
@@ -312,7 +312,7 @@ impl Webhook {
     }
 
     /// Returns the proxy that receives the requests to a URL and can read them.
-    fn asked_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
+    fn connect_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
         let proxy = self.proxies.of(url).ok().flatten();
         proxy.filter(|_| is_plain).map(|proxy| &**proxy)

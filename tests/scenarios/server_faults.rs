@@ -179,7 +179,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     let crd = testbed.widgets();
     let recorder = at_work(&testbed, "widgets", &crd).await;
     let bystander = Bystander::arrives(&testbed).await;
-    let asked_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
+    let requests_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
     let position = testbed.position();
 
     let missing = Action::Reply(Reply::text(404, "404 page not found\n"));
@@ -196,7 +196,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     let requests = testbed.faults.hits(rule);
     assert!(requests < 30, "{requests} requests");
     if testbed.server.is_simulated() {
-        let discovered = testbed.faults.seen().into_iter().filter(asked_discovery).count();
+        let discovered = testbed.faults.seen().into_iter().filter(requests_discovery).count();
         assert_eq!(discovered, 0, "its CRD proves that the type exists");
     }
 

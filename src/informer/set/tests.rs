@@ -16,7 +16,7 @@ impl InformerSet {
 }
 
 #[tokio::test(start_paused = true)]
-async fn constructing_and_asking_starts_nothing() {
+async fn constructing_and_reading_starts_nothing() {
     let mut harness = Harness::new();
 
     assert!(harness.set.status().is_empty());

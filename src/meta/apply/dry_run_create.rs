@@ -14,7 +14,7 @@ use crate::{
     meta::{
         children::Write,
         resource::{
-            Resource, asks_to_wait, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken,
+            Resource, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken, requested_wait,
         },
         sync_error::SyncError,
     },
@@ -35,7 +35,7 @@ pub(super) async fn dry_run_create(
 ) -> Result<(), SyncError> {
     let answer = resource.dry_run_create(&created.key, created.body.clone()).await;
     let Err(error) = answer else { return Ok(()) };
-    if let Some(after) = asks_to_wait(&error) {
+    if let Some(after) = requested_wait(&error) {
         let message = format!(
             "dry run of {} {}: {}",
             served.kind,

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::meta::{
     fingerprint::Fingerprint,
-    resource::{asks_to_wait, is_conflict, is_fenced},
+    resource::{is_conflict, is_fenced, requested_wait},
     sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
 };
 
@@ -66,7 +66,7 @@ fn dry_run_update(observed: &[u8], response: &Result<Box<RawValue>, kube::Error>
         },
         Err(error) if is_fenced(error) => DryRunUpdate::Cancelled,
         Err(error) if is_conflict(error) => DryRunUpdate::Conflict,
-        Err(error) => asks_to_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
+        Err(error) => requested_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
     }
 }
 

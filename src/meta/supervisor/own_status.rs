@@ -16,7 +16,7 @@ use crate::{
         CompositeControllerStatus, ControllerKind,
         declared::{CheckedObject, DeclaredState, PrunedStatus, WaitingEvent},
         recorder::{Severity, Subject},
-        resource::{Resource, asks_to_wait, is_not_found, throttled},
+        resource::{Resource, is_not_found, requested_wait, throttled},
         status::Acceptance,
     },
     redaction,
@@ -135,7 +135,7 @@ impl DeclarationReconciler {
             Err(error) => {
                 let message =
                     format!("writing the status of {name}: {}", redaction::request_error(&error));
-                if let Some(after) = asks_to_wait(&error) {
+                if let Some(after) = requested_wait(&error) {
                     return Err(throttled(&message, after).into());
                 }
                 return Err(ReconcileError::Retry(message.into()));

@@ -126,7 +126,7 @@ async fn first_replica_creates_the_lease_and_renews_it_every_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn standby_that_watches_asks_nothing() {
+async fn standby_that_watches_sends_no_request() {
     let (server, _a, b) = pair().await;
     server.forget_requests();
 

@@ -105,7 +105,7 @@ async fn sync_request_has_the_objects_that_the_rules_select() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn change_of_a_related_object_syncs_its_parents_without_asking_for_rules_again() {
+async fn change_of_a_related_object_syncs_its_parents_without_a_customize_call() {
     let (harness, calls) = declared("v2", maps(json!({"matchLabels": {"a": "b"}}))).await;
     harness.server.apply(config_map("default", "l", json!({"a": "b"}), "1")).unwrap();
     pass().await;
