@@ -39,9 +39,8 @@
 //! # }
 //! ```
 //!
-//! `docs/library.md` is the guide: dependencies, a whole program, finalizers and conditions,
-//! rights, election, and controllers of kube-rs. `examples/runnable.rs` runs something that is not
-//! a controller. [`testing`] has the tools to test such code.
+//! `docs/library.md` is the guide with a whole program. `examples/runnable.rs` runs something that
+//! is not a controller.
 //!
 //! # Modules
 //!
@@ -61,22 +60,19 @@
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
-//! The binary, `src/main.rs` with the subcommands of `src/cli.rs`, uses the public items alone.
-//!
-//! Five modules are the rooms of the engine, in the order of the flow. Each starts at the file of
-//! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`], which
-//! imports no room; [`runtime`] imports rooms 1 to 4, and [`server`] room 2. Every room may import
-//! the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics of user code),
-//! `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs`
-//! (gauges of tasks and timers per owner). `tests/architecture.rs` checks all of it. `DESIGN.md`
-//! has the vocabulary: epoch, fence, grace, term, interest, metadata entry, sync record.
+//! Five modules are the rooms of the engine, in the order of the flow. A room starts at the file of
+//! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`]. Every
+//! room may import the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics
+//! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and
+//! `src/owner_gauge.rs` (gauges of tasks and timers per owner). `tests/architecture.rs` checks the
+//! imports. The binary (`src/main.rs`, `src/cli.rs`) uses the public items alone. `DESIGN.md` has
+//! the vocabulary: epoch, fence, grace, term, interest, metadata entry, sync record.
 //!
 //! # Walk of one event
 //!
 //! From the bytes of a watch to a reconcile, and back to the API server. An **input** is a source
-//! of a controller with the condition of its type. Declared controllers have two kinds, as in
-//! Metacontroller: a **composite** creates children and writes their status to the parent, a
-//! **decorator** adds attachments, labels and annotations to objects of others.
+//! of a controller with the condition of its type. Declared controllers have the two kinds of
+//! Metacontroller, **composite** and **decorator**.
 //!
 //! 1. The connection pool carries the watch (`src/transport/pool.rs`).
 //! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
@@ -90,18 +86,18 @@
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
 //!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests
-//!    (`src/controller/handler.rs`). The sources of a declared controller are built in
-//!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`; the parents of
-//!    a changed child are found in `src/meta/parent_index.rs::concerned`.
+//!    (`src/controller/handler.rs`). A declared controller builds its sources in
+//!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`, and finds the
+//!    parents of a changed child in `src/meta/parent_index.rs::concerned`.
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
-//!    (`src/controller/run.rs::spawn`), once the caches hold what the request wrote before
+//!    (`src/controller/run.rs::spawn`), once the caches hold the earlier writes of the request
 //!    (`src/controller/run/unconfirmed.rs`).
-//! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
-//!    that of the definition in effect (`src/meta/current.rs::reconcile`), the same for both kinds:
+//! 8. The [`Reconciler`](controller::Reconciler) of the user runs. A declared controller has that
+//!    of the definition in effect (`src/meta/current.rs::reconcile`), the same for both kinds:
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
-//!       first, if that is due (`src/meta/finalizer.rs::first_step`). What follows is one sync
+//!       first, if that is due (`src/meta/finalizer.rs::first_step`). The other steps are one sync
 //!       (`src/meta/sync.rs::sync`);
 //!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
 //!       reads the objects that the customize hook relates to the parent
@@ -114,19 +110,19 @@
 //!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hook.rs::call`,
 //!       over HTTP `src/meta/webhook.rs::exchange`), and ends here if nothing has changed
 //!       (`src/meta/sync_record.rs::unchanged_since`);
-//!    6. it checks the response as a whole (`src/meta/children/check.rs`); while a rolling update
-//!       is under way it calls the hook for each older revision, and plans which revision each
-//!       child has (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
+//!    6. it checks the response as a whole (`src/meta/children/check.rs`). During a rolling update
+//!       it also calls the hook for each older revision, and plans the revision of each child
+//!       (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
 //!    7. the writes follow in the order of the kind: for a composite children, then the status
 //!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`);
 //!       for a decorator the decorated object with its status, then its attachments
 //!       (`src/meta/sync/decorator.rs::decorate`);
-//!    8. each child is compared when its turn comes (`src/meta/apply.rs::run`), unless it was found
+//!    8. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
 //!       equal before (`src/meta/equal_children.rs::contains`): by a three-way merge
 //!       (`src/meta/children.rs::step`, `src/meta/merge.rs`) or for server-side apply
-//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, both by
-//!       child type: up to eight writes of one type at once (`src/meta/apply/order.rs`). The first
-//!       write releases the worker slot of the reconcile, so that slow writes leave no hook idle.
+//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, up to
+//!       eight of one child type at once (`src/meta/apply/order.rs`, the requests in
+//!       `src/meta/resource.rs`). The first write releases the worker slot of the reconcile.
 //! 9. Each request to the API server passes the fence of the epoch, which owns it until its
 //!    response is read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`). A hook call
 //!    passes the fence too, and is abandoned when the epoch ends (`src/meta/hook.rs::call`).
@@ -159,8 +155,7 @@
 //!    its own condition (`src/controller/run/input.rs::run`), and subscribes to a shared informer
 //!    (`src/informer/set.rs::subscribe`).
 //! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
-//!    when its first list is complete; until then the type counts as missing. An optional type that
-//!    cannot be listed delays no start.
+//!    when its first list is complete. An optional type that cannot be listed delays no start.
 //! 6. A controller that needs leadership waits for it here, with its caches warm
 //!    (`src/controller/instance.rs::warms_up`). The epoch reports running when every existing
 //!    object is in the queue (`src/manager/epoch.rs::running`). Workers start.
@@ -171,11 +166,9 @@
 //!    passes it on (`src/discovery/task.rs::on_crds`).
 //! 2. The catalog forgets the CRD (`src/discovery/catalog.rs::crd_deleted`), and decides whether
 //!    its type is absent (`src/discovery/catalog/judgement.rs::judge_version`). The deletion of a
-//!    CRD that was seen is proof. Otherwise proof needs a complete list of CRDs, no built-in or
-//!    aggregated server that is expected to serve the group, and a complete list of APIServices or
-//!    a complete response of discovery (`src/discovery/catalog/judgement.rs::is_proven_absent`).
-//!    Without proof the type is unknown. A failed request of discovery changes no type
-//!    (`src/discovery/task.rs::on_answered`).
+//!    CRD that was seen is proof; the other proofs are in
+//!    `src/discovery/catalog/judgement.rs::is_proven_absent`. Without proof the type is unknown. A
+//!    failed request of discovery changes no type (`src/discovery/task.rs::on_answered`).
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
@@ -183,18 +176,15 @@
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
 //!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop
-//!    adding requests, and the queue closes. Reconciles and their writes have the grace to finish:
-//!    the fence stays open for them, and no declared child is begun
-//!    (`src/meta/apply.rs::is_halted`). Then sources and their subscriptions end, and at last the
-//!    fence is closed (`src/manager/epoch.rs::drain`).
+//!    adding requests, and the queue closes. Reconciles have the grace to finish their writes, but
+//!    begin no further declared child (`src/meta/apply.rs::is_halted`). Then the sources end, and
+//!    the fence is closed (`src/manager/epoch.rs::drain`).
 //! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
-//! 8. The run of the epoch waits until nothing of it is left; the fence of a runnable that is no
-//!    controller is closed here (`src/manager/run.rs::drive`). At the end of the grace the manager
-//!    closes it in any case (`src/manager/task/effect.rs::end_grace`). Then it announces done
-//!    (`src/manager/task/effect.rs::done`).
-//! 9. The controller waits for the type again. The next epoch starts as this one did
-//!    (`src/manager/task/effect.rs::start`).
+//! 8. The epoch ends when all its tasks have ended (`src/manager/run.rs::drive`). At the end of the
+//!    grace the manager closes the fence in any case (`src/manager/task/effect.rs::end_grace`). It
+//!    reports the epoch as done (`src/manager/task/effect.rs::done`), and the controller waits for
+//!    the type again.
 //!
 //! # Walk of a lost lease
 //!
@@ -202,15 +192,13 @@
 //!    by the clock or by another holder (`src/manager/election/candidate.rs::decide`).
 //! 2. It ends the term (`src/manager/election/campaign.rs::lose`,
 //!    `src/manager/election/term.rs::end`). On the same thread, the term closes the fence of each
-//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`). User code that
-//!    blocks every other thread delays none of it.
+//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`).
 //! 3. Each write also compares the clock with the deadline of the term when it passes the fence
-//!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`). A process that was
-//!    suspended is refused there when it resumes. A write that had passed already may still be
-//!    sent; the time limit of the write (`src/manager/fence/time_limit.rs::send`), also sent to the
-//!    server, and its precondition bound it.
+//!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`), so that a suspended
+//!    process is refused when it resumes. A write that had passed already is bounded by its time
+//!    limit (`src/manager/fence/time_limit.rs::send`) and its precondition.
 //! 4. The manager marks the runnables as waiting for leadership
-//!    (`src/manager/task/leadership.rs::on_election`). The campaign continues in the same process.
+//!    (`src/manager/task/leadership.rs::on_election`). The campaign continues.
 //!
 //! # Walk of an edit of a declared controller
 //!
@@ -219,12 +207,11 @@
 //!    definition stays in effect.
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
 //!    in the running epoch, or another epoch.
-//! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`), and waits
-//!    at most 1 s for the credentials of changed hooks, and 2 s for the first list of revisions
-//!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition;
-//!    syncs that run end with the old one (`src/meta/runnable/swap.rs::swap`). Informers and caches
-//!    stay; that of revisions comes and goes with rolling types
-//!    (`src/meta/rollout/input.rs::follow`).
+//! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`). It waits
+//!    briefly for the credentials of changed hooks and for the first list of revisions
+//!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition
+//!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay; the input of revisions exists
+//!    while a type is rolling (`src/meta/rollout/input.rs::follow`).
 //! 4. For another epoch the manager keeps the new specification pending
 //!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
 //!    served and their caches prepared (`src/manager/task/replacement.rs::on_prepared`), and is
@@ -232,22 +219,16 @@
 //!
 //! # Index
 //!
+//! Mechanisms that the walks do not name.
+//!
 //! ## Types and epochs
 //!
 //! | mechanism | place |
 //! |---|---|
 //! | type whose CRD is being deleted keeps its controllers | state `Terminating` in `src/discovery/crd.rs::judge`, which counts as met in `src/manager/verdict.rs::of_type` |
-//! | discovery fails, which stops no controller | `src/discovery/task.rs::on_answered`; an unknown type neither starts nor stops in `src/manager/lifecycle.rs::decide` |
-//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::judge_version`, by `src/discovery/catalog/judgement.rs::is_proven_absent` |
 //! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
-//! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
-//! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::decide` |
-//! | epochs of one name never overlap | `src/manager/lifecycle.rs::decide` starts none before `src/manager/lifecycle.rs::ended`, which follows `src/manager/run.rs::drive` |
-//! | epoch is stopped: execution | `src/manager/task/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
-//! | specification of a runnable is replaced | `src/manager/task/replacement.rs::replace` |
-//! | leader is elected | `src/manager/election/candidate.rs::decide`, executed by `src/manager/election/campaign.rs::run`; its effect on runnables `src/manager/task/leadership.rs::on_election` |
-//! | writes and hook calls of an epoch are fenced | `src/manager/fence.rs::pass`, called by `src/manager/fence/sender.rs::exchange` and `src/meta/hook.rs::call`; closed by `src/manager/fence.rs::close` |
-//! | writes of a former leader are stopped | `src/manager/election/term.rs::holds`, `src/manager/election/term.rs::end` |
+//! | epochs of one name never overlap | `src/manager/lifecycle.rs::decide` starts none before `src/manager/lifecycle.rs::ended` |
+//! | leader is elected | `src/manager/election/campaign.rs::run` |
 //!
 //! ## Informers
 //!
@@ -256,7 +237,6 @@
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared by equal keys: labels in the request make another key, `matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
 //! | watch is found or started, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
-//! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
 //! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
@@ -266,26 +246,20 @@
 //! | mechanism | place |
 //! |---|---|
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
-//! | request is retried | `src/controller/run/settlement.rs::requeue_or_forget` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
-//! | caches are waited for after a write, or a lost response | `src/controller/run/unconfirmed.rs::confirm` |
-//! | live reads replace cached objects that stay behind own writes | `src/informer/store/overlay.rs::is_newer` |
-//! | object is decoded for a typed reader | `src/controller/lister.rs::get` |
-//! | reconciler takes the object in place of its key | `src/controller/reconciler.rs::for_object` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //!
 //! ## Hooks
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
-//! | metrics of hooks are counted, and removed with their controller | `src/meta/hook_metrics.rs::series`; those of queues `src/controller/metrics/series.rs` |
+//! | metrics of hooks, removed with their controller | `src/meta/hook_metrics.rs::series` |
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
-//! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`, by `src/meta/hook_health.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
-//! | retries wait while a hook is down | `src/meta/hook_health.rs::wait`, by the gate in `src/controller/queue/retry_gate.rs::failed`; after its recovery `src/controller/queue/retry_gate.rs::answered` |
+//! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
+//! | retries wait while a hook is down | `src/meta/hook_health.rs::wait`, by the gate in `src/controller/queue/retry_gate.rs::failed` |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
@@ -295,15 +269,11 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | finalizer of a parent is added or removed | `src/meta/finalizer.rs::first_step`; after its controller `src/meta/supervisor/freed_parents.rs::free_parents` |
-//! | sync ends after the hook call since nothing has changed | `src/meta/sync_record.rs::unchanged_since`, called in `src/meta/sync/hook_call.rs` |
-//! | child is created, updated, recreated or left | `src/meta/children.rs::step`, executed by `src/meta/apply.rs::update` |
-//! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
-//! | child that was equal before is not compared | `src/meta/equal_children.rs::contains`, called in `src/meta/apply.rs::run` |
-//! | children are written | `src/meta/apply.rs::execute`, the requests in `src/meta/resource.rs` |
-//! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields`, by `src/meta/field_transfer.rs` |
-//! | children are updated one at a time | `src/meta/rollout/plan.rs::plan`, executed by `src/meta/sync/rollout.rs::roll`; revisions in `src/meta/sync/revisions.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
-//! | wait of a rollout is decided and shown | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within`, condition `RolledOut` of the controller `src/meta/status.rs` |
+//! | finalizers are removed after their controller | `src/meta/supervisor/freed_parents.rs::free_parents` |
+//! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
+//! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields` |
+//! | revisions of a rolling update are written | `src/meta/sync/revisions.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
+//! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` delays it |
@@ -312,8 +282,6 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | specification of a declared controller is validated | `src/meta/definition.rs::parse` |
-//! | edit of a declared controller is executed | `src/meta/edit_effect.rs::edit_effect`; without a new epoch `src/meta/supervisor/swap.rs::swap`, then `src/meta/runnable/swap.rs::swap` |
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
 //! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
@@ -322,40 +290,28 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | cluster is owned and stopped | `src/controller/cluster.rs::start`, in the order of `src/manager/task/phase.rs` |
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
-//! | checks of readiness are run, and served | `src/manager/checks.rs::results`, for a runnable `src/manager/runnable_check.rs::check`; `src/server.rs::checks` |
 //! | metrics of a manager and its clusters are registered | `src/manager.rs::register_metrics`; two clusters in one page `src/manager/metrics_text.rs::merged` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
-//! | panic of user code is caught | `src/guard.rs` |
-//! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt`; its results are read, and its stop executed, in `src/runtime/adopted_run.rs::drive` |
+//! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt` |
 //! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
-//! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!
 //! # Where to add
 //!
 //! | addition | places |
 //! |---|---|
-//! | flag of `run` | `src/cli/instance.rs`, then the options of the library, such as `MetaOptions` in `src/meta/supervisor.rs`; one of Metacontroller's in `src/cli/metacontroller.rs` |
-//! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler asks for its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
+//! | flag of `run` | `src/cli/instance.rs`, then an option of the library, such as `MetaOptions` in `src/meta/supervisor.rs` |
+//! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
 //!
 //! # Reading order
 //!
-//! 1. `src/kind.rs`, then `src/discovery.rs`, `src/discovery/state.rs` and
-//!    `src/discovery/catalog/judgement.rs`.
-//! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/verdict.rs`,
-//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/task.rs`,
-//!    `src/manager/fence.rs`.
-//! 3. `src/informer.rs`, `src/informer/interest.rs`, `src/informer/set.rs`,
-//!    `src/informer/shared_informer.rs`, `src/informer/subscriber.rs`, `src/informer/store.rs`,
-//!    `src/informer/reflector.rs`.
-//! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
-//!    `src/controller/queue.rs`, `src/controller/run.rs`.
-//! 5. `src/meta/api/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/sync.rs`,
-//!    `src/meta/children.rs`.
+//! The rooms in order, each from the file of its name. Then `src/discovery/catalog/judgement.rs`,
+//! `src/manager/lifecycle.rs`, `src/manager/fence.rs`, `src/informer/shared_informer.rs`,
+//! `src/controller/queue.rs`, `src/controller/run.rs`, `src/meta/sync.rs` and
+//! `src/meta/children.rs`.
 //!
 //! `DESIGN.md` has the invariants with their tests, and `docs/decisions` the reasons.
 

@@ -250,8 +250,8 @@ impl Manager {
     /// Runs until `stop` is cancelled or a runnable with [`FailurePolicy::FailManager`] fails; then
     /// stops every runnable, group by group.
     ///
-    /// Semantics: `controllerManager.Start` of controller-runtime (`pkg/manager/internal.go`),
-    /// except that no lock is held while groups start, a waiting runnable does not delay later
+    /// Semantics: `controllerManager.Start` of controller-runtime (`pkg/manager/internal.go`).
+    /// Differences: no lock is held while groups start, a waiting runnable does not delay later
     /// groups, and late runnables are named.
     ///
     /// # Errors

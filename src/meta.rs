@@ -73,7 +73,7 @@ pub use budget::{ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
-pub use definition::{Definition, MAX_OWNER_DEPTH, OWNER_DEPTH};
+pub use definition::{Definition, MAX_OWNER_DEPTH};
 pub(crate) use endpoint::EndpointRule;
 pub use hook::Hook;
 pub use hook_error::HookError;
@@ -87,13 +87,11 @@ pub use lenience::Lenience;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
-pub use protocol::{MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use recorder::EventLimit;
 pub(crate) use rejection::Rejection;
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,
 };
-pub use webhook::MAX_RESPONSE_BYTES;
 pub(crate) use webhook::Webhook;
 pub use workers::WORKERS;

@@ -80,7 +80,7 @@ fn action(first: Option<Instant>, now: Instant) -> SignalAction {
     }
 }
 
-#[expect(clippy::exit, reason = "a second signal asks for just that")]
+#[expect(clippy::exit, reason = "a second signal requests just that")]
 async fn listen(stop: CancellationToken, mut interrupt: Signal, mut terminate: Signal) {
     let mut first: Option<Instant> = None;
     loop {

@@ -8,7 +8,7 @@ use kube::{
 };
 use pilotlight::{
     manager::ControllerState,
-    meta::MAX_CHILDREN,
+    meta::{MetaOptions, ResponseLimits},
     testing::{CrdBuilder, Verb},
 };
 use serde_json::{Value, json};
@@ -71,12 +71,19 @@ fn bad_bodies() -> Vec<BadResponse> {
         ),
         bad(
             "huge",
-            |_| Answer::Bytes(vec![b' '; pilotlight::meta::MAX_RESPONSE_BYTES + 1]),
+            |_| Answer::Bytes(vec![b' '; ResponseLimits::default().response + 1]),
             "16777216",
         ),
         bad(
             "many",
-            |request| answer(request, (0..=MAX_CHILDREN).map(|_| config_map(request)).collect()),
+            |request| {
+                answer(
+                    request,
+                    (0..=MetaOptions::default().max_children)
+                        .map(|_| config_map(request))
+                        .collect(),
+                )
+            },
             "more than 10000",
         ),
         bad(
@@ -384,7 +391,10 @@ async fn unusual_parents_are_synced_like_any_other() {
         // The garbage collector deletes the parent whose owners do not exist, so only its sync is
         // checked.
         let child = format!("of-{uid}");
-        supervised.hook.asked(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid).await;
+        supervised
+            .hook
+            .called(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid)
+            .await;
     }
     for name in ["a", &long, "0.1-2", "big", "held", "labels", "many"] {
         let uid = parents.get(name).await.unwrap().uid().unwrap();
@@ -401,7 +411,7 @@ async fn unusual_parents_are_synced_like_any_other() {
     let dying = |call: &Call| {
         call.parent() == "held" && call.body["parent"]["metadata"]["deletionTimestamp"].is_string()
     };
-    supervised.hook.asked("about the parent in deletion", dying).await;
+    supervised.hook.called("about the parent in deletion", dying).await;
     let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     supervised.end().await;

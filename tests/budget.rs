@@ -14,7 +14,7 @@ use std::{
 use axum::{Json, Router, extract::DefaultBodyLimit, routing::post};
 use kube::ResourceExt;
 use pilotlight::{
-    meta::{self, MAX_RESPONSE_BYTES, MAX_STATUS_BYTES},
+    meta::{self, ResponseLimits},
     testing::{
         CrdBuilder,
         simulated::{SimulatedServer, SimulatedSocket},
@@ -30,6 +30,8 @@ use tokio::{
 
 use crate::support::{Answer, HookServer, one_config_map};
 
+/// Limit of a parent's status in bytes.
+const MAX_STATUS_BYTES: usize = 1536 * 1024;
 /// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// Limit of the process's anonymous memory, in KiB.
@@ -125,11 +127,15 @@ fn answers_once_with(
     child: Value,
     last: impl Fn(&str) -> Value + Send + Sync + 'static,
 ) {
-    let asked = Mutex::new(BTreeSet::new());
+    let seen = Mutex::new(BTreeSet::new());
     hook.answers(move |request| {
         let name = request["parent"]["metadata"]["name"].as_str().unwrap();
-        let first = asked.lock().unwrap().insert(name.to_owned());
-        Answer::Bytes(answer(if first { MAX_RESPONSE_BYTES } else { 0 }, &child, &last(name)))
+        let first = seen.lock().unwrap().insert(name.to_owned());
+        Answer::Bytes(answer(
+            if first { ResponseLimits::default().response } else { 0 },
+            &child,
+            &last(name),
+        ))
     });
 }
 
@@ -167,22 +173,22 @@ fn parent(kind: &str, name: &str) -> Value {
 
 /// Part of a hook request on which the response depends.
 #[derive(serde::Deserialize)]
-struct Asked {
-    parent: AskedParent,
+struct HookRequest {
+    parent: HookRequestParent,
 }
 
 #[derive(serde::Deserialize)]
-struct AskedParent {
-    spec: AskedSpec,
+struct HookRequestParent {
+    spec: HookRequestSpec,
 }
 
 #[derive(serde::Deserialize)]
-struct AskedSpec {
+struct HookRequestSpec {
     size: u64,
 }
 
 /// Process with two controllers, one with a verbose hook and one with a terse hook.
-struct Scene {
+struct Harness {
     server: SimulatedServer,
     verbose: HookServer,
     observed: Observed,
@@ -191,7 +197,7 @@ struct Scene {
     _directory: tempfile::TempDir,
 }
 
-impl Scene {
+impl Harness {
     async fn start() -> Self {
         let server = SimulatedServer::new();
         let widgets = CrdBuilder::new("budget.test", "Widget");
@@ -257,52 +263,52 @@ fn has_map(server: &SimulatedServer, name: &str) -> bool {
 
 #[tokio::test]
 async fn five_responses_of_sixteen_mebibytes_keep_the_process_small_and_others_served() {
-    let mut scene = Scene::start().await;
-    answers_once_with(&scene.verbose, late(), nameless);
+    let mut harness = Harness::start().await;
+    answers_once_with(&harness.verbose, late(), nameless);
 
-    scene.apply_parents(1);
-    scene.refused(0..WORKERS, false, ".metadata.name").await;
-    scene.other_is_served("during").await;
-    scene.refused(0..WORKERS, true, ".metadata.name").await;
-    scene.observed.assert_small();
+    harness.apply_parents(1);
+    harness.refused(0..WORKERS, false, ".metadata.name").await;
+    harness.other_is_served("during").await;
+    harness.refused(0..WORKERS, true, ".metadata.name").await;
+    harness.observed.assert_small();
 
     answers_once_with(
-        &scene.verbose,
+        &harness.verbose,
         late(),
         |name| json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name } }),
     );
-    scene.apply_parents(2);
-    scene
+    harness.apply_parents(2);
+    harness
         .until("all syncs are finished", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap_or_default();
             widgets.iter().all(|widget| widget["status"]["answered"] == true)
                 && (0..WORKERS).all(|number| has_map(server, &format!("w{number}")))
         })
         .await;
-    scene.other_is_served("after").await;
-    scene.observed.assert_small();
+    harness.other_is_served("after").await;
+    harness.observed.assert_small();
 }
 
 #[tokio::test]
 async fn five_responses_of_much_metadata_keep_the_process_small_and_others_served() {
-    let mut scene = Scene::start().await;
-    answers_once_with(&scene.verbose, labelled(), nameless);
+    let mut harness = Harness::start().await;
+    answers_once_with(&harness.verbose, labelled(), nameless);
 
-    scene.apply_parents(1);
-    scene.refused(0..WORKERS, false, ".metadata.name").await;
-    scene.other_is_served("during").await;
-    scene.refused(0..WORKERS, true, ".metadata.name").await;
-    scene.observed.assert_small();
+    harness.apply_parents(1);
+    harness.refused(0..WORKERS, false, ".metadata.name").await;
+    harness.other_is_served("during").await;
+    harness.refused(0..WORKERS, true, ".metadata.name").await;
+    harness.observed.assert_small();
 }
 
 #[tokio::test]
 async fn five_statuses_of_many_values_keep_the_process_small_and_others_served() {
-    let mut scene = Scene::start().await;
+    let mut harness = Harness::start().await;
     // Parsed, these values take about eighty times their text.
     let values = vec![json!({"a": 0}); (MAX_STATUS_BYTES - 1000) / 8];
     let values = serde_json::to_string(&values).unwrap();
     // Not a [`HookServer`], which would keep every request.
-    let hook = post(async move |Json(request): Json<Asked>| {
+    let hook = post(async move |Json(request): Json<HookRequest>| {
         let size = request.parent.spec.size;
         format!("{{\"status\":{{\"size\":{size},\"values\":{values}}}}}")
     });
@@ -312,12 +318,12 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
     let mut tasks = JoinSet::new();
     tasks.spawn(async { axum::serve(listener, hook).await.unwrap() });
     let widgets = CrdBuilder::new("budget.test", "Widget");
-    scene.server.apply(controller("verbose", &widgets, &url)).unwrap();
+    harness.server.apply(controller("verbose", &widgets, &url)).unwrap();
 
     // The second status is compared with a cached one.
     for round in 1..=2 {
-        scene.apply_parents(round);
-        scene
+        harness.apply_parents(round);
+        harness
             .until("all statuses are written", |server| {
                 let requests = server.requests();
                 let written = requests.iter().filter(|request| {
@@ -326,10 +332,10 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
                 written.count() >= round * WORKERS
             })
             .await;
-        scene.other_is_served(&format!("after{round}")).await;
-        scene.observed.assert_small();
+        harness.other_is_served(&format!("after{round}")).await;
+        harness.observed.assert_small();
     }
-    scene
+    harness
         .until("the last status is written", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap();
             widgets.iter().all(|widget| widget["status"]["size"] == 2)
@@ -339,12 +345,12 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
 
 #[tokio::test]
 async fn status_that_the_server_does_not_take_is_refused_by_the_name_of_its_field() {
-    let mut scene = Scene::start().await;
+    let mut harness = Harness::start().await;
     let values = vec![[0]; MAX_STATUS_BYTES / 4 + 1];
-    scene.verbose.answers(move |_| Answer::Json(json!({ "status": { "values": values } })));
+    harness.verbose.answers(move |_| Answer::Json(json!({ "status": { "values": values } })));
 
-    scene.apply_parents(1);
-    scene.refused(0..WORKERS, true, "status has ").await;
-    scene.other_is_served("after").await;
-    scene.observed.assert_small();
+    harness.apply_parents(1);
+    harness.refused(0..WORKERS, true, "status has ").await;
+    harness.other_is_served("after").await;
+    harness.observed.assert_small();
 }

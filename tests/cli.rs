@@ -250,7 +250,7 @@ impl Dev {
 }
 
 /// Returns the response to a GET of a URL without its scheme.
-async fn ask(url: &str) -> String {
+async fn get(url: &str) -> String {
     let (address, path) = url.split_once('/').unwrap();
     let mut socket = TcpStream::connect(address).await.unwrap();
     let request = format!("GET /{path} HTTP/1.0\r\n\r\n");
@@ -278,7 +278,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     while status.status.code() == Some(1) && !status.stdout.is_empty() {
         status = run(&arguments).await;
     }
-    let ready = ask(probes.trim_end_matches("'")).await;
+    let ready = get(probes.trim_end_matches("'")).await;
     let id = dev.process.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
     let (code, _) = dev.end().await;

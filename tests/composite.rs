@@ -69,7 +69,7 @@ async fn a_declared_controller_lives_and_dies_with_its_type() {
         assert_eq!(child.owner_references()[0].name, gear);
         supervised.runs("story", i64::try_from(round).unwrap()).await;
         harness.create(&crd, &held, 8).await;
-        supervised.hook.asked(&held, |call| call.parent() == held).await;
+        supervised.hook.called(&held, |call| call.parent() == held).await;
         let ended = harness.cluster.informers.ended(&InformerKey::new(served.identity.clone()));
 
         harness.scope.delete_crd(&crd).await.unwrap();
@@ -121,11 +121,11 @@ async fn a_declared_controller_runs_until_finalizers_are_gone() {
 
     harness.scope.delete_crd(&crd).await.unwrap();
     let going = |call: &Call| call.body["parent"]["metadata"]["deletionTimestamp"].is_string();
-    supervised.hook.asked("about the parent in deletion", going).await;
+    supervised.hook.called("about the parent in deletion", going).await;
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();
     let changed = |call: &Call| call.body["parent"]["spec"]["size"] == 2;
-    supervised.hook.asked("about a change while the type terminates", changed).await;
+    supervised.hook.called("about a change while the type terminates", changed).await;
     assert_eq!(harness.status(&finisher).state, ControllerState::Running);
     supervised.child("held", 1).await;
 

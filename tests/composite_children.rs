@@ -42,14 +42,14 @@ type RespondToCall = Box<dyn Fn(&Value) -> Result<Value, HookError> + Send + Syn
 /// Hook with a scripted answer; records its requests.
 struct Scripted {
     answer: Mutex<RespondToCall>,
-    asked: Mutex<VecDeque<Value>>,
+    calls: Mutex<VecDeque<Value>>,
 }
 
 impl Hook for Scripted {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
         let request: Value = serde_json::from_slice(&request).unwrap();
         let answer = self.answer.lock().unwrap()(&request);
-        self.asked.lock().unwrap().push_back(request);
+        self.calls.lock().unwrap().push_back(request);
         Box::pin(std::future::ready(answer.map(|answer| match answer.as_str() {
             // For a body that is not JSON.
             Some(raw) => raw.to_owned().into(),
@@ -139,7 +139,7 @@ impl Harness {
     ) -> Self {
         let hook = Arc::new(Scripted {
             answer: Mutex::new(Box::new(move |request| Ok(answer(request)))),
-            asked: Mutex::default(),
+            calls: Mutex::default(),
         });
         let name = &scope.namespace;
         shared().hooks.lock().unwrap().insert(name.clone(), hook.clone());
@@ -243,24 +243,24 @@ impl Harness {
         shared().plane.audit().unwrap().position().unwrap()
     }
 
-    fn asked(&self) -> usize {
-        self.hook.asked.lock().unwrap().len()
+    fn call_count(&self) -> usize {
+        self.hook.calls.lock().unwrap().len()
     }
 
     /// Waits until no call has reached the hook for a second.
     async fn quiet(&self) {
-        let (mut asked, mut since) = (self.asked(), Instant::now());
+        let (mut calls, mut since) = (self.call_count(), Instant::now());
         eventually("a second without a call", async || {
-            if self.asked() != asked {
-                (asked, since) = (self.asked(), Instant::now());
+            if self.call_count() != calls {
+                (calls, since) = (self.call_count(), Instant::now());
             }
             (since.elapsed() >= Duration::from_secs(1)).then_some(())
         })
         .await;
     }
 
-    fn last_asked(&self) -> Value {
-        self.hook.asked.lock().unwrap().back().cloned().unwrap()
+    fn last_call(&self) -> Value {
+        self.hook.calls.lock().unwrap().back().cloned().unwrap()
     }
 
     /// Deletes the controller, so that it does not outlive its test.
@@ -315,7 +315,7 @@ async fn a_parent_gets_its_children_and_its_status() {
     })
     .await;
     assert_eq!(status, json!({"seen": 1, "observedGeneration": 1}));
-    let request = harness.last_asked();
+    let request = harness.last_call();
     assert_eq!(request["controller"]["metadata"]["name"], harness.scope.namespace);
     assert_eq!(request["controller"]["spec"]["hooks"]["sync"]["version"], "v1");
     assert_eq!(request["parent"]["metadata"]["name"], "a");
@@ -344,13 +344,13 @@ async fn parent_in_its_desired_state_causes_no_request() {
 
     // The child and the status that the sync writes cause one more sync each.
     harness.quiet().await;
-    assert!(harness.asked() <= 3, "called {} times", harness.asked());
-    let (asked, position) = (harness.asked(), Harness::position());
+    assert!(harness.call_count() <= 3, "called {} times", harness.call_count());
+    let (calls, position) = (harness.call_count(), Harness::position());
     harness.touch("a").await;
-    eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+    eventually("a sync", async || (harness.call_count() > calls).then_some(())).await;
 
     harness.quiet().await;
-    assert_eq!(harness.asked(), asked + 1);
+    assert_eq!(harness.call_count(), calls + 1);
     for verb in ["get", "list", "create", "update", "delete"] {
         assert_eq!(harness.requests_since(position, verb).await, 0, "{verb}");
     }

@@ -308,8 +308,8 @@ async fn customize_hook_of_a_decorator_relates_objects() {
         bench.settle().await;
         assert_eq!(bench.thing("t").unwrap()["metadata"]["annotations"]["seen"], data);
     }
-    let asked = bench.calls().iter().filter(|call| call.kind == HookKind::Customize).count();
-    assert!(asked <= 3, "asked again only as the annotations change: {asked}");
+    let calls = bench.calls().iter().filter(|call| call.kind == HookKind::Customize).count();
+    assert!(calls <= 3, "called again only as the annotations change: {calls}");
     bench.end().await;
 }
 

@@ -1,6 +1,6 @@
 //! Two real processes elect a leader on the real API server. The audit log shows who has written.
 
-mod handovers;
+mod leader_changes;
 
 use std::{
     net::SocketAddr,

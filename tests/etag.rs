@@ -16,9 +16,9 @@ fn by_size(request: &Value) -> Answer {
 }
 
 /// Waits for a hook call after `since` whose `If-None-Match` is `tag`.
-async fn asked(supervised: &Supervised<'_>, what: &str, since: Instant, tag: Option<&str>) {
+async fn called(supervised: &Supervised<'_>, what: &str, since: Instant, tag: Option<&str>) {
     let wanted = |call: &Call| call.at > since && call.named() == tag;
-    supervised.hook.asked(what, wanted).await;
+    supervised.hook.called(what, wanted).await;
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn a_response_that_its_hook_confirms_is_executed_again() {
     // The hook sends no body again, yet the child is created again.
     let since = Instant::now();
     supervised.config_maps().delete("gear", &DeleteParams::default()).await.unwrap();
-    asked(&supervised, "with the tag", since, Some("\"1\"")).await;
+    called(&supervised, "with the tag", since, Some("\"1\"")).await;
     supervised.child("gear", 1).await;
     let calls = supervised.hook.calls();
     assert!(calls[1..].iter().all(|call| call.named() == Some("\"1\"")), "{calls:#?}");
@@ -53,14 +53,14 @@ async fn a_response_that_its_hook_confirms_is_executed_again() {
     let since = Instant::now();
     api.delete("gear", &DeleteParams::default()).await.unwrap();
     supervised.harness.create(&crd, "gear", 2).await;
-    asked(&supervised, "about the new parent", since, None).await;
+    called(&supervised, "about the new parent", since, None).await;
     supervised.child("gear", 2).await;
 
     // Another definition in the same epoch.
     let since = Instant::now();
     let strict = json!({ "webhook": { "responseUnMarshallMode": "strict" } });
     supervised.edit("a", json!({ "spec": { "hooks": { "sync": strict } } })).await;
-    asked(&supervised, "after the swap", since, None).await;
+    called(&supervised, "after the swap", since, None).await;
     supervised.runs("a", 1).await;
 
     // Another epoch.
@@ -69,7 +69,7 @@ async fn a_response_that_its_hook_confirms_is_executed_again() {
     children[0]["optional"] = json!(true);
     supervised.edit("a", json!({ "spec": { "childResources": children } })).await;
     supervised.runs("a", 2).await;
-    asked(&supervised, "in the new epoch", since, None).await;
+    called(&supervised, "in the new epoch", since, None).await;
     supervised.end().await;
 }
 

@@ -129,7 +129,7 @@ async fn check(version: &str, crd: impl FnOnce(CrdBuilder) -> CrdBuilder) {
     supervised.declare("one", spec(&supervised, &crd, version)).await;
 
     let of = |hook| move |call: &Call| hook_of(&call.body) == hook;
-    let customize = supervised.hook.asked("about related objects", of("customize")).await;
+    let customize = supervised.hook.called("about related objects", of("customize")).await;
     let is_complete = |call: &Call| {
         let groups = call.body["children"].as_object().into_iter().flat_map(|it| it.values());
         let mut groups = groups.map(|group| group.as_object().map_or(0, |group| group.len()));
@@ -137,9 +137,9 @@ async fn check(version: &str, crd: impl FnOnce(CrdBuilder) -> CrdBuilder) {
             && groups.all(|members| members > 0)
             && call.body["parent"]["status"].is_object()
     };
-    let sync = supervised.hook.asked("about all children and the status", is_complete).await;
+    let sync = supervised.hook.called("about all children and the status", is_complete).await;
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
-    let finalize = supervised.hook.asked("about the deleted parent", of("finalize")).await;
+    let finalize = supervised.hook.called("about the deleted parent", of("finalize")).await;
     until("the parent is deleted", async || match parents.get_opt("gear").await {
         Ok(None) => Ok(()),
         other => Err(format!("{other:?}")),

@@ -161,11 +161,11 @@ async fn single_parent_recovers_within_seconds_after_its_hook() {
 
     bench.parent("p", 1, "one");
     sleep(Duration::from_secs(600)).await;
-    let asked = bench.hook.calls().len();
+    let calls = bench.hook.calls().len();
     broken.send_replace(false);
     let took = bench.settled(&["p"], 1, "one").await;
 
-    assert!(asked < 90, "{asked}");
+    assert!(calls < 90, "{calls}");
     assert!(took <= Duration::from_secs(11), "{took:?}");
     bench.end().await;
 }
@@ -192,8 +192,8 @@ async fn always_failing_parents_are_not_retried_more_often_when_others_succeed()
 
     for number in 0..5 {
         let name = format!("broken{number}");
-        let asked = bench.hook.calls().iter().filter(|(_, of)| *of == name).count();
-        assert!((10..=22).contains(&asked), "back-off from 5 ms, doubling: {asked}");
+        let calls = bench.hook.calls().iter().filter(|(_, of)| *of == name).count();
+        assert!((10..=22).contains(&calls), "back-off from 5 ms, doubling: {calls}");
     }
     bench.end().await;
 }
@@ -268,7 +268,7 @@ async fn slow_hook_delays_no_watch_and_sees_the_last_state() {
     let known = |bench: &Bench| bench.informer().is_some_and(|it| it.objects == PARENTS);
     bench.until("all parents are cached", known).await;
     let (lists, watches) =
-        (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
+        (bench.requests_for_parents(Verb::List), bench.requests_for_parents(Verb::Watch));
 
     // Five thousand changes a second, for two seconds.
     let last = "x".repeat(5000);
@@ -289,9 +289,13 @@ async fn slow_hook_delays_no_watch_and_sees_the_last_state() {
     assert_eq!(children.len(), PARENTS);
     assert!(children.values().all(|text| *text == last), "{children:?}");
     assert!(!bench.hook.overlapped() && bench.hook.most() <= WORKERS);
-    let asked = (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
+    let requests =
+        (bench.requests_for_parents(Verb::List), bench.requests_for_parents(Verb::Watch));
     // A watch lasts at most ten minutes, and so does the whole test.
-    assert!(asked.0 == lists && asked.1 <= watches + 3, "{asked:?}, before {lists}, {watches}");
+    assert!(
+        requests.0 == lists && requests.1 <= watches + 3,
+        "{requests:?}, before {lists}, {watches}"
+    );
     bench.end().await;
 }
 

@@ -183,7 +183,7 @@ async fn check_environment(tls: Option<(TlsAcceptor, String)>) {
 
     let through = [&variables[..], &[("HTTPS_PROXY", &*url)]].concat();
     let through = types(&kubeconfig, &through).await;
-    let asked_through = proxy.heads();
+    let proxied = proxy.heads();
     let beside = [&variables[..], &[("https_proxy", &*url), ("NO_PROXY", ".invalid")]].concat();
     let beside = types(&kubeconfig, &beside).await;
 
@@ -192,8 +192,8 @@ async fn check_environment(tls: Option<(TlsAcceptor, String)>) {
     for secret in ["p%40ss", "p@ss"] {
         assert!(!errors.contains(secret), "{errors}");
     }
-    assert!(!asked_through.is_empty());
-    for head in asked_through {
+    assert!(!proxied.is_empty());
+    for head in proxied {
         assert!(head.starts_with("CONNECT kubernetes.invalid:6443 HTTP/1.1\r\n"), "{head}");
         // me:p@ss
         assert!(head.contains("\r\nProxy-Authorization: Basic bWU6cEBzcw==\r\n"), "{head}");

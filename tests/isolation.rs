@@ -82,7 +82,7 @@ struct Neighbours {
     hanging: String,
     forbidden: String,
     // Earlier calls of the hook for `beat`, which the hanging hook does not answer.
-    asked: usize,
+    calls: usize,
     since: Instant,
     _held: watch::Sender<bool>,
 }
@@ -108,7 +108,7 @@ impl Neighbours {
         supervised
             .hook
             .answers(move |request| Answer::Hold(free.clone(), Box::new(one_config_map(request))));
-        let (asked, since) = (supervised.hook.count("beat"), Instant::now());
+        let (calls, since) = (supervised.hook.count("beat"), Instant::now());
         supervised.declare(&hanging, supervised.spec(widgets)).await;
         let forbidden = name("forbidden");
         let reads = RecordingReconciler::new(type_of(gadgets, "v1"));
@@ -116,7 +116,7 @@ impl Neighbours {
 
         reads.saw("gadget", 1).await;
         panics.saw("beat", 1).await;
-        supervised.hook.asked_again("beat", asked).await;
+        supervised.hook.called_again("beat", calls).await;
         harness.until(&missing, "waits", |it| it.reason == "TypeAbsent").await;
         // Open watches survive a revoked right; the next watch is refused.
         harness.revoke("gadgets").await;
@@ -129,7 +129,7 @@ impl Neighbours {
             harness.until(&panicking, "has panicked", |it| it.last_error().is_some()).await;
         assert!(panicked.last_error().is_some_and(|error| error.contains("injected panic")));
         assert_eq!(panicked.state, ControllerState::Running);
-        Self { missing, panicking, hanging, forbidden, asked, since, _held: held }
+        Self { missing, panicking, hanging, forbidden, calls, since, _held: held }
     }
 
     async fn leave(self, supervised: &Supervised<'_>, gadgets: &CrdBuilder) {
@@ -147,10 +147,10 @@ impl Neighbours {
             (ControllerState::Running, 1),
             "the controller keeps running"
         );
-        let asked = supervised.hook.count("beat") - self.asked;
+        let calls = supervised.hook.count("beat") - self.calls;
         // Calls do not overlap: the next one follows a timeout.
         let most = 2 + self.since.elapsed().as_secs() / HOOK_TIMEOUT.as_secs();
-        assert!(asked as u64 <= most, "calls of a hanging hook do not overlap: {asked} calls");
+        assert!(calls as u64 <= most, "calls of a hanging hook do not overlap: {calls} calls");
         supervised
             .controllers()
             .delete(&supervised.name(&self.hanging), &DeleteParams::default())

@@ -108,7 +108,7 @@ impl Left {
 async fn synced(supervised: &Supervised<'_>) {
     let before = PARENTS.map(|(_, parent)| (parent, supervised.hook.count(parent)));
     for (parent, before) in before {
-        supervised.hook.asked_again(parent, before + 2).await;
+        supervised.hook.called_again(parent, before + 2).await;
     }
 }
 

@@ -35,11 +35,11 @@ async fn hook_request_has_no_key_for_children_that_cannot_be_listed() {
     let key = format!("Gadget.{group}/v1");
 
     supervised.declare("a", spec).await;
-    let call = supervised.hook.asked("about the gear", |call| call.parent() == "gear").await;
+    let call = supervised.hook.called("about the gear", |call| call.parent() == "gear").await;
     assert!(call.body["children"].get(&key).is_none(), "{:#}", call.body["children"]);
 
     harness.grant("gadgets", &[Rule::all_of(group, "gadgets")]).await;
     let has_gear = |call: &crate::support::Call| call.body["children"][&key]["gear"].is_object();
-    supervised.hook.asked("with its gadget", has_gear).await;
+    supervised.hook.called("with its gadget", has_gear).await;
     supervised.end().await;
 }

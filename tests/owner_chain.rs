@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pilotlight::meta::{MAX_OWNER_DEPTH, OWNER_DEPTH};
+use pilotlight::meta::MAX_OWNER_DEPTH;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -59,7 +59,7 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
         .await;
     sleep(Duration::from_secs(600)).await;
 
-    assert_eq!(widgets(&bench), OWNER_DEPTH + 1);
+    assert_eq!(widgets(&bench), 16 + 1, "the default depth");
     let events = bench.events("OwnerChainTooDeep");
     assert!(events.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{events:?}");
     let reason = |bench: &Bench| {

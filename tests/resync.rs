@@ -1,4 +1,4 @@
-//! Resyncs: the time that a response asks for, and the period of all parents.
+//! Resyncs: the time that a response requests, and the period of all parents.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ fn calls_at(bench: &Bench, at: Instant) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_a_failed_sync_and_an_event() {
+async fn resync_that_a_response_requests_survives_a_failed_sync_and_an_event() {
     let bench = Bench::start().await;
     let failures = Arc::new(Mutex::new(3));
     bench.hook.answers(move |request: Value| {
@@ -51,8 +51,8 @@ async fn resync_that_a_response_asks_for_survives_a_failed_sync_and_an_event() {
     bench.end().await;
 }
 
-/// Lets the hook ask for a resync after 20 s in each response.
-fn ask_every_20_seconds(bench: &Bench) {
+/// Lets the hook request a resync after 20 s in each response.
+fn resync_every_20_seconds(bench: &Bench) {
     bench.hook.answers(async |request: Value| {
         let mut answer = sized(&request);
         answer["resyncAfterSeconds"] = json!(20);
@@ -68,9 +68,9 @@ fn assert_called_every_20_seconds(bench: &Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_failures_of_a_child() {
+async fn resync_that_a_response_requests_survives_failures_of_a_child() {
     let bench = Bench::start().await;
-    ask_every_20_seconds(&bench);
+    resync_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     bench.faults.add(Rule::new(refusal).verb(Verb::Create).resource("", "configmaps"));
 
@@ -82,9 +82,9 @@ async fn resync_that_a_response_asks_for_survives_failures_of_a_child() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resync_that_a_response_asks_for_survives_failures_of_the_status() {
+async fn resync_that_a_response_requests_survives_failures_of_the_status() {
     let bench = Bench::start().await;
-    ask_every_20_seconds(&bench);
+    resync_every_20_seconds(&bench);
     let refusal = Action::Reply(Reply::status(403, "Forbidden", "no"));
     let status = Rule::new(refusal).verb(Verb::Update).resource("bench.test", "widgets");
     let rule = bench.faults.add(status.subresource("status"));

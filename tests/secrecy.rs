@@ -100,7 +100,7 @@ fn hooks() -> Router {
 }
 
 /// Manager in a separate process, between a simulated server and hooks.
-struct Scene {
+struct Harness {
     server: SimulatedServer,
     hooks_at: SocketAddr,
     probes: SocketAddr,
@@ -113,7 +113,7 @@ struct Scene {
     _socket: pilotlight::testing::simulated::SimulatedSocket,
 }
 
-impl Scene {
+impl Harness {
     async fn start(flags: &[&str]) -> Self {
         let mut tasks = JoinSet::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -195,9 +195,9 @@ impl Scene {
 
     /// Starts with a controller for each fault.
     async fn declared(flags: &[&str]) -> Self {
-        let scene = Self::start(flags).await;
-        scene.declare();
-        scene
+        let harness = Self::start(flags).await;
+        harness.declare();
+        harness
     }
 
     fn declare(&self) {
@@ -411,11 +411,11 @@ fn leaks(name: &str, text: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_secret_leaves_the_process() {
-    let scene = Scene::declared(&[]).await;
-    scene.reported().await;
+    let harness = Harness::declared(&[]).await;
+    harness.reported().await;
 
-    let said = scene.said().await;
-    let log = scene.end().await;
+    let said = harness.said().await;
+    let log = harness.end().await;
 
     let mut leaked: Vec<_> = said.iter().flat_map(|(name, text)| leaks(name, text)).collect();
     leaked.extend(leaks("log", &log));
@@ -443,11 +443,11 @@ async fn nothing_secret_leaves_the_process() {
 
 #[tokio::test]
 async fn bodies_of_hooks_are_logged_without_data_of_secrets_at_level_6() {
-    let scene = Scene::start(&["--zap-log-level=6"]).await;
-    scene.declare_one("updated", &format!("http://{}/secret", scene.hooks_at));
-    scene.until("the hook's response", || scene.events().contains("updating Secret")).await;
+    let harness = Harness::start(&["--zap-log-level=6"]).await;
+    harness.declare_one("updated", &format!("http://{}/secret", harness.hooks_at));
+    harness.until("the hook's response", || harness.events().contains("updating Secret")).await;
 
-    let log = scene.end().await;
+    let log = harness.end().await;
 
     let bodies: Vec<_> = log.lines().filter(|line| line.contains("hook_bodies")).collect();
     assert!(bodies.iter().any(|line| line.contains("Secret.v1")), "requests: {bodies:#?}");
@@ -460,12 +460,12 @@ async fn bodies_of_hooks_are_logged_without_data_of_secrets_at_level_6() {
 
 #[tokio::test]
 async fn excerpt_of_a_hook_error_is_shown_if_a_flag_is_set() {
-    let scene = Scene::declared(&["--hook-error-excerpts"]).await;
-    scene.reported().await;
-    scene.until("the excerpt", || scene.events().contains("hush-body")).await;
+    let harness = Harness::declared(&["--hook-error-excerpts"]).await;
+    harness.reported().await;
+    harness.until("the excerpt", || harness.events().contains("hush-body")).await;
 
-    let status = scene.status_of("refused")["conditions"].to_string();
-    scene.end().await;
+    let status = harness.status_of("refused")["conditions"].to_string();
+    harness.end().await;
 
     let excerpt = status.split("hush-body").nth(1).unwrap();
     assert!(!status.contains("\\u001b"), "control characters are stripped: {status}");

@@ -22,7 +22,7 @@ async fn edit_of_a_type_is_one_restart_and_any_other_one_none_both_without_a_rel
         "hooks": { "sync": { "webhook": { "responseUnMarshallMode": "strict" } } },
     } });
     supervised.edit("a", in_place).await;
-    supervised.hook.asked_again("gear", before).await;
+    supervised.hook.called_again("gear", before).await;
     supervised.runs("a", 1).await;
     assert!(harness.faults.seen().iter().all(|it| it.resource != "configmaps"));
 
@@ -32,7 +32,7 @@ async fn edit_of_a_type_is_one_restart_and_any_other_one_none_both_without_a_rel
         let mut children = supervised.spec(&crd)["childResources"].clone();
         children[0]["updateStrategy"] = json!({ "method": method });
         supervised.edit("a", json!({ "spec": { "childResources": children } })).await;
-        supervised.hook.asked_again("gear", before).await;
+        supervised.hook.called_again("gear", before).await;
         supervised.runs("a", 1).await;
     }
 
@@ -43,7 +43,7 @@ async fn edit_of_a_type_is_one_restart_and_any_other_one_none_both_without_a_rel
 
     assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Superseded);
     harness.running(&supervised.runnable("a"), 2).await;
-    supervised.hook.asked_again("gear", before).await;
+    supervised.hook.called_again("gear", before).await;
     supervised.runs("a", 2).await;
     let status =
         supervised.status("a", "is answered", |it| it.observed_generation == Some(generation));
@@ -164,9 +164,9 @@ async fn edit_that_needs_a_missing_type_takes_over_when_the_type_is_installed() 
     supervised.install(&gadgets).await;
     assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Superseded);
     supervised.runs("a", 2).await;
-    let asked_for_both =
+    let has_both_types =
         |call: &Call| call.body["children"].as_object().is_some_and(|groups| groups.len() == 2);
-    supervised.hook.asked("with both child types", asked_for_both).await;
+    supervised.hook.called("with both child types", has_both_types).await;
     supervised.end().await;
 }
 

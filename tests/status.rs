@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const GROUP: &str = "metacontroller.k8s.io/v1alpha1";
 
 /// Manager in a separate process, on a simulated server.
-struct Scene {
+struct Harness {
     server: SimulatedServer,
     kubeconfig: tempfile::NamedTempFile,
     metrics: String,
@@ -26,7 +26,7 @@ struct Scene {
     _socket: SimulatedSocket,
 }
 
-impl Scene {
+impl Harness {
     async fn start() -> Self {
         let server = SimulatedServer::new();
         for crd in pilotlight::meta::crds() {
@@ -72,7 +72,7 @@ impl Scene {
     }
 
     /// Waits until the object has this reason, then returns exit code and row from both sources.
-    async fn asked(&self, name: &str, reason: &str) -> [(Option<i32>, Value); 2] {
+    async fn status_with(&self, name: &str, reason: &str) -> [(Option<i32>, Value); 2] {
         let says = self.server.wait_until(|server| {
             let object = server.get(GROUP, "CompositeController", "", name);
             object.is_ok_and(|object| object["status"]["reason"] == reason)
@@ -116,30 +116,30 @@ fn agree([api, instance]: [(Option<i32>, Value); 2], code: i32, ready: &str) {
 
 #[tokio::test]
 async fn both_sources_give_one_verdict_on_what_is_rejected_paused_or_pending() {
-    let scene = Scene::start().await;
+    let harness = Harness::start().await;
 
-    scene.declare("a", |_| {});
-    agree(scene.asked("a", "Running").await, 0, "True");
+    harness.declare("a", |_| {});
+    agree(harness.status_with("a", "Running").await, 0, "True");
 
-    scene.declare("rejected", |object| {
+    harness.declare("rejected", |object| {
         object["spec"]["hooks"]["sync"]["webhook"]["url"] = json!("ftp://nowhere");
     });
-    agree(scene.asked("rejected", "SpecInvalid").await, 1, "False");
+    agree(harness.status_with("rejected", "SpecInvalid").await, 1, "False");
 
-    scene.declare("paused", |object| {
+    harness.declare("paused", |object| {
         object["metadata"]["annotations"] = json!({pilotlight::meta::PAUSED: "true"});
     });
-    agree(scene.asked("paused", "Paused").await, 1, "False");
+    agree(harness.status_with("paused", "Paused").await, 1, "False");
 
-    scene.declare("a", |object| {
+    harness.declare("a", |object| {
         object["spec"]["childResources"] =
             json!([{"apiVersion": "status.test/v1", "resource": "parts"}]);
     });
-    agree(scene.asked("a", "SpecPending").await, 1, "False");
+    agree(harness.status_with("a", "SpecPending").await, 1, "False");
 
     // A rejected edit, while the previous spec runs.
-    scene.declare("a", |object| {
+    harness.declare("a", |object| {
         object["spec"]["hooks"]["sync"]["webhook"]["url"] = json!("ftp://nowhere");
     });
-    agree(scene.asked("a", "SpecInvalid").await, 1, "False");
+    agree(harness.status_with("a", "SpecInvalid").await, 1, "False");
 }

@@ -37,7 +37,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
         let seen = harness.faults.seen();
         seen.iter().filter(|it| it.query.contains("metadata.name%3Dgear")).count()
     };
-    supervised.hook.asked_again("gear", 1).await;
+    supervised.hook.called_again("gear", 1).await;
     assert_eq!(harness.faults.hits(cut), 1);
     assert!(looks() > 0, "the child is read from the server");
     let call = supervised.hook.calls().into_iter().rfind(|call| call.parent() == "gear").unwrap();

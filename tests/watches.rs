@@ -21,7 +21,7 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
         bench.withholds_bookmarks();
     }
     bench.faults.cut_open(IS_WATCH);
-    let before = bench.asked_for_parents(Verb::List);
+    let before = bench.requests_for_parents(Verb::List);
     for round in 1..=rounds {
         // Lets the last round's change precede the compacted versions.
         sleep(Duration::from_secs(1)).await;
@@ -41,7 +41,7 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
         // A streaming list without bookmarks has no end and times out after ten seconds.
         assert!(took < Duration::from_secs(15), "{took:?}");
     }
-    let lists = bench.asked_for_parents(Verb::List) - before;
+    let lists = bench.requests_for_parents(Verb::List) - before;
     bench.end().await;
     lists
 }

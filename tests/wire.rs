@@ -110,8 +110,8 @@ async fn a_watch_is_cut_at_a_byte_and_a_connection_reset() {
 async fn a_connection_is_dropped_reset_or_stalled() {
     let (proxy, client) = proxied(&Faults::default()).await;
     proxy.disturb(WireRule::new(WireFault::BlackHole).times(1));
-    let asked = client.clone();
-    let mut swallowed = Box::pin(async move { asked.apiserver_version().await });
+    let sent = client.clone();
+    let mut swallowed = Box::pin(async move { sent.apiserver_version().await });
     tokio::select! {
         answer = &mut swallowed => panic!("a swallowed request was answered: {answer:?}"),
         () = proxy.fired_more_than(0) => {}

@@ -268,7 +268,7 @@ async fn write_is_not_repeated_before_its_retry_after() {
         bench.parent("p", 2, "one");
         bench.until("the create is refused", |bench| bench.faults.hits(rule) == 1).await;
         let refused = Instant::now();
-        let asked = bench.requests().len();
+        let begun = bench.requests().len();
 
         let took = bench.settled(&["p"], 2, "one").await;
 
@@ -283,7 +283,7 @@ async fn write_is_not_repeated_before_its_retry_after() {
         };
         let requests = bench.requests();
         let is_early = |(at, info): &&(Instant, RequestInfo)| own(info) && *at < refused + least;
-        let early: Vec<_> = requests[asked..].iter().filter(is_early).collect();
+        let early: Vec<_> = requests[begun..].iter().filter(is_early).collect();
         assert!(early.is_empty(), "{reply:?}: early writes or reads: {early:#?}");
         assert_eq!(bench.events("SyncError"), [] as [&str; 0], "{reply:?}");
         assert_eq!(bench.sent(Verb::Create).len(), 3, "{reply:?}");

@@ -401,11 +401,11 @@ pub(crate) fn post_params() -> PostParams {
 /// Retries a request until it succeeds, because the server may not be ready for it yet.
 pub(crate) async fn retry<T>(
     what: &str,
-    mut ask: impl AsyncFnMut() -> kube::Result<T>,
+    mut request: impl AsyncFnMut() -> kube::Result<T>,
 ) -> anyhow::Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match ask().await {
+        match request().await {
             Ok(answer) => return Ok(answer),
             Err(error) if Instant::now() > deadline => bail!("{what}: {error}"),
             Err(_) => sleep(BREATH).await,

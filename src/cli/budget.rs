@@ -56,7 +56,7 @@ impl BudgetArgs {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use pilotlight::meta::MAX_CHILDREN;
+    use pilotlight::meta::MetaOptions;
 
     use super::*;
 
@@ -88,7 +88,7 @@ mod tests {
             let flags = Flags::try_parse_from([&["test"], arguments].concat()).unwrap();
             flags.budget.hook_response_children.get()
         };
-        assert_eq!(children(&[]), MAX_CHILDREN);
+        assert_eq!(children(&[]), MetaOptions::default().max_children);
         assert_eq!(children(&["--hook-response-children=200000"]), 200_000);
     }
 

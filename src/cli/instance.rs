@@ -71,7 +71,7 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
-    /// Longest wait that a hook may ask for by status 429 and Retry-After, such as 1h. A longer one
+    /// Longest wait that a hook may request by status 429 and Retry-After, such as 1h. A longer one
     /// is cut, and the hook may answer 429 again.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = flag::interval)]
     hook_retry_after_limit: Duration,
@@ -322,7 +322,7 @@ mod tests {
         let metrics = instance.metrics_address.unwrap();
         let stop = CancellationToken::new();
 
-        let asked = async {
+        let requests = async {
             let responses = [
                 get(probes, "/livez").await,
                 get(probes, "/readyz").await,
@@ -335,7 +335,7 @@ mod tests {
             stop.cancel();
             responses
         };
-        let (ended, responses) = tokio::join!(instance.run(stop.clone()), asked);
+        let (ended, responses) = tokio::join!(instance.run(stop.clone()), requests);
 
         ended.unwrap();
         let [live, ready, verbose, scraped, status, types, elsewhere] = responses;
@@ -360,7 +360,7 @@ mod tests {
             status["controllers"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
         assert!(names.contains(&&json!("metrics")), "{names:?}");
         let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
-        assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
+        assert_eq!(types[0]["state"], "Unknown", "requested, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
     }
 

@@ -27,7 +27,7 @@ pub(super) struct LoggingArgs {
     log_format: Option<LogFormat>,
 }
 
-/// Target of the bodies of hooks, which may hold secrets: logged only if a flag asks for them.
+/// Target of the bodies of hooks, which may hold secrets: logged only if a flag enables them.
 const HOOK_BODIES: &str = "hook_bodies";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -12,17 +12,17 @@ use tokio::{
 
 use super::process_metrics;
 
-/// Interval of the checks. A burst of work is over when a whole interval was calm.
+/// Interval of the checks. A burst of work is over when a whole interval was idle.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Maximum CPU time of a calm interval.
-const CALM: Duration = Duration::from_millis(100);
+/// Maximum CPU time of a idle interval.
+const IDLE: Duration = Duration::from_millis(100);
 /// CPU time since the last return after which there may be memory to return. A process at rest
 /// needs hours for it.
 const WORK: Duration = Duration::from_millis(100);
-/// Longest time between two returns of a process that is never calm.
+/// Longest time between two returns of a process that is never idle.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Returns freed memory to the system whenever work has calmed down. Never resolves.
+/// Returns freed memory to the system whenever a burst of work is over. Never resolves.
 pub(super) async fn return_freed() {
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -42,19 +42,19 @@ pub(super) async fn return_freed() {
 struct ReleasePace {
     /// CPU time at the last check.
     seen: Duration,
-    /// CPU time at the last return of memory in a calm interval.
+    /// CPU time at the last return of memory in a idle interval.
     returned: Duration,
     /// Time from which the process has been busy, or of the last return since; `None` if it is
-    /// calm.
+    /// idle.
     busy: Option<Instant>,
 }
 
 impl ReleasePace {
     /// Returns whether memory is to be returned now, after this CPU time.
     fn is_due(&mut self, used: Duration, now: Instant) -> bool {
-        let is_calm = used.saturating_sub(self.seen) <= CALM;
+        let is_idle = used.saturating_sub(self.seen) <= IDLE;
         self.seen = used;
-        if is_calm {
+        if is_idle {
             self.busy = None;
             let has_worked = used.saturating_sub(self.returned) >= WORK;
             if has_worked {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_is_never_calm_returns_memory_each_minute() {
+    fn process_that_is_never_idle_returns_memory_each_minute() {
         let begin = Instant::now();
         let mut pace = ReleasePace::default();
 

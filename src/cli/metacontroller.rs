@@ -16,7 +16,7 @@ use super::{flag, logging::LogFormat};
 /// Resync period without --cache-flush-interval: Metacontroller's default.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(30 * 60);
 
-/// Values are parsed as by Metacontroller. A value that asks for a missing feature is logged.
+/// Values are parsed as by Metacontroller. A value that requires a missing feature is logged.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags of Metacontroller that are accepted")]
 pub(super) struct MetacontrollerArgs {

@@ -176,7 +176,7 @@ impl DiscoveryRow {
         let sources = [
             ("watching CRDs", &health.crds),
             ("watching APIServices", &health.api_services),
-            ("asking discovery", &health.discovery),
+            ("requesting discovery", &health.discovery),
         ];
         let mut errors: Vec<_> = sources
             .into_iter()

@@ -29,7 +29,7 @@ use super::{
 /// Hint for a CRD that has no place for a status.
 const NOT_KEPT: &str = "pilotlight: an installed CRD of declared controllers keeps no status, as \
                         Metacontroller's: apply Pilotlight's with `pilotlight crds | kubectl apply \
-                        --filename -`, or ask a running manager with --address";
+                        --filename -`, or read that of a running manager with --address";
 /// Fields of the JSON, which both sources share.
 const JSON: &str = "\
 With --output=json the command prints one object with the same fields for both sources; a field \
@@ -71,8 +71,8 @@ pub(super) struct StatusArgs {
     address: Option<String>,
     /// List all objects with the finalizer of a declared controller that does not exist or does not
     /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
-    /// the cluster; without it, only objects of custom and common built-in types that are being
-    /// deleted are named, and at most 500 of each type are read.
+    /// the cluster. Without the flag the report names only objects that are being deleted, of
+    /// custom and common built-in types, from at most 500 of each type.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
     /// Output format.

@@ -129,9 +129,9 @@ impl Builder {
         self.kind(type_ref.into(), Role::Watched(handler), false)
     }
 
-    /// Adds a type whose objects the reconciler names while it runs, for each request, by
-    /// [`Context::moving_interests`]: such as the objects of one owner, and the orphans that it
-    /// could adopt. Only objects with an owner of the primary kind are kept whole.
+    /// Adds a type whose objects the reconciler selects for each request by
+    /// [`Context::moving_interests`]. Examples are the objects of one owner, and the orphans that
+    /// it could adopt. Only objects with an owner of the primary kind are kept whole.
     ///
     /// [`Context::moving_interests`]: super::Context::moving_interests
     pub fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
@@ -162,9 +162,9 @@ impl Builder {
         self
     }
 
-    /// Adds a condition to the input, besides that its type is served: a required input with an
-    /// unmet condition keeps the controller waiting, and an optional one starts and stops alone. A
-    /// plain input takes no condition: call `conditional` or `optional`, too.
+    /// Adds a condition to the input, in addition to its served type. A required input with an
+    /// unmet condition keeps the controller waiting. An optional input starts and stops alone. A
+    /// plain input takes no condition; call `conditional` or `optional` too.
     ///
     /// ```
     /// # use pilotlight::{controller::{Builder, Handler}, discovery::TypeRegistry, kind::TypeRef};
@@ -282,8 +282,8 @@ impl Builder {
         })
     }
 
-    /// Calls a function with each new error of this input's watch, which is retried in any case:
-    /// the state in which it leaves the watch, and the message that the status has.
+    /// Calls a function with each new error of this input's watch: the state of the watch, and the
+    /// message in the status. The watch is retried in any case.
     ///
     /// Runs in the source's task, so that it must not block. A panic is reported.
     pub fn on_watch_error(
@@ -405,9 +405,9 @@ impl Builder {
     }
 
     /// Sets whether a panic of the reconciler is an error of its request alone; true by default.
-    /// Otherwise it ends the run with an error, which the
-    /// [`RunnableOptions`](crate::manager::RunnableOptions) of the controller decide about: another
-    /// run after a back-off, or the end of the manager.
+    /// Otherwise it ends the run with an error. The
+    /// [`RunnableOptions`](crate::manager::RunnableOptions) of the controller then decide between
+    /// another run after a back-off and the end of the manager.
     ///
     /// Semantics: `RecoverPanic` of controller-runtime, except that no panic ends the process.
     pub fn recover_panic(mut self, recovers: bool) -> Self {

@@ -147,8 +147,9 @@ impl Cluster {
         )
     }
 
-    /// Returns a cluster of parts that the caller runs, and the runnable that must run with it: an
-    /// informer ends only when the registry's proof that its type is gone is propagated to it.
+    /// Returns a cluster of parts that the caller runs, and the runnable that must run with it. The
+    /// runnable propagates removed types from the registry to the informers; without it no informer
+    /// ends.
     ///
     /// [`InformerOptions::on_missing`] should call [`TypeRegistry::hint`], as in [`Cluster::new`],
     /// so that a 404 from the server leads to a new discovery.

@@ -1,19 +1,19 @@
 //! Context of a reconcile: client, caches and state of the epoch.
 
+mod fetch;
+#[cfg(any(test, feature = "meta"))]
+mod slot;
+
 use std::{
     fmt,
     sync::{Arc, OnceLock, Weak},
 };
 
-use kube::{
-    Client,
-    api::GetParams,
-    core::{Request as HttpRequest, request},
-};
+use kube::Client;
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
+pub use self::fetch::FetchError;
 #[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
@@ -27,7 +27,7 @@ use super::{
 use crate::manager::Requester;
 use crate::{
     discovery::TypeRegistry,
-    informer::{InformerKey, MovingInterests, ObjectKey, Projection, Store},
+    informer::{InformerKey, MovingInterests, Store},
     kind::{ServedType, TypeRef},
     manager::{Epoch, Fence, FencedSender, WatchState, WriteObserver},
 };
@@ -72,7 +72,7 @@ pub struct Context {
     // Empty for a context from `Context::new`.
     #[cfg_attr(
         not(any(test, feature = "meta")),
-        expect(dead_code, reason = "declared controllers alone give slots back")
+        expect(dead_code, reason = "only declared controllers release slots")
     )]
     slot: Weak<WorkerSlot>,
 }
@@ -223,8 +223,8 @@ impl Context {
         Self { overlays, ..self }
     }
 
-    /// Returns the context for another cluster: its caches are those of the inputs of
-    /// [`Builder::in_cluster`](super::Builder::in_cluster), and its client sends to that cluster,
+    /// Returns the context for another cluster. Its caches are those of the inputs of
+    /// [`Builder::in_cluster`](super::Builder::in_cluster). Its client sends to that cluster,
     /// behind the fence of this epoch.
     ///
     /// The next reconcile does not wait until the caches of that cluster hold the writes.
@@ -370,9 +370,8 @@ impl Context {
         Some((attached.current(), attached.moving))
     }
 
-    /// Returns the interests of an input of [`Builder::claims_type`], whose objects the reconciler
-    /// names while it runs; `None` for any other input, and where [`Context::store`] returns
-    /// `None`.
+    /// Returns the interests of an input of [`Builder::claims_type`], by which the reconciler
+    /// selects objects. `None` for any other input, and if [`Context::store`] returns `None`.
     ///
     /// The interests end with the source of the input: set them in each reconcile, before the store
     /// is read.
@@ -397,41 +396,6 @@ impl Context {
         Attached { store, others: Vec::new(), ..attached }.lister(TypeRef::of::<K>())
     }
 
-    /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
-    /// the input keeps only its metadata. `None` if the input has no such object. A read from the
-    /// server needs the right to `get`, and may return a newer object of that name than the cache.
-    ///
-    /// # Errors
-    ///
-    /// [`FetchError::Lister`] as for [`Context::lister`]; [`FetchError::Server`] if the server
-    /// cannot be read.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn fetch<
-        K: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned,
-    >(
-        &self,
-        key: &ObjectKey,
-    ) -> Result<Option<K>, FetchError> {
-        let attached = self.attached_of::<K>()?;
-        let is_cached_whole = attached.key.projection == Projection::Full;
-        let path = attached.served.identity.path(key.namespace.as_deref());
-        match self.reader_of(&attached).get(key) {
-            None => Ok(None),
-            Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
-            Some(_) => {
-                let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;
-                match self.client().request(request).await {
-                    Ok(object) => Ok(Some(object)),
-                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-                    Err(error) => Err(error.into()),
-                }
-            }
-        }
-    }
-
     /// Returns the served type of one of the controller's inputs in this epoch, with the
     /// subresources that its CRD declares now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
@@ -452,27 +416,6 @@ impl Context {
         if let Some(queue) = &self.shared.queue {
             queue.forget(&request);
             queue.add_with(request, Add { priority: LOW_PRIORITY, ..Add::default() });
-        }
-    }
-
-    /// Gives the worker slot of the reconcile back, so that the next request starts while the
-    /// reconcile continues.
-    #[cfg(any(test, feature = "meta"))]
-    pub(crate) fn release_slot(&self) {
-        if let Some(slot) = self.slot.upgrade() {
-            slot.release();
-        }
-    }
-
-    /// Waits for the worker slot that was given back; `false` if the reconcile should end first.
-    /// Cancel safe.
-    #[cfg(any(test, feature = "meta"))]
-    pub(crate) async fn regain_slot(&self) -> bool {
-        let Some(slot) = self.slot.upgrade() else { return true };
-        tokio::select! {
-            biased;
-            () = self.cancelled() => false,
-            () = slot.regain() => true,
         }
     }
 
@@ -552,24 +495,6 @@ impl fmt::Debug for Context {
             .field("attempt", &self.attempt)
             .finish_non_exhaustive()
     }
-}
-
-/// Error of [`Context::fetch`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FetchError {
-    /// The type is not readable as an input of this controller.
-    #[error(transparent)]
-    Lister(#[from] ListerError),
-    /// The object does not have the shape of its Rust type; the error names the field.
-    #[error(transparent)]
-    Decode(#[from] serde_json::Error),
-    /// The key is not valid in a path.
-    #[error(transparent)]
-    Path(#[from] request::Error),
-    /// The server cannot be read.
-    #[error(transparent)]
-    Server(#[from] kube::Error),
 }
 
 #[cfg(test)]

@@ -96,10 +96,10 @@ impl ControllerDefaults {
 
     /// Sets the defaults of the inputs of a type, at any version.
     ///
-    /// An input that is named by its kind, where this is named by the plural or the reverse, matches
-    /// if the plural is the regular one of the kind, as in `networkpolicies` of `NetworkPolicy`. For
-    /// a type with another plural use [`ControllerDefaults::of`], or the name that its inputs have;
-    /// the inputs of a Rust struct have the plural.
+    /// A kind also matches inputs that are named by its regular plural, such as `networkpolicies`
+    /// of `NetworkPolicy`, and the reverse. For a type with another plural use
+    /// [`ControllerDefaults::of`], or the name that its inputs have; the inputs of a Rust struct
+    /// have the plural.
     pub fn of_type(mut self, type_ref: impl Into<TypeRef>, defaults: TypeDefaults) -> Self {
         self.types.push((vec![type_ref.into()], defaults));
         self

@@ -85,8 +85,8 @@ impl<'a> Enqueue<'a> {
         self.requests.push((request.into(), Some(add)));
     }
 
-    /// Returns the cache of an input, like [`Context::store`](super::Context::store): to find the
-    /// objects that a change concerns, such as those that name a ConfigMap, by an index.
+    /// Returns the cache of an input, like [`Context::store`](super::Context::store). An index of
+    /// it finds the objects that a change concerns, such as those that name a ConfigMap.
     ///
     /// Another input may be behind. It adds its own requests when it has caught up.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {

@@ -13,8 +13,8 @@ pub use self::{error::InputError, progress::InputState};
 
 /// Inputs of a controller by name, beside those of its builder. Cheap to clone.
 ///
-/// Inputs may be added before the first epoch and while one runs. The state of an input is decided
-/// by its last change: an input that is added and removed before an epoch starts never runs.
+/// Inputs may be added before the first epoch and while one runs. The last change of an input
+/// counts. An input that is added and removed before an epoch starts never runs.
 ///
 /// [`Controller::inputs`](super::Controller::inputs) adds inputs that start in each epoch until
 /// they are removed. [`Context::inputs`](super::Context::inputs) adds inputs that end with the
@@ -63,7 +63,7 @@ impl Inputs {
     ///
     /// Once polled, the input is removed even if this future is dropped.
     pub async fn remove(&self, name: &str) -> bool {
-        let ending = self.named.unwant(name);
+        let ending = self.named.withdraw(name);
         let is_known = !ending.is_empty();
         for state in ending {
             ended(state).await;
@@ -74,7 +74,7 @@ impl Inputs {
     /// Removes the input of a name without waiting for its end.
     #[cfg(feature = "meta")]
     pub(crate) fn remove_now(&self, name: &str) {
-        drop(self.named.unwant(name));
+        drop(self.named.withdraw(name));
     }
 
     /// Returns the names of the inputs, and their states.

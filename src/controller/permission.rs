@@ -1,4 +1,4 @@
-//! Condition on a permission: an access review, which is asked again on a timer and after a 403.
+//! Condition on a permission: an access review, which is requested again on a timer and after a 403.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// The review is repeated once a minute, and when a reconcile of a controller with this condition
 /// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a
-/// review without a response leaves them running. The condition is a runnable too, which asks: add
+/// review without a response leaves them running. The condition is also a runnable, which sends the reviews: add
 /// it to the manager. Cheap to clone.
 ///
 /// ```no_run
@@ -71,7 +71,7 @@ impl Permission {
         group: impl Into<Arc<str>>,
         resource: impl Into<Arc<str>>,
     ) -> Self {
-        let not_asked = "the permission was not asked for yet: add its condition to a manager";
+        let not_requested = "the permission was not requested yet: add its condition to a manager";
         Self {
             client: PermissionClient(cluster.unfenced_client().clone()),
             verb: verb.into(),
@@ -79,9 +79,9 @@ impl Permission {
             resource: resource.into(),
             namespace: None,
             interval: INTERVAL,
-            verdicts: watch::Sender::new(Verdict::Unknown(why(
+            verdicts: watch::Sender::new(Verdict::Unknown(requirement(
                 Reason::ConditionUnknown,
-                not_asked,
+                not_requested,
             ))),
             refused: Arc::default(),
         }
@@ -103,7 +103,7 @@ impl Permission {
     async fn review(&self, client: &Client) -> Verdict {
         let unknown = |error: String| {
             let message = format!("the review of a permission failed: {error}");
-            Verdict::Unknown(why(Reason::ConditionUnknown, &message))
+            Verdict::Unknown(requirement(Reason::ConditionUnknown, &message))
         };
         let (resource, subresource) = match self.resource.split_once('/') {
             Some((resource, subresource)) => (resource, subresource),
@@ -138,14 +138,14 @@ impl Permission {
                 };
                 let Self { verb, group, resource, .. } = self;
                 let message = format!("not allowed to {verb} {resource} of group {group:?}{scope}");
-                Verdict::Unmet(why(Reason::Forbidden, &message))
+                Verdict::Unmet(requirement(Reason::Forbidden, &message))
             }
             _ => unknown("its response has no status".to_owned()),
         }
     }
 }
 
-fn why(reason: Reason, message: &str) -> Vec<UnmetRequirement> {
+fn requirement(reason: Reason, message: &str) -> Vec<UnmetRequirement> {
     vec![UnmetRequirement { reason, message: message.to_owned(), type_ref: None }]
 }
 
@@ -183,8 +183,11 @@ impl Runnable for Permission {
                 _ = epoch.stopping() => {}
                 () = reviews => {}
             }
-            let message = "the permission is no longer asked for";
-            publish(&own.verdicts, Verdict::Unknown(why(Reason::ConditionUnknown, message)));
+            let message = "the permission is no longer requested";
+            publish(
+                &own.verdicts,
+                Verdict::Unknown(requirement(Reason::ConditionUnknown, message)),
+            );
             Ok(())
         })
     }

@@ -19,8 +19,8 @@ mod core;
 mod delays;
 mod hashed;
 mod item;
+mod lazy_now;
 mod limit;
-mod moment;
 mod ready;
 
 use std::{
@@ -43,8 +43,8 @@ use self::{
     core::{Core, Popped, QueueTimer},
     delays::KeyDelays,
     hashed::Hashed,
+    lazy_now::LazyNow,
     limit::OwnLimiter,
-    moment::Moment,
 };
 pub use self::{
     item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},
@@ -218,7 +218,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Returns the next key, if one is ready that no worker processes.
     pub(super) fn try_get(&self) -> Option<Item<K>> {
-        let mut now = self.shared.moment();
+        let mut now = self.shared.lazy_now();
         let mut state = self.shared.lock();
         state.expire();
         let popped = state.core.pop(&mut now)?;
@@ -230,7 +230,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Waits until `take` returns something, or the queue is finished, and drives the timers
     /// meanwhile.
-    async fn take<T>(&self, take: impl Fn(&mut Core<K>, &mut Moment) -> Option<T>) -> Option<T> {
+    async fn take<T>(&self, take: impl Fn(&mut Core<K>, &mut LazyNow) -> Option<T>) -> Option<T> {
         let mut getter = Getter { queue: &self.shared, waits: false };
         loop {
             let mut changed = pin!(self.shared.changed.notified());
@@ -244,7 +244,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Ends the processing of a key; a key that was added meanwhile becomes available again.
     pub fn done(&self, key: &K) {
         let key = self.shared.hashed(key);
-        let mut now = self.shared.moment();
+        let mut now = self.shared.lazy_now();
         let mut state = self.shared.lock();
         let Some(ended) = state.core.done(key, &mut now) else { return };
         self.shared.announce(state, (QueueTimer::Keep, ended.is_available));
@@ -324,12 +324,12 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
     }
 
     /// Returns the time of an operation, which is read before the lock if metrics need it.
-    fn moment(&self) -> Moment {
-        let mut moment = Moment::default();
+    fn lazy_now(&self) -> LazyNow {
+        let mut now = LazyNow::default();
         if self.metrics.are_recorded() {
-            moment.now();
+            now.now();
         }
-        moment
+        now
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
@@ -445,13 +445,13 @@ impl<K: Clone + Eq + Hash> Getter<'_, K> {
     /// Takes a key, or waits for a change; `None` once there may be one.
     fn poll<T>(
         &mut self,
-        take: impl Fn(&mut Core<K>, &mut Moment) -> Option<T>,
+        take: impl Fn(&mut Core<K>, &mut LazyNow) -> Option<T>,
         mut changed: Pin<&mut Notified<'_>>,
         context: &mut task::Context<'_>,
     ) -> Poll<Option<Option<T>>> {
         // Received first: a notification that is left is sent to another caller.
         let mut received = self.waits && changed.as_mut().poll(context).is_ready();
-        let mut now = self.queue.moment();
+        let mut now = self.queue.lazy_now();
         let mut state = self.queue.lock();
         if received {
             state.receive();

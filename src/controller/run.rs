@@ -250,7 +250,7 @@ impl EpochRun {
                     pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
                     let is_plain = |input: &&usize| self.statuses.mode(**input) == InputMode::Plain;
                     let late = pending.iter().filter(is_plain);
-                    let inputs: Vec<_> = late.map(|&input| self.statuses.why(input)).collect();
+                    let inputs: Vec<_> = late.map(|&input| self.statuses.explanation(input)).collect();
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
                     }
@@ -357,7 +357,7 @@ impl EpochRun {
         // The user's function is called inside the task, so that its panic is the task's.
         let reconcile = async move {
             let reader = || {
-                slot.lend();
+                slot.release_shared();
                 context.client()
             };
             let confirmed = async {

@@ -263,7 +263,7 @@ async fn controller_that_is_built_and_dropped_costs_nothing() {
     drop(harness.build(builder().for_type(widgets()).owns_type(parts()).conditional()));
     run_until_idle().await;
 
-    assert_eq!(harness.server.asked(WIDGETS), 0);
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
     assert!(harness.cluster.informers.status().is_empty());
     harness.shutdown().await;
 }

@@ -81,7 +81,7 @@ impl WatchedType for ApiServiceHeader {
     const PATH: &'static str = "/apis/apiregistration.k8s.io/v1/apiservices";
     const RESOURCE: &'static str = "apiservices.apiregistration.k8s.io";
 
-    fn slim(raw: Raw<RawApiServiceSpec, RawApiServiceStatus>) -> Self {
+    fn reduced(raw: Raw<RawApiServiceSpec, RawApiServiceStatus>) -> Self {
         // Set by the API server on the APIServices that it creates: `onstart` for built-in group
         // versions, `true` for those that follow CRDs.
         const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";

@@ -176,14 +176,14 @@ impl Catalog {
             .map(|(group, version, _)| (group.clone(), version.clone()))
             .filter(|name| !listed.contains(name) && *name.0 != *AGGREGATOR)
             .collect();
-        let mut ask = false;
+        let mut refresh = false;
         for (group, version) in gone {
-            ask |= self.service_deleted(&group, &version, touched);
+            refresh |= self.service_deleted(&group, &version, touched);
         }
         for service in services {
-            ask |= self.service_applied(service, touched);
+            refresh |= self.service_applied(service, touched);
         }
-        ask
+        refresh
     }
 
     /// Records that APIServices may not be read: only discovery lists types without a CRD.

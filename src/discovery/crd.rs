@@ -26,7 +26,7 @@ pub(super) struct Crd {
     /// Generation of the CRD: it changes with the schemas, which are not kept.
     pub(super) generation: i64,
     pub(super) scope: Scope,
-    /// Names that the spec asks for.
+    /// Names that the spec requests.
     pub(super) wanted: KindNames,
     /// Names that the server serves; `None` before it has accepted any.
     pub(super) accepted: Option<KindNames>,
@@ -232,17 +232,17 @@ impl WatchedType for Crd {
     const PATH: &'static str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     const RESOURCE: &'static str = "customresourcedefinitions.apiextensions.k8s.io";
 
-    fn slim(raw: Raw<RawCrdSpec, RawCrdStatus>) -> Self {
+    fn reduced(raw: Raw<RawCrdSpec, RawCrdStatus>) -> Self {
         let status = raw.status.unwrap_or_default();
         let names_accepted = status.conditions.get("NamesAccepted");
-        let refused = names_accepted.filter(|it| it.is_false()).map(RawCondition::why);
+        let refused = names_accepted.filter(|it| it.is_false()).map(RawCondition::explanation);
         let readiness = match (status.conditions.get("Established"), refused) {
             (Some(condition), refused) if condition.is_true() => {
                 CrdReadiness::Established { refused }
             }
             (_, Some(message)) => CrdReadiness::NamesNotAccepted(message),
             (Some(condition), None) if condition.reason() == INVALID_CA_BUNDLE => {
-                CrdReadiness::InvalidCaBundle(condition.why())
+                CrdReadiness::InvalidCaBundle(condition.explanation())
             }
             (Some(condition), None) => CrdReadiness::NotEstablished(condition.reason_and_why()),
             (None, None) => {

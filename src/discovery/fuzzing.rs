@@ -17,7 +17,7 @@ use crate::kind::TypeName;
 /// If a property is violated.
 pub fn crd(data: &[u8]) {
     let Ok(raw) = serde_json::from_slice::<RawOf<Crd>>(data) else { return };
-    let crd = Crd::slim(raw);
+    let crd = Crd::reduced(raw);
     let mut versions = crd.served_versions();
     let served = versions.clone();
     versions.extend(["v1".to_owned(), String::new()]);

@@ -73,13 +73,13 @@ impl RawCondition {
     /// Returns reason and message, or the one that is set.
     pub(super) fn reason_and_why(&self) -> String {
         match (&*self.reason, &*self.message) {
-            ("", _) | (_, "") => self.why(),
+            ("", _) | (_, "") => self.explanation(),
             (reason, message) => format!("{reason}: {message}"),
         }
     }
 
     /// Returns the message, or the reason if the message is empty.
-    pub(super) fn why(&self) -> String {
+    pub(super) fn explanation(&self) -> String {
         if self.message.is_empty() { self.reason.clone() } else { self.message.clone() }
     }
 }

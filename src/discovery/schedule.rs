@@ -30,8 +30,8 @@ pub(super) enum PendingDiscovery {
 pub(super) struct RequestSchedule {
     interval: Duration,
     due: Instant,
-    asked: Option<Instant>,
-    asking: bool,
+    last_sent: Option<Instant>,
+    in_flight: bool,
     again: bool,
     /// Requests since the last change or the last settled response.
     retries: u32,
@@ -42,12 +42,12 @@ impl RequestSchedule {
     /// delay, since a tiny one would cause requests without pause.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
         let interval = interval.clamp(FIRST_DELAY, LONGEST);
-        Self { interval, due: now, asked: None, asking: false, again: false, retries: 0 }
+        Self { interval, due: now, last_sent: None, in_flight: false, again: false, retries: 0 }
     }
 
     /// Returns when to send the next request; `None` while one is in flight.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.asking).then_some(self.due)
+        (!self.in_flight).then_some(self.due)
     }
 
     /// Schedules a request after a change: at once, but not within the first delay of the last one.
@@ -71,15 +71,15 @@ impl RequestSchedule {
     }
 
     /// Records that a request is sent.
-    pub(super) fn asked(&mut self, now: Instant) {
-        self.asking = true;
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.in_flight = true;
         self.again = false;
-        self.asked = Some(now);
+        self.last_sent = Some(now);
     }
 
     /// Records a response. Changes since the request was sent may be missing from it.
     pub(super) fn answered(&mut self, now: Instant, pending: PendingDiscovery) {
-        self.asking = false;
+        self.in_flight = false;
         // A change during the request has set `due` already.
         if self.again {
             return;
@@ -100,8 +100,8 @@ impl RequestSchedule {
     }
 
     fn soon(&mut self, now: Instant, gap: Duration) {
-        let earliest = self.asked.map_or(now, |asked| (asked + gap).max(now));
-        if self.asking && !self.again {
+        let earliest = self.last_sent.map_or(now, |sent| (sent + gap).max(now));
+        if self.in_flight && !self.again {
             self.again = true;
             self.due = earliest;
         } else {
@@ -121,7 +121,7 @@ mod tests {
         let mut now = schedule.due().unwrap();
         let mut gaps = Vec::new();
         for _ in 0..count {
-            schedule.asked(now);
+            schedule.sent(now);
             schedule.answered(now, pending);
             let due = schedule.due().unwrap();
             gaps.push((due - now).as_millis());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_interval_of_zero_does_not_ask_without_pause() {
+    async fn an_interval_of_zero_does_not_request_without_pause() {
         let now = Instant::now();
         let mut never_pausing = RequestSchedule::new(now, Duration::ZERO);
         let mut set_later = RequestSchedule::new(now, INTERVAL);
@@ -201,7 +201,7 @@ mod tests {
         schedule.changed(later);
         assert_eq!(schedule.due(), Some(later));
 
-        schedule.asked(later);
+        schedule.sent(later);
         for _ in 0..100 {
             schedule.changed(later);
         }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hints_ask_at_most_once_a_second() {
+    async fn hints_cause_at_most_one_request_a_second() {
         let start = Instant::now();
         let mut schedule = RequestSchedule::new(start, INTERVAL);
         gaps(&mut schedule, PendingDiscovery::Nothing, 1);

@@ -136,7 +136,7 @@ impl Server {
     }
 
     /// Returns the number of discovery requests.
-    pub(super) fn asked(&self) -> usize {
+    pub(super) fn discovery_requests(&self) -> usize {
         self.requests("get /apis").len()
     }
 

@@ -105,7 +105,7 @@ impl RegistryState {
     }
 
     pub(super) fn report(&self) -> Vec<TypeReport> {
-        let mut asked: HashMap<GroupResource, usize> = HashMap::new();
+        let mut subscribed: HashMap<GroupResource, usize> = HashMap::new();
         let mut reports = Vec::new();
         for (type_ref, status, subscribers) in self.subscriptions.iter() {
             let known = match (&status.served, &type_ref.name) {
@@ -122,7 +122,7 @@ impl RegistryState {
                     .is_some_and(|best| best.state.phase() == status.state.phase())
             };
             match known.filter(agrees) {
-                Some(name) => *asked.entry(name).or_default() += subscribers,
+                Some(name) => *subscribed.entry(name).or_default() += subscribers,
                 None => reports.push(TypeReport {
                     name: type_ref.to_string(),
                     group: type_ref.group.clone(),
@@ -155,7 +155,7 @@ impl RegistryState {
                 served_versions: self.catalog.served_versions(name),
                 origin: self.catalog.origin(name),
                 uid: identity.and_then(|identity| self.catalog.uid(identity)).map(String::from),
-                subscribers: asked.get(name).copied().unwrap_or(0),
+                subscribers: subscribed.get(name).copied().unwrap_or(0),
             }
         }));
         reports.sort_by(|a, b| (&a.group, &a.name).cmp(&(&b.group, &b.name)));

@@ -54,7 +54,7 @@ impl fmt::Debug for Discovery {
 enum Event {
     Crds(CollectionChange<Crd>),
     Services(CollectionChange<ApiServiceHeader>),
-    AskDue,
+    RequestDue,
     Answered(Result<DiscoveryResponse, Error>),
     Hinted,
     Stop,
@@ -136,7 +136,7 @@ impl RunningDiscovery {
                 None => future::pending().await,
             }
         };
-        let ask_due = async {
+        let request_due = async {
             match due {
                 Some(due) => sleep_until(due).await,
                 None => future::pending().await,
@@ -148,7 +148,7 @@ impl RunningDiscovery {
             Some(change) = self.crds.next() => Event::Crds(change),
             Some(change) = self.services.next() => Event::Services(change),
             response = request => Event::Answered(response),
-            () = ask_due => Event::AskDue,
+            () = request_due => Event::RequestDue,
             () = self.shared.hints.notified() => Event::Hinted,
         }
     }
@@ -157,8 +157,8 @@ impl RunningDiscovery {
         match event {
             Event::Crds(change) => self.on_crds(change, touched),
             Event::Services(change) => self.on_services(change, touched),
-            Event::AskDue => {
-                self.schedule.asked(Instant::now());
+            Event::RequestDue => {
+                self.schedule.sent(Instant::now());
                 let (client, deadline) = (self.client.clone(), self.options.request_deadline);
                 self.request =
                     Some(async move { request_discovery(&client, deadline).await }.boxed());
@@ -214,7 +214,7 @@ impl RunningDiscovery {
         touched: &mut ChangedTypes,
     ) {
         let mut known = self.shared.write();
-        let ask = match change {
+        let refresh = match change {
             CollectionChange::Listed(services) => {
                 known.health.api_services.current();
                 known.catalog.services_listed(services, touched)
@@ -240,7 +240,7 @@ impl RunningDiscovery {
             }
         };
         drop(known);
-        if ask {
+        if refresh {
             self.schedule.changed(Instant::now());
         }
     }
@@ -309,7 +309,7 @@ impl RunningDiscovery {
 }
 
 /// Time between two responses that agree on an absence, for an interval of polling. The schedule
-/// may ask a tenth earlier.
+/// may send the request a tenth earlier.
 fn agreement_period(interval: Duration) -> Duration {
     let interval = interval.min(LONGEST);
     (interval - interval / 10).max(SHORTEST_PERIOD)

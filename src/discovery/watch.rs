@@ -53,7 +53,7 @@ pub(super) trait WatchedType: Sized + Send + 'static {
     const RESOURCE: &'static str;
 
     /// Reduces an object to its header.
-    fn slim(raw: Raw<Self::Spec, Self::Status>) -> Self;
+    fn reduced(raw: Raw<Self::Spec, Self::Status>) -> Self;
 }
 
 /// An object as the server writes it.
@@ -143,7 +143,7 @@ impl<T: WatchedType> CollectionReader<T> {
                 let source = serde_json::Error::custom("items is null");
                 return self.failed(WatchPhase::List, Error::Decode { path, source });
             };
-            items.extend(page.into_iter().map(T::slim));
+            items.extend(page.into_iter().map(T::reduced));
             match next {
                 Some(next) => from = next,
                 None => {
@@ -199,11 +199,11 @@ impl<T: WatchedType> CollectionReader<T> {
         let change = match next {
             Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw))) => {
                 watch.resource_version = raw.metadata.resource_version.clone();
-                CollectionChange::Applied(T::slim(raw))
+                CollectionChange::Applied(T::reduced(raw))
             }
             Some(Ok(WatchEvent::Deleted(raw))) => {
                 watch.resource_version = raw.metadata.resource_version.clone();
-                CollectionChange::Deleted(T::slim(raw))
+                CollectionChange::Deleted(T::reduced(raw))
             }
             Some(Ok(WatchEvent::Bookmark(bookmark))) => {
                 watch.resource_version = bookmark.metadata.resource_version;

@@ -102,7 +102,7 @@ impl Mailbox {
     }
 
     /// Returns whether the scan is to continue: it has not ended, and its objects are delivered.
-    pub(super) fn wants_scan(&self) -> bool {
+    pub(super) fn needs_scan(&self) -> bool {
         let state = self.lock();
         !state.scanned && state.pending.initial() == 0 && state.ended.is_none()
     }

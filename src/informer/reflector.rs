@@ -64,7 +64,7 @@ pub(super) struct Reflector {
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
     /// Set if an event was lost or the server may be behind; checked before the next watch.
-    suspicion: Option<Suspicion>,
+    due_check: Option<WatchCheck>,
 }
 
 /// Parameters of the next list.
@@ -80,7 +80,7 @@ struct Listing {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Suspicion {
+enum WatchCheck {
     /// A line could not be decoded: a change is missing.
     Lost,
     /// The server may be behind the watch's position; a list shows it.
@@ -118,7 +118,7 @@ impl Reflector {
             failed_fills: 0,
             listing,
             long_lines: (0, String::new()),
-            suspicion: None,
+            due_check: None,
         }
     }
 
@@ -186,7 +186,7 @@ impl Reflector {
             // continues, and the list is retried later.
             warn!(error = %failure, "list of whole objects fails");
             self.failed_fills = self.failed_fills.saturating_add(1);
-            self.informer.want_fill();
+            self.informer.repeat_fill();
             self.resume_version = Some(before);
             return;
         }
@@ -501,10 +501,10 @@ mod tests {
         assert!(matches!(&*seen.borrow_and_update(), InformerProgress::Stale(_)));
 
         // The hint arrives before the server serves the type.
-        let asked = harness.script.watch(10).await;
+        let watch = harness.script.watch(10).await;
         harness.set.type_served(&harness.key.identity);
         let served = Instant::now();
-        asked.text(StatusCode::NOT_FOUND, "404 page not found");
+        watch.text(StatusCode::NOT_FOUND, "404 page not found");
         let initializing = "storage is (re)initializing";
         harness.script.watch(10).await.refuse(429, "TooManyRequests", initializing);
         let watch = harness.script.watch(10).await.open();

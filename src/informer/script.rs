@@ -27,11 +27,11 @@ type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
 
 /// Server side of the scripted client.
 pub(super) struct Script {
-    requests: mpsc::UnboundedReceiver<AskedRequest>,
+    requests: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 /// A request without a response yet.
-pub(super) struct AskedRequest {
+pub(super) struct ReceivedRequest {
     pub(super) path: String,
     pub(super) query: HashMap<String, String>,
     pub(super) accept: String,
@@ -52,13 +52,13 @@ pub(super) fn script() -> (Client, Script) {
         let query = request.uri().query().unwrap_or_default();
         let query = query.split('&').filter_map(|pair| pair.split_once('='));
         let accept = request.headers().get("accept").map(|value| value.to_str().unwrap());
-        let asked = AskedRequest {
+        let request = ReceivedRequest {
             path: request.uri().path().to_owned(),
             query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             accept: accept.unwrap_or_default().to_owned(),
             answer,
         };
-        let sent = sender.send(asked);
+        let sent = sender.send(request);
         async move {
             sent.map_err(|_gone| io::Error::other("the server is gone"))?;
             answered.await.map_err(|_dropped| io::Error::other("connection reset"))
@@ -82,60 +82,60 @@ pub(super) async fn body(chunks: &[&[u8]]) -> Body {
 
 impl Script {
     /// Waits for the next request.
-    pub(super) async fn next(&mut self) -> AskedRequest {
+    pub(super) async fn next(&mut self) -> ReceivedRequest {
         soon(self.requests.recv()).await.expect("the client is alive")
     }
 
     /// Returns a request that has already arrived.
-    pub(super) fn try_next(&mut self) -> Option<AskedRequest> {
+    pub(super) fn try_next(&mut self) -> Option<ReceivedRequest> {
         self.requests.try_recv().ok()
     }
 
     /// Waits for the next request, which must be a list.
     #[track_caller]
-    pub(super) fn list(&mut self) -> impl Future<Output = AskedRequest> + '_ {
+    pub(super) fn list(&mut self) -> impl Future<Output = ReceivedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
-            let asked = self.next().await;
-            assert!(!asked.is_watch(), "{caller}: {:?} is no list", asked.query);
-            asked
+            let request = self.next().await;
+            assert!(!request.is_watch(), "{caller}: {:?} is no list", request.query);
+            request
         }
     }
 
     /// Waits for the next request, which must be a watch from this position.
     #[track_caller]
-    pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = AskedRequest> + '_ {
+    pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = ReceivedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
-            let asked = self.next().await;
-            assert!(asked.is_watch(), "{caller}: {:?} is no watch", asked.query);
-            let position = asked.query.get("resourceVersion").cloned();
+            let request = self.next().await;
+            assert!(request.is_watch(), "{caller}: {:?} is no watch", request.query);
+            let position = request.query.get("resourceVersion").cloned();
             assert_eq!(position, Some(version.to_string()), "{caller}");
-            asked
+            request
         }
     }
 
     /// Waits for the next request, which must be a streaming list.
     #[track_caller]
-    pub(super) fn stream(&mut self) -> impl Future<Output = AskedRequest> + '_ {
+    pub(super) fn stream(&mut self) -> impl Future<Output = ReceivedRequest> + '_ {
         let caller = std::panic::Location::caller();
         async move {
-            let asked = self.next().await;
-            assert!(asked.is_stream(), "{caller}: {:?} is no streaming list", asked.query);
-            asked
+            let request = self.next().await;
+            assert!(request.is_stream(), "{caller}: {:?} is no streaming list", request.query);
+            request
         }
     }
 
     /// Asserts that no request has arrived.
     #[track_caller]
     pub(super) fn assert_quiet(&mut self) {
-        if let Ok(asked) = self.requests.try_recv() {
-            panic!("unexpected request of {} {:?}", asked.path, asked.query);
+        if let Ok(request) = self.requests.try_recv() {
+            panic!("unexpected request of {} {:?}", request.path, request.query);
         }
     }
 }
 
-impl AskedRequest {
+impl ReceivedRequest {
     pub(super) fn is_watch(&self) -> bool {
         self.query.contains_key("watch")
     }

@@ -271,7 +271,7 @@ impl SharedInformer {
     }
 
     /// Requests the list again that was to make objects whole, after it failed.
-    pub(super) fn want_fill(&self) {
+    pub(super) fn repeat_fill(&self) {
         let state = self.lock();
         if state.complete.is_some_and(|answered| state.whole_requests > answered) {
             self.relist_wanted.send_replace(true);

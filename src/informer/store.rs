@@ -6,9 +6,10 @@
 mod custom_indexes;
 mod overlay;
 mod parts;
+mod writer;
 
 use std::{
-    fmt, mem,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -22,7 +23,6 @@ pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, Selection, SubscriberId},
-    lookups::{CountedIndex, Lookup},
     objects::{ListNumber, Objects, ScanResult},
     share::{ObjectCount, Shares},
 };
@@ -380,62 +380,9 @@ impl Store {
         Self { shared, reader, whole, overlay, others: None }
     }
 
-    /// Drops the subscriber's indexes.
-    pub(super) fn leave(&self) {
-        let left = self.reader.as_ref().and_then(|reader| {
-            let mut state = self.write();
-            reader.left.store(true, Ordering::Relaxed);
-            if let CountedObjects::Of(interests) = &reader.counted {
-                state.shares.leave(reader.id, interests);
-            }
-            state.indexes.remove_subscriber(reader.id)
-        });
-        // Not under the lock: dropping a user's function may call this store.
-        drop(left);
-    }
-
     /// Returns an object as it is stored.
     pub(crate) fn stored(&self, key: &ObjectKey) -> Option<Object> {
         self.read().objects.get(key).cloned()
-    }
-
-    /// Adds or replaces an object; returns the old one.
-    pub(super) fn put(&self, object: &Object, list: ListNumber) -> Option<Object> {
-        let mut state = self.write();
-        let old = state.objects.put(object, list);
-        if let Some(old) = &old {
-            state.indexes.remove(old);
-            state.shares.subtract(old);
-            self.discount(old);
-        }
-        state.indexes.insert(object);
-        state.shares.add(object);
-        drop(state);
-        self.shared.len.fetch_add(1, Ordering::Relaxed);
-        self.shared.entries.fetch_add(usize::from(!object.is_whole()), Ordering::Relaxed);
-        self.shared.bytes.fetch_add(object.json().len(), Ordering::Relaxed);
-        self.shared.accounted.fetch_add(object.accounted(), Ordering::Relaxed);
-        old
-    }
-
-    /// Replaces a whole object by its metadata entry.
-    pub(super) fn reduce(&self, object: &Object) {
-        let list = self.read().objects.list(object.key());
-        let Some(list) = list else { return };
-        self.put(&object.reduced(), list);
-    }
-
-    pub(super) fn touch(&self, key: &ObjectKey, list: ListNumber) {
-        self.write().objects.touch(key, list);
-    }
-
-    pub(super) fn remove(&self, key: &ObjectKey) -> Option<Object> {
-        let mut state = self.write();
-        let old = state.objects.remove(key)?;
-        state.indexes.remove(&old);
-        state.shares.subtract(&old);
-        self.discount(&old);
-        Some(old)
     }
 
     pub(super) fn not_in(&self, list: ListNumber) -> Vec<ObjectKey> {
@@ -457,47 +404,10 @@ impl Store {
             && (*interest == Interest::Everything || self.read().objects.has_entries_of(interest))
     }
 
-    /// Adds a user of a lookup index, which is built for the first one.
-    pub(super) fn join_lookup(&self, lookup: &Lookup) {
-        self.write().objects.join_lookup(lookup);
-    }
-
-    /// Removes a user of a lookup index; returns the index after the last one. It is not to be
-    /// dropped under a lock.
-    pub(super) fn leave_lookup(&self, lookup: &Lookup) -> Option<CountedIndex> {
-        self.write().objects.leave_lookup(lookup)
-    }
-
     /// Number of places of objects in the lookup indexes.
     #[cfg(test)]
     pub(super) fn lookup_places(&self) -> usize {
         self.read().objects.lookup_places()
-    }
-
-    /// Drops all objects and the maps' memory.
-    pub(super) fn clear(&self) {
-        if self.is_empty() && self.bytes() == 0 {
-            return;
-        }
-        let freed = {
-            let mut state = self.write();
-            state.shares.clear();
-            self.shared.len.store(0, Ordering::Relaxed);
-            self.shared.entries.store(0, Ordering::Relaxed);
-            self.shared.bytes.store(0, Ordering::Relaxed);
-            self.shared.accounted.store(0, Ordering::Relaxed);
-            self.set_version(0);
-            (mem::take(&mut state.objects), state.indexes.clear())
-        };
-        // Freed outside the lock: a large store takes long.
-        drop(freed);
-    }
-
-    fn discount(&self, old: &Object) {
-        self.shared.len.fetch_sub(1, Ordering::Relaxed);
-        self.shared.entries.fetch_sub(usize::from(!old.is_whole()), Ordering::Relaxed);
-        self.shared.bytes.fetch_sub(old.json().len(), Ordering::Relaxed);
-        self.shared.accounted.fetch_sub(old.accounted(), Ordering::Relaxed);
     }
 
     // No code under this lock panics, and an index is consistent between two statements.

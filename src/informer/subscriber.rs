@@ -78,7 +78,7 @@ impl Subscriber {
                 Cursor::At(Some(_)) => true,
                 Cursor::Done => false,
             };
-            if may_end && self.mailbox.wants_scan() {
+            if may_end && self.mailbox.needs_scan() {
                 self.scan(store, true);
             }
         }

@@ -79,11 +79,11 @@ impl Subscription {
         // A long backlog must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         loop {
-            let scanned = self.mailbox.wants_scan() && self.informer.scan(self.id);
+            let scanned = self.mailbox.needs_scan() && self.informer.scan(self.id);
             match self.mailbox.take() {
                 Some(result) => {
                     // Scans one step ahead, so that the last initial change is known as such.
-                    if self.mailbox.wants_scan() {
+                    if self.mailbox.needs_scan() {
                         self.informer.scan(self.id);
                     }
                     return result.map(|delta| self.view(delta));
@@ -143,9 +143,9 @@ impl Subscription {
         self.informer.done()
     }
 
-    /// Releases the subscription. If the informer is ending, or this was the last subscriber and
-    /// `linger` is [`Linger::None`], waits until the informer has ended, its request is dropped and
-    /// its memory freed. Returns at once otherwise.
+    /// Releases the subscription. Returns at once while other subscribers or `linger` keep the
+    /// informer. Otherwise waits until the informer has ended, its request is dropped and its
+    /// memory freed.
     ///
     /// # Cancel safety
     ///

@@ -23,7 +23,7 @@ use crate::{duration::after, list_page::ListPage};
 const ERROR_BODY_MAX: usize = 64 * 1024;
 /// Silence after which a list releases its slot until the server continues. A server that does not
 /// answer lists of one type must not delay those of others.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SLOT_SILENCE: Duration = Duration::from_secs(1);
 /// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does
 /// not count.
 const PAGE_MAX: Duration = Duration::from_secs(300);
@@ -66,7 +66,7 @@ impl ListSlot {
         response: impl Future<Output = Result<T, RequestFailure>>,
     ) -> Result<T, RequestFailure> {
         let mut response = std::pin::pin!(response);
-        if let Ok(prompt) = timeout(PATIENCE, response.as_mut()).await {
+        if let Ok(prompt) = timeout(SLOT_SILENCE, response.as_mut()).await {
             return prompt;
         }
         self.permit = None;

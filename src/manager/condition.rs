@@ -63,7 +63,7 @@ pub trait Condition: Send + Sync + 'static {
     fn watch(&self) -> Readiness;
 
     /// Reports to the condition that the API server has refused (403) a request of its controller,
-    /// so that it asks for its permissions again. Must not block.
+    /// so that it requests its permissions again. Must not block.
     ///
     /// By default it reaches the functions of [`Readiness::on_refused`] in [`Condition::watch`],
     /// those of the parts of `all_of`, `any_of`, `not` and `optional` included.
@@ -166,8 +166,8 @@ pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
 
-/// Returns a condition that is met while any part is, and depends on none of them: for parts that
-/// become met and unmet while an epoch runs.
+/// Returns a condition that is met while any part is. A running epoch depends on none of the parts,
+/// which may become met and unmet.
 #[cfg(any(test, feature = "meta"))]
 pub(crate) fn some_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::SomeOf(parts.into_iter().collect()))
@@ -196,8 +196,8 @@ pub fn not(part: Readiness) -> Readiness {
 }
 
 impl Readiness {
-    /// Subscribes to a published verdict. When the sender is dropped its last verdict stands;
-    /// unless it is `Met`, the reason [`Reason::ConditionAbandoned`] is added to it.
+    /// Subscribes to a published verdict. The last verdict stays when the sender is dropped. Unless
+    /// it is `Met`, it then has the additional reason [`Reason::ConditionAbandoned`].
     pub fn published(verdicts: watch::Receiver<Verdict>) -> Self {
         Self(Node::Published { verdicts, abandoned: false })
     }

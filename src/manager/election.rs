@@ -200,7 +200,7 @@ impl Election {
         let (own_thread, terms) = (options.own_thread, term.subscribe());
         let ended = CancellationToken::new();
         let patience = Campaign::longest_end(&options.times).saturating_add(SLACK);
-        let (asked, at_end) = (release.clone(), ended.clone().drop_guard());
+        let (released, at_end) = (release.clone(), ended.clone().drop_guard());
         let failure = failed.subscribe();
         let series = options.metrics.of(&options.name);
         series.leads.set(0);
@@ -210,13 +210,13 @@ impl Election {
                 Ok(client) => client,
                 Err(error) => {
                     failed.send_replace(Some(redaction::message(error.as_ref())));
-                    return asked.cancelled().await;
+                    return released.cancelled().await;
                 }
             };
             let lease = LeaseClient::new(client, options.namespace, options.name);
             let (identity, times) = (options.identity, options.times);
             let campaign = Campaign { lease, identity, times, clock, term, status, series };
-            campaign.run(asked).await;
+            campaign.run(released).await;
         };
         let mut task = JoinSet::new();
         if own_thread {
@@ -278,7 +278,7 @@ impl ElectionRun {
         }
     }
 
-    /// Asks to free the lease, since all runs of the term have ended.
+    /// Requests that the lease is freed, since all runs of the term have ended.
     pub(super) fn release(&self) {
         self.release.cancel();
     }

@@ -1,4 +1,4 @@
-//! End of an epoch: why it is asked to stop, how its run ends, and why it is done.
+//! End of an epoch: why it is signalled to stop, how its run ends, and why it is done.
 
 /// Error of any kind, as a runnable returns it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -6,7 +6,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Result of a run: a clean end, or the reason for which it failed.
 pub type RunResult = Result<(), BoxError>;
 
-/// Reason for which an epoch is asked to stop.
+/// Reason for which an epoch is signalled to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
     /// A type that the condition needs is proven gone, or is not the one that the epoch started

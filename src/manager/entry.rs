@@ -64,13 +64,13 @@ pub(super) struct RunnableEntry {
     pub(super) last_done: Option<Done>,
     /// End of the epoch's run, once it has returned.
     pub(super) returned: Option<RunEnd>,
-    /// True if the run returned before it was asked to stop.
+    /// True if the run returned before it was signalled to stop.
     pub(super) ended_by_itself: bool,
     /// Epoch that did not report running within the start timeout of its group, and that timeout.
     pub(super) late: Option<(u64, Duration)>,
     /// Time at which the starting epoch began.
     pub(super) begun_at: Option<Instant>,
-    /// Time at which the stopping epoch was asked to stop, or its run returned.
+    /// Time at which the stopping epoch was signalled to stop, or its run returned.
     pub(super) stopped_at: Option<Instant>,
     /// Timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
@@ -90,7 +90,7 @@ impl RunnableEntry {
         let report =
             self.epoch.as_ref().map(|epoch| epoch.subscribe().borrow().clone()).unwrap_or_default();
         let unmet = self.unmet(state);
-        let (reason, message) = self.why(state, &unmet, &report);
+        let (reason, message) = self.explanation(state, &unmet, &report);
         let unchanged = self.status.as_ref();
         let unchanged = unchanged.filter(|old| old.state == state && old.reason == reason);
         RunnableStatus {
@@ -125,7 +125,7 @@ impl RunnableEntry {
         }
     }
 
-    fn why(
+    fn explanation(
         &self,
         state: ControllerState,
         unmet: &[UnmetRequirement],
@@ -188,7 +188,7 @@ impl RunnableEntry {
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {
                     Some(StopCause::Returned(reason)) => reason.error(),
-                    Some(StopCause::Asked(_)) | None => None,
+                    Some(StopCause::Signalled(_)) | None => None,
                 };
                 let failed = |error| format!("the run failed: {error}");
                 (Reason::Draining, error.map(failed).unwrap_or_default())

@@ -70,7 +70,7 @@ struct Stop {
 
 impl Epoch {
     /// Creates an epoch outside a manager, for tests that drive a runnable or a reconciler. Nothing
-    /// asks it to stop: drop the run's future instead. Only the manager stops its own epochs.
+    /// signals it to stop: drop the run's future instead. Only the manager stops its own epochs.
     pub fn new(controller: impl Into<ControllerName>, number: u64, grace: Duration) -> Self {
         let leadership = Leadership::NotNeeded;
         Self::counted(controller.into(), number, grace, Counter::default(), leadership, None)
@@ -149,9 +149,9 @@ impl Epoch {
 
     /// Waits until the stop is requested. Cancel safe.
     ///
-    /// Work that stops here must not drop a write in the middle: its outcome would be unknown, and an
-    /// election releases its lease only when the server has abandoned the write (after 4 s with the
-    /// default times). Await the write, then return.
+    /// Await a running write before the return. The outcome of a dropped write is unknown, and
+    /// delays the release of the lease until the server has abandoned the write (4 s with the
+    /// default times).
     pub async fn stopping(&self) -> StopReason {
         let mut stop = self.inner.stop.subscribe();
         match stop.wait_for(Option::is_some).await {
@@ -165,7 +165,7 @@ impl Epoch {
         self.inner.stop.borrow().map(|stop| stop.reason)
     }
 
-    /// Asks the run to stop; only the first reason counts. The grace begins with the first call. A
+    /// Signals the run to stop; only the first reason counts. The grace begins with the first call. A
     /// lost lease ends the grace at once, because another replica may already write.
     pub(crate) fn stop(&self, reason: StopReason) {
         self.inner.stop(reason);
@@ -230,7 +230,7 @@ impl Epoch {
         self.record_run_end(error.map_or(RunEnd::Completed, RunEnd::Failed));
     }
 
-    /// Records the end of the run; only the first end counts. Asks its tasks to stop.
+    /// Records the end of the run; only the first end counts. Signals its tasks to stop.
     pub(super) fn record_run_end(&self, end: RunEnd) {
         self.inner.returned.send_if_modified(|current| match current {
             Some(_) => false,

@@ -250,11 +250,11 @@ impl Fence {
     ///
     /// A read counts as answered when the head of its response has arrived, or when its future is
     /// dropped; its body can be read until the fence closes. The outcome of a write is unknown
-    /// unless its whole response was read: when its future is dropped, when the connection is lost,
-    /// or when a gateway answers in the server's place (502, 504).
+    /// unless its whole response was read. Examples are a dropped future, a lost connection, and
+    /// the response of a gateway (502, 504).
     ///
-    /// A refusal of a request for Secrets is stripped of the server's message, which may quote the
-    /// Secret: its `Status` keeps code, reason and field paths.
+    /// The message of a refused request for Secrets is removed, since it may quote the Secret. Its
+    /// `Status` keeps code, reason and field paths.
     ///
     /// kube spawns a task for each call of this method to move requests through: clone the returned
     /// client rather than call this again.
@@ -269,9 +269,9 @@ impl Fence {
 
     /// As [`Fence::client`], with an observer of the writes that the server has carried out or may
     /// have. A server error (5xx) counts as unknown there, because the server may have stored the
-    /// write before the error. A 503 with `Retry-After` is no exception: kube-apiserver sends it
-    /// before it handles a request, but a proxy may send the same response for a request that it
-    /// has already forwarded.
+    /// write before the error. A 503 with `Retry-After` is not an exception. kube-apiserver sends
+    /// it before it handles a request, but a proxy may send it for a request that it has already
+    /// forwarded.
     pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
         FencedSender::new(self, client, observer).client()
     }

@@ -11,8 +11,8 @@ use crate::token_bucket::TokenBucket;
 /// Reason for which an epoch is stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum StopCause {
-    /// The epoch was asked to stop.
-    Asked(StopReason),
+    /// The epoch was signalled to stop.
+    Signalled(StopReason),
     /// The run has ended by itself.
     Returned(DoneReason),
 }
@@ -60,7 +60,7 @@ pub(super) enum LifecycleInput {
 pub(super) enum LifecycleAction {
     /// Begin an epoch.
     Start,
-    /// Ask the epoch to stop.
+    /// Signal the epoch to stop.
     Stop(StopReason),
     /// Give the grace to the tasks that the run has left behind.
     Drain,
@@ -275,13 +275,13 @@ impl Lifecycle {
         {
             self.failures = 0;
         }
-        self.state = State::Stopping { cause: StopCause::Asked(reason), overdue: false };
+        self.state = State::Stopping { cause: StopCause::Signalled(reason), overdue: false };
         vec![LifecycleAction::Stop(reason)]
     }
 
     /// Begins the back-off at the end of the run, so that draining its tasks does not prolong it.
     fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
-        // A run that was asked to stop ends for that reason, regardless of its result.
+        // A run that was signalled to stop ends for that reason, regardless of its result.
         let State::Live { since, .. } = self.state else { return Vec::new() };
         let reason = match end {
             RunEnd::Completed => DoneReason::Completed,
@@ -312,7 +312,7 @@ impl Lifecycle {
         drop(self.returned(RunEnd::Aborted, now, jitter));
         let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
         let (reason, state) = match cause {
-            StopCause::Asked(reason) => {
+            StopCause::Signalled(reason) => {
                 if *reason == StopReason::TypeGone {
                     let limit = self.flaps.get_or_insert_with(|| self.backoff.flap_limit(now));
                     let wait = limit.reserve(now);

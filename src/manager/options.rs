@@ -14,12 +14,12 @@ pub struct ManagerOptions {
     /// and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
     /// Maximum number of concurrent reconciles of all controllers together, beside the maximum of
-    /// each; none by default. Controllers of kube-rs are not counted; a declared controller gives
-    /// its slot back at its first write.
+    /// each; none by default. Controllers of kube-rs are not counted. A declared controller
+    /// releases its slot at its first write.
     ///
-    /// Controllers take turns: each waits with one request at a time, in the order of arrival, so a
-    /// controller with many requests delays another by one reconcile of each that waits. A request
-    /// that waits, for its time or for another reconcile of the same object, takes no slot.
+    /// Slots are shared fairly: each controller waits with one request at a time, in the order of
+    /// arrival. A request that waits, for its time or for another reconcile of the same object,
+    /// takes no slot.
     pub max_concurrent_reconciles: Option<NonZeroUsize>,
     /// Delay between a failed run and the next.
     pub restart_backoff: RestartBackoff,

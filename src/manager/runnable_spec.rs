@@ -25,11 +25,11 @@ pub(super) struct RunnableSpec {
 
 impl RunnableSpec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
-        let ask = || {
+        let read = || {
             let (group, reports) = (runnable.group(), runnable.reports_running());
             (group, reports, runnable.keeps_grace(), runnable.warms_up())
         };
-        let (responses, broken) = match guard::run(ask) {
+        let (responses, broken) = match guard::run(read) {
             Ok(responses) => (responses, None),
             Err(panic) => ((RunnableGroup::LeaderElection, false, false, false), Some(panic)),
         };

@@ -13,7 +13,7 @@ pub enum ControllerState {
     Starting,
     /// An epoch is running.
     Running,
-    /// An epoch drains: it was asked to stop, or its run has returned.
+    /// An epoch drains: it was signalled to stop, or its run has returned.
     Stopping,
     /// A run has failed, or the condition flaps; the next epoch begins after a delay.
     BackingOff,

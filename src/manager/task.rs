@@ -373,7 +373,7 @@ impl ManagerTask {
             }
         }
         let Some(entry) = self.entries.get(&id) else { return };
-        // The epoch may have ended by itself before its restart was asked for, with a back-off.
+        // The epoch may have ended by itself before its restart was requested, with a back-off.
         let restarts = !entry.restarters.is_empty();
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);

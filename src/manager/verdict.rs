@@ -217,20 +217,20 @@ pub(super) fn all(
         }
     }
     if !unmet.is_empty() {
-        Verdict::Unmet(once(unmet))
+        Verdict::Unmet(without_duplicates(unmet))
     } else if unknown.is_empty() {
         last_met.clone_from(&basis);
         Verdict::Met(basis.concat())
     } else if is_another {
         // Another type of the same name proves that the earlier one is gone.
-        Verdict::Unmet(once(unknown))
+        Verdict::Unmet(without_duplicates(unknown))
     } else {
-        Verdict::Unknown(once(unknown))
+        Verdict::Unknown(without_duplicates(unknown))
     }
 }
 
 /// Removes duplicate reasons, for parts that wait for the same thing.
-fn once(reasons: Vec<UnmetRequirement>) -> Vec<UnmetRequirement> {
+fn without_duplicates(reasons: Vec<UnmetRequirement>) -> Vec<UnmetRequirement> {
     let mut unique: Vec<UnmetRequirement> = Vec::with_capacity(reasons.len());
     for reason in reasons {
         if !unique.contains(&reason) {
@@ -263,7 +263,11 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if is_lost {
         unmet.append(&mut unknown);
     }
-    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+    if unknown.is_empty() {
+        Verdict::Unmet(without_duplicates(unmet))
+    } else {
+        Verdict::Unknown(without_duplicates(unknown))
+    }
 }
 
 /// Returns the opposite of a verdict, without a basis; unknown stays unknown.
@@ -296,7 +300,11 @@ pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
             Verdict::Unknown(mut part) => unknown.append(&mut part),
         }
     }
-    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+    if unknown.is_empty() {
+        Verdict::Unmet(without_duplicates(unmet))
+    } else {
+        Verdict::Unknown(without_duplicates(unknown))
+    }
 }
 
 /// Publishes a verdict. Subscribers are not woken by one that is equal to the last.

@@ -376,7 +376,11 @@ impl ChildContext<'_> {
             }
         };
         // Server-side apply may have written the child, which has no annotation then.
-        Ok(Some(if is_remembered { step } else { self.way_back(&desired, &child.uid, step)? }))
+        Ok(Some(if is_remembered {
+            step
+        } else {
+            self.to_dynamic_apply(&desired, &child.uid, step)?
+        }))
     }
 
     /// Returns whether an observed child is as desired by dynamic apply, so that no write is needed.
@@ -402,7 +406,7 @@ impl ChildContext<'_> {
         let object = self.complete_object(&desired)?;
         let remembered = last_applied::encode(&object);
         let owners = owners_with(&object, self.parent);
-        let mut object = last_applied::essence_of(object);
+        let mut object = last_applied::into_desired_fields(object);
         last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = owners.into();
         let mut body = last_applied::encode(&object).into_bytes();
@@ -451,8 +455,8 @@ impl ChildContext<'_> {
         self.decided(desired, all, |field| with_status || field != "status")
     }
 
-    /// Returns these fields of a desired child, of all its parts, as the hook sent them, with
-    /// namespace and the label or annotation that claims it.
+    /// Returns fields of all parts of a desired child as the hook sent them. Adds the namespace,
+    /// and the label or annotation that claims the child.
     fn decided(
         &self,
         desired: &DesiredChild,

@@ -18,8 +18,8 @@ use crate::{
 
 /// Maximum number of rules in one response: the rules of a parent's revisions are compared in pairs.
 const MAX_RULES: usize = 1000;
-/// Maximum number of names or requirements in one rule, and of namespaces and names that the rules
-/// of one parent select in objects of one type: each is an entry of an index.
+/// Maximum number of names or requirements in one rule. Also the maximum number of namespaces and
+/// names that the rules of one parent select in one type. Each is an entry of an index.
 pub(crate) const MAX_INTERESTS: usize = 10_000;
 /// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
 const MAX_BYTES: usize = 1024 * 1024;

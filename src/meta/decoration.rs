@@ -3,9 +3,9 @@
 //!
 //! A status is replaced as a whole, so that it is written by PUT; a merge would keep fields that
 //! the response no longer has. Labels, annotations and finalizers are written by one merge patch of
-//! the keys that change: keys of other clients stay, also those of which the cache does not know
-//! yet. Metacontroller replaces the object instead. Both writes name the resourceVersion that was
-//! seen, so that a parent that has changed since is not decorated by an old decision.
+//! the changed keys. Keys of other clients stay, even if they are not cached yet. Metacontroller
+//! replaces the object instead. Both writes have the resourceVersion of the cached parent, so that
+//! an outdated decision causes a conflict.
 //!
 //! A type without `/status` gets both in one PUT of the object.
 
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{fingerprint::Fingerprint, protocol::StringChanges, rewrite};
 
-/// Decoration that a response asks for.
+/// Decoration that a response requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoration<'a> {
     /// Changes of labels.

@@ -1,6 +1,6 @@
 //! Definition of a declared controller: its object parsed once, validated, and executable.
 //!
-//! All problems are collected, each with its field. An object that asks for an unsupported feature
+//! All problems are collected, each with its field. An object that requests an unsupported feature
 //! is rejected as a whole and never executed in part. The fields of each kind are read in a module
 //! of their own.
 
@@ -18,10 +18,10 @@ use serde_json::Value;
 pub(super) use self::fields::type_ref;
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, MAX_CHILDREN,
-    StatusChecks,
+    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, StatusChecks,
     apply_strategy::{self, ApplyRule},
     finalizer,
+    protocol::MAX_CHILDREN,
     rejection::{Problems, Rejection},
     sent_controller,
     workers::workers,
@@ -29,10 +29,10 @@ use super::{
 use crate::{kind::TypeRef, redaction};
 
 /// Annotation of a declared controller: length of a chain of owners of the parent type at which a
-/// parent gets no more children of that type; [`OWNER_DEPTH`] without it.
+/// parent gets no more children of that type; 16 without it.
 pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
 /// Default of [`MAX_OWNER_DEPTH`].
-pub const OWNER_DEPTH: usize = 16;
+const OWNER_DEPTH: usize = 16;
 /// Upper bound of [`MAX_OWNER_DEPTH`]: each sync reads as many objects.
 const DEEPEST: usize = 1000;
 

@@ -1,17 +1,16 @@
 //! Children that a sync found equal to the desired ones, so that later syncs need not merge them.
 //!
-//! The result of a merge follows from the bytes of the child, the bytes that the hook wants and the
-//! declaration. The bytes of the child contain its uid and resourceVersion. They are hashed instead
-//! of these two, since aggregated APIs may have no versions, and after a restore of etcd one
-//! version may name two contents.
+//! The result of a merge follows from the bytes of the child, the bytes that the hook has sent and
+//! the declaration. The bytes of the child contain its uid and resourceVersion. They are hashed
+//! instead of these two, since aggregated APIs may have no versions, and after a restore of etcd
+//! one version may name two contents.
 //!
 //! A write has a digest too: of its content and of its desired state. A child with this content is
 //! the result of a merge with that state, and a second merge would change nothing. Status and the
-//! metadata that the server sets are no content. So the sync after a write merges nothing.
+//! metadata of the server are not part of the content. The sync after a write merges nothing.
 //!
-//! Server-side apply knows the result only after the request. Its digest has the child as the
-//! server stored it, without the fields that change although the child does not: status, managed
-//! fields and resourceVersion.
+//! Server-side apply knows the result only after the request. Its digest is that of the stored
+//! child, without status, managed fields and resourceVersion.
 
 use bytes::Bytes;
 

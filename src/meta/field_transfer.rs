@@ -5,8 +5,8 @@
 //! a change of the strategy converts one record into the other, in one write that is guarded by the
 //! resourceVersion.
 //!
-//! Semantics: `csaupgrade` of client-go for the way to server-side apply. There is no model for the
-//! way back.
+//! Semantics: `csaupgrade` of client-go for the change to server-side apply. client-go has no
+//! counterpart for the reverse change.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ pub(crate) fn to_server_side(live: &Value, manager: &str) -> Option<Value> {
     }
     let applied = entries.iter().position(|entry| is_entry(entry, manager, "Apply"));
     if let Some(target) = applied.or_else(|| entries.iter().position(is_dynamic)) {
-        unite(&mut entries, target, METACONTROLLER, "Update");
+        merge_fields(&mut entries, target, METACONTROLLER, "Update");
         let target = &mut entries[target];
         target["manager"] = manager.into();
         target["operation"] = "Apply".into();
@@ -81,7 +81,7 @@ pub(crate) fn applied(live: &Value, manager: &str) -> Option<AppliedFields> {
         }
     }
     if let Some(target) = entries.iter().position(|it| is_entry(it, METACONTROLLER, "Update")) {
-        unite(&mut entries, target, manager, "Apply");
+        merge_fields(&mut entries, target, manager, "Apply");
         entries.retain(|entry| !is_entry(entry, manager, "Apply"));
     } else {
         entries[applied]["manager"] = METACONTROLLER.into();
@@ -125,7 +125,7 @@ fn is_entry(entry: &Value, manager: &str, operation: &str) -> bool {
 
 /// Adds the fields of a manager's entries to those of another entry. Entries of another version of
 /// the type have other paths, and are left out.
-fn unite(entries: &mut [Value], target: usize, manager: &str, operation: &str) {
+fn merge_fields(entries: &mut [Value], target: usize, manager: &str, operation: &str) {
     let version = entries[target].get("apiVersion").cloned();
     let mut fields = entries[target].get("fieldsV1").cloned().unwrap_or_default();
     for entry in entries.iter().filter(|entry| is_entry(entry, manager, operation)) {

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    ControllerKind, HookVersion, LabelSelector, MAX_CHILDREN, Selector,
+    ControllerKind, HookVersion, LabelSelector, Selector,
     customize::related_rules,
     last_applied, merge,
-    protocol::{children_field, sync_response},
+    protocol::{MAX_CHILDREN, children_field, sync_response},
     selection,
 };
 
@@ -142,7 +142,7 @@ pub fn merge(data: &[u8]) {
     let (observed, last, desired) =
         (Value::Object(observed), Value::Object(last), Value::Object(desired));
     let once = merge::merge(Some(&observed), Some(&last), &desired);
-    strangers(&observed, &last, &desired, &once);
+    assert_foreign_fields_stay(&observed, &last, &desired, &once);
     assert_eq!(merge::merge(Some(&once), Some(&desired), &desired), once, "twice is once");
 
     let text = last_applied::encode(&desired);
@@ -160,7 +160,7 @@ pub fn merge(data: &[u8]) {
 }
 
 /// Checks that fields which neither version names are unchanged, at any depth of objects.
-fn strangers(observed: &Value, last: &Value, desired: &Value, merged: &Value) {
+fn assert_foreign_fields_stay(observed: &Value, last: &Value, desired: &Value, merged: &Value) {
     let (Some(observed), Some(merged)) = (observed.as_object(), merged.as_object()) else { return };
     for (key, value) in observed {
         match (last.get(key), desired.get(key)) {
@@ -168,7 +168,7 @@ fn strangers(observed: &Value, last: &Value, desired: &Value, merged: &Value) {
             (Some(_), None) => assert_eq!(merged.get(key), None, "{key} is no longer wanted"),
             (last, Some(desired)) if desired.is_object() => {
                 let last = last.unwrap_or(&Value::Null);
-                strangers(value, last, desired, &merged[key]);
+                assert_foreign_fields_stay(value, last, desired, &merged[key]);
             }
             (_, Some(_)) => assert!(merged.contains_key(key)),
         }

@@ -217,14 +217,14 @@ mod tests {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
         let (series, budget) = (series(), budget());
-        let mut asked =
+        let mut call =
             tokio_test(call(&SilentHook, &series, &budget, &epoch, &parent, Bytes::new()));
 
-        assert!(futures::poll!(&mut asked).is_pending());
+        assert!(futures::poll!(&mut call).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
 
         epoch.stop(StopReason::TypeGone);
-        assert_eq!(asked.await.err(), Some(HookError::Cancelled));
+        assert_eq!(call.await.err(), Some(HookError::Cancelled));
         assert_eq!((epoch.fence().under_way(), epoch.fence().unknown()), (0, 0));
     }
 
@@ -258,10 +258,9 @@ mod tests {
         epoch.fence().close();
 
         let series = series();
-        let asked =
-            call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
+        let call = call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
 
-        assert_eq!(asked.err(), Some(HookError::Cancelled));
+        assert_eq!(call.err(), Some(HookError::Cancelled));
     }
 
     fn tokio_test<F: Future>(future: F) -> std::pin::Pin<Box<F>> {

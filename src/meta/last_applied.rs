@@ -73,13 +73,13 @@ fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, 
 
 /// Returns the fields of a desired object that a hook decides: without system metadata, owners, the
 /// status, and an annotation that was copied from the live object.
-pub(crate) fn essence(desired: &Value) -> Value {
-    essence_of(desired.clone())
+pub(crate) fn desired_fields(desired: &Value) -> Value {
+    into_desired_fields(desired.clone())
 }
 
-/// Like [`essence`], but consumes the object.
-pub(crate) fn essence_of(mut essence: Value) -> Value {
-    let Some(object) = essence.as_object_mut() else { return essence };
+/// Like [`desired_fields`], but consumes the object.
+pub(crate) fn into_desired_fields(mut fields: Value) -> Value {
+    let Some(object) = fields.as_object_mut() else { return fields };
     object.remove("status");
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         for field in SYSTEM_FIELDS {
@@ -97,7 +97,7 @@ pub(crate) fn essence_of(mut essence: Value) -> Value {
             metadata.remove("annotations");
         }
     }
-    essence
+    fields
 }
 
 /// Returns whether two values mean the same: numbers are compared by value, and `null` equals an
@@ -235,7 +235,7 @@ mod tests {
             "status": {}
         });
 
-        assert_eq!(essence(&desired), json!({"metadata": {"name": "a"}}));
+        assert_eq!(desired_fields(&desired), json!({"metadata": {"name": "a"}}));
     }
 
     #[test]

@@ -33,12 +33,12 @@ pub(crate) fn count() -> usize {
 pub(crate) fn apply(observed: &Value, last: Option<Value>, desired: &Value) -> Value {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
-    let wanted = last_applied::essence(desired);
+    let wanted = last_applied::desired_fields(desired);
     let mut merged = merge(Some(observed), last.as_ref(), &wanted);
     restore(&mut merged, observed);
     set_owners(&mut merged, last.as_ref(), desired);
-    let is_known =
-        last.is_some_and(|last| last_applied::same(&last_applied::essence_of(last), &wanted));
+    let is_known = last
+        .is_some_and(|last| last_applied::same(&last_applied::into_desired_fields(last), &wanted));
     if !is_known || !last_applied::same(&merged, observed) {
         last_applied::write(&mut merged, desired);
     }

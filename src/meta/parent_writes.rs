@@ -99,9 +99,8 @@ struct StoredStatus {
 }
 
 impl TrackedParent {
-    /// Cause of a write of the running sync. A create always counts: a child that is deleted again
-    /// and again under its name, by a garbage collector or a rival, would otherwise be created in a
-    /// loop.
+    /// Cause of a write of the running sync. A create always counts. Otherwise a child that another
+    /// client always deletes would be created in a loop.
     fn cause_of(&self, is_create: bool) -> WriteCause {
         if is_create { WriteCause::OwnWrites } else { self.cause }
     }
@@ -182,10 +181,10 @@ impl ParentWrites {
         }
     }
 
-    /// Records the time that a response asks for until the next sync.
+    /// Records the time that a response requests until the next sync.
     pub(crate) fn resync_after(&self, key: &Request, after: Duration) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.resync.asked(after, Instant::now());
+            entry.resync.requested(after, Instant::now());
         }
     }
 

@@ -17,13 +17,13 @@ pub(crate) use self::{
 };
 
 /// Default of the maximum number of children in one response.
-pub const MAX_CHILDREN: usize = 10_000;
+pub(crate) const MAX_CHILDREN: usize = 10_000;
 /// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
 /// the whole response, so that a mistake in a hook is not executed in part.
 pub(crate) const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
 /// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes
 /// the parent and its managed fields. A larger status is refused before it is processed.
-pub const MAX_STATUS_BYTES: usize = 1536 * 1024;
+pub(crate) const MAX_STATUS_BYTES: usize = 1536 * 1024;
 /// The longest message about a response, in bytes: decoders repeat the value that is wrong.
 const MAX_MESSAGE_BYTES: usize = 512;
 

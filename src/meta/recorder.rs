@@ -1,7 +1,7 @@
 //! Event recorder: Events about objects, as `kubectl describe` shows them.
 //!
-//! Events are written as core/v1 with `source.component`, which kube's recorder leaves empty and by
-//! which users of Metacontroller find them. A failure that repeats is one Event with a count.
+//! Events are written as core/v1 with `source.component`, by which users of Metacontroller find
+//! them; kube's recorder leaves it empty. A repeated failure is one Event with a count.
 
 mod outbox;
 

@@ -29,7 +29,7 @@ use crate::{
 /// Time for which the response of a customize hook is used, as in Metacontroller.
 const RESPONSE_LIFETIME: Duration = Duration::from_secs(20 * 60);
 /// Time for which a sync waits for the first list of a type.
-const LIST_PATIENCE: Duration = Duration::from_secs(1);
+const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Name of the input of the namespaces that rules select.
 const NAMESPACES: &str = "selected namespaces";
 
@@ -153,7 +153,7 @@ impl RelatedObjects {
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, RelatedError> {
         let inputs = context.inputs().ok_or(RelatedError::Cancelled)?;
-        self.want(parent, wanted, &inputs, context)?;
+        self.update_inputs(parent, wanted, &inputs, context)?;
         let namespaces = self.namespaces(parent, wanted, types, context).await?;
         let mut by_type: BTreeMap<String, Vec<&RelatedRule>> = BTreeMap::new();
         for rule in wanted {
@@ -205,7 +205,7 @@ impl RelatedObjects {
     pub(crate) fn forget(self: &Arc<Self>, parent: &Request, context: &Context) {
         self.lock().responses.remove(parent);
         if let Some(inputs) = context.inputs() {
-            self.want(parent, &[], &inputs, context).ok();
+            self.update_inputs(parent, &[], &inputs, context).ok();
         }
     }
 
@@ -232,7 +232,7 @@ impl RelatedObjects {
 
     /// Adds the inputs of the types that the rules of a parent name, and removes those that no
     /// parent needs any more.
-    fn want(
+    fn update_inputs(
         self: &Arc<Self>,
         parent: &Request,
         rules: &[RelatedRule],
@@ -359,7 +359,7 @@ impl RelatedObjects {
             biased;
             started = handle.started() => started.map_err(|_ended| RelatedError::Cancelled)?,
             () = context.cancelled() => return Err(RelatedError::Cancelled),
-            () = tokio::time::sleep(LIST_PATIENCE) => {}
+            () = tokio::time::sleep(LIST_TIMEOUT) => {}
         }
         match (handle.state(), context.store_of(input), context.claimed(input)) {
             (InputState::Started, Some(store), Some((served, _))) => {

@@ -121,7 +121,7 @@ impl ServerObject {
     }
 
     /// Returns whether it is being deleted.
-    pub(crate) fn is_going(&self) -> bool {
+    pub(crate) fn is_terminating(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
@@ -429,8 +429,8 @@ pub(crate) fn is_in_ending_namespace(error: &kube::Error) -> bool {
     status.code == 403 && causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Returns the wait that the server asks for before a retry.
-pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
+/// Returns the wait that the server requests before a retry.
+pub(crate) fn requested_wait(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
     retry_after(status)
 }

@@ -1,4 +1,4 @@
-//! Resyncs of one parent: the period of all parents, and the time that a response asked for.
+//! Resyncs of one parent: the period of all parents, and the time that a response requested.
 //!
 //! Parents are spread over the period, in groups: a sync that follows another costs half as much as
 //! one that wakes an idle process. A sync in between does not move them. Semantics: the resync of client-go's informers and the
@@ -14,9 +14,9 @@ use crate::duration::LONGEST;
 /// Due times of one parent.
 #[derive(Debug, Default)]
 pub(crate) struct Resync {
-    // Time that the last response with a time asked for; kept until it has passed.
-    asked: Option<Instant>,
-    // Next due time: the end of the period, or `asked` if that is earlier.
+    // Time that the last response with a requested time; kept until it has passed.
+    requested: Option<Instant>,
+    // Next due time: the end of the period, or `requested` if that is earlier.
     due: Option<Instant>,
     // True if a due time passed during a sync.
     passed: bool,
@@ -25,20 +25,20 @@ pub(crate) struct Resync {
 impl Resync {
     /// Begins a sync; returns whether a resync was due.
     pub(crate) fn begin(&mut self, now: Instant) -> bool {
-        self.asked = self.asked.filter(|asked| *asked > now);
+        self.requested = self.requested.filter(|requested| *requested > now);
         let is_due = self.due.take_if(|due| *due <= now).is_some();
         std::mem::take(&mut self.passed) || is_due
     }
 
-    /// Records the time that a response asks for. A response without a time leaves an earlier one.
-    pub(crate) fn asked(&mut self, after: Duration, now: Instant) {
-        self.asked = Some(now.checked_add(after).unwrap_or(now + LONGEST));
+    /// Records the time that a response requests. A response without a time leaves an earlier one.
+    pub(crate) fn requested(&mut self, after: Duration, now: Instant) {
+        self.requested = Some(now.checked_add(after).unwrap_or(now + LONGEST));
     }
 
     /// Returns the next due time, which also counts as the current one from now on.
     pub(crate) fn next(&mut self, tick: Option<Instant>, now: Instant) -> Option<Instant> {
         self.passed |= self.due.is_some_and(|due| due <= now);
-        self.due = self.asked.into_iter().chain(tick).min();
+        self.due = self.requested.into_iter().chain(tick).min();
         self.due
     }
 }
@@ -68,7 +68,7 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(60);
 
     #[test]
-    fn each_parent_is_due_once_in_each_period_wherever_it_is_asked() {
+    fn each_parent_is_due_once_in_each_period_at_any_time_of_the_request() {
         let begin = Instant::now();
         for uid in ["a", "b", "c"] {
             let first = tick(PERIOD, uid, begin, begin).unwrap();
@@ -95,12 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn time_that_a_response_asked_for_stays_until_it_has_passed() {
+    fn time_that_a_response_requested_stays_until_it_has_passed() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let mut resync = Resync::default();
         assert!(!resync.begin(now));
-        resync.asked(Duration::from_secs(10), now);
+        resync.requested(Duration::from_secs(10), now);
         assert_eq!(resync.next(Some(after(60)), now), Some(after(10)));
 
         assert!(!resync.begin(after(5)), "a sync in between");
@@ -129,10 +129,10 @@ mod tests {
     fn newer_response_replaces_the_time_of_an_older_one() {
         let now = Instant::now();
         let mut resync = Resync::default();
-        resync.asked(Duration::from_secs(10), now);
-        resync.asked(Duration::from_secs(20), now);
+        resync.requested(Duration::from_secs(10), now);
+        resync.requested(Duration::from_secs(20), now);
         assert_eq!(resync.next(None, now), Some(now + Duration::from_secs(20)));
-        resync.asked(Duration::MAX, now);
+        resync.requested(Duration::MAX, now);
         assert_eq!(resync.next(None, now), Some(now + LONGEST));
     }
 

@@ -33,12 +33,12 @@ use crate::{
     },
 };
 
-/// Maximum number of concurrent syncs of a controller, unless it has more workers: those with a
-/// worker, which call the hook, and those that write.
+/// Maximum number of concurrent syncs of a controller, unless it has more workers. Syncs that write
+/// have released their worker, and count too.
 const MOST_SYNCS: usize = 50;
 
 /// Time for which a swap waits for the first list of revisions.
-const REVISIONS_PATIENCE: Duration = Duration::from_secs(2);
+const REVISIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runnable of a declared controller.
 pub(crate) struct DeclaredRunnable {
@@ -128,7 +128,7 @@ impl DeclaredRunnable {
             return true;
         }
         let added = self.parents.revisions.add(&self.controller.inputs());
-        let listed = timeout(REVISIONS_PATIENCE, added.started()).await;
+        let listed = timeout(REVISIONS_TIMEOUT, added.started()).await;
         let is_listed = matches!(listed, Ok(Ok(())));
         if !is_listed {
             self.follow_rollouts();

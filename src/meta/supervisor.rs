@@ -28,9 +28,9 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     ApplyStrategy, ControllerKind, Definition, EventLimit, FieldManager, Hook, HookKind,
-    HookMetrics, Lenience, MAX_CHILDREN, ResponseBudget, Selector, credentials::HookCredentials,
+    HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
-    recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
+    protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
@@ -77,8 +77,7 @@ pub struct MetaOptions {
     /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
     /// second counts as one second.
     pub resync_period: Option<Duration>,
-    /// Maximum number of children in one response; [`MAX_CHILDREN`](super::MAX_CHILDREN) by
-    /// default.
+    /// Maximum number of children in one response; 10,000 by default.
     pub max_children: usize,
     /// Namespace of the revisions of cluster-scoped parents; `default` by default. A cluster that is
     /// limited to one namespace uses that one.
@@ -102,15 +101,15 @@ pub struct MetaOptions {
     /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
     /// Another host gets no credentials. No effect on hooks that `hooks` makes.
     pub hook_redirects: bool,
-    /// Longest wait that a hook may ask for by status 429; 5 min by default. A longer one is cut. No
+    /// Longest wait that a hook may request by status 429; 5 min by default. A longer one is cut. No
     /// effect on hooks that `hooks` makes.
     pub longest_hook_retry_after: Duration,
     /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks`
     /// makes.
     pub hook_proxies: Proxies,
-    /// `User-Agent` of requests to hooks:
-    /// [`Transport::user_agent`](crate::transport::Transport::user_agent), where the embedder has a
-    /// product of its own; the library alone. No effect on hooks that `hooks` makes.
+    /// `User-Agent` of requests to hooks; names the library by default.
+    /// [`Transport::user_agent`](crate::transport::Transport::user_agent) also names the product of
+    /// the embedder. No effect on hooks that `hooks` makes.
     pub user_agent: HeaderValue,
 }
 

@@ -333,7 +333,7 @@ impl ParentReconciler {
         }
     }
 
-    /// Records the time that a response asks for, before anything that may fail.
+    /// Records the time that a response requests, before anything that may fail.
     fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
         if let Some(after) = after {
             self.parents.writes.resync_after(&parent.key, after);

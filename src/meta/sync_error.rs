@@ -6,7 +6,7 @@ use crate::{
     meta::{
         HookError, HookKind,
         hook_health::Failure,
-        resource::{asks_to_wait, is_conflict, is_fenced, is_gone, is_not_found},
+        resource::{is_conflict, is_fenced, is_gone, is_not_found, requested_wait},
     },
     redaction,
 };
@@ -43,7 +43,7 @@ impl SyncError {
             Self::Outdated(format!("{doing}: {}", redaction::request_error(error)))
         } else {
             let message = format!("{doing}: {}", redaction::request_error(error));
-            match asks_to_wait(error) {
+            match requested_wait(error) {
                 Some(after) => Self::Throttled { message, after },
                 None => Self::Failed(message),
             }

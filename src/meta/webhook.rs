@@ -42,9 +42,6 @@ use crate::{
     transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
 };
 
-/// Default limit of a response in bytes, which is that of the default budget.
-pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-
 /// Hook at a URL.
 pub(crate) struct Webhook {
     // Without user name and password.
@@ -108,7 +105,7 @@ impl Webhook {
         self
     }
 
-    /// Sets the longest wait that the hook may ask for by status 429; 5 min by default. A longer one
+    /// Sets the longest wait that the hook may request by status 429; 5 min by default. A longer one
     /// is cut.
     #[must_use]
     pub(crate) fn longest_retry_after(mut self, longest: Duration) -> Self {
@@ -239,11 +236,11 @@ impl Webhook {
             let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
             let authorization = declared.or_else(|| self.authorization.clone());
             let authorization = authorization.filter(|_| is_own);
-            let asked = match (client, self.request(&url, authorization, kept.clone(), body)) {
+            let sent = match (client, self.request(&url, authorization, kept.clone(), body)) {
                 (Ok(client), Ok(request)) => client.request(request).await,
                 (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
             };
-            let response = match asked {
+            let response = match sent {
                 Ok(response) => response,
                 Err(error) => {
                     let message = handshake::explain(&error);
@@ -262,7 +259,7 @@ impl Webhook {
                 Some(_) | None => {
                     drop(again);
                     let status = response.status();
-                    let proxy = self.asked_proxy(&url);
+                    let proxy = self.connect_proxy(&url);
                     if let Some(proxy) = proxy
                         && status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
                     {
@@ -304,7 +301,7 @@ impl Webhook {
         if let Some(authorization) = authorization {
             builder = builder.header(header::AUTHORIZATION, authorization);
         }
-        if let Some(authorization) = self.asked_proxy(url).and_then(|it| it.authorization()) {
+        if let Some(authorization) = self.connect_proxy(url).and_then(|it| it.authorization()) {
             builder = builder.header(header::PROXY_AUTHORIZATION, authorization);
         }
         if let Some(tag) = kept {
@@ -315,7 +312,7 @@ impl Webhook {
     }
 
     /// Returns the proxy that receives the requests to a URL and can read them.
-    fn asked_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
+    fn connect_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
         let proxy = self.proxies.of(url).ok().flatten();
         proxy.filter(|_| is_plain).map(|proxy| &**proxy)

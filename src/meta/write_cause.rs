@@ -3,7 +3,7 @@
 //! A sync that only own writes have caused finds the parent and its children as the last sync left
 //! them. Any difference is work: another object, or a version that another client wrote. The state
 //! decides rather than the events: these may be merged, or arrive before the responses of the
-//! writes. Children that are being deleted do not count, since their versions change on the way.
+//! writes. Children that are being deleted do not count, since their versions still change.
 
 use std::collections::HashMap;
 

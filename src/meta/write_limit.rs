@@ -19,7 +19,7 @@ const BURST: u32 = 20;
 const REFILL: Duration = Duration::from_secs(3);
 /// Number of tokens at which an object that was held back no longer counts as flapping: half a
 /// minute without a write.
-const CALM: f64 = 10.0;
+const SETTLED: f64 = 10.0;
 
 /// Write limits of the objects of one parent.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ struct ObjectWrites {
     held_back: Option<Box<HeldBackObject>>,
 }
 
-/// Object that was held back, and counts as flapping until it is calm.
+/// Object that was held back, and counts as flapping until it has settled.
 #[derive(Debug)]
 struct HeldBackObject {
     // Kind and name.
@@ -129,7 +129,7 @@ impl WriteLimit {
             at
         });
         let written = &mut self.written[at];
-        if written.level(now) >= CALM {
+        if written.level(now) >= SETTLED {
             written.held_back = None;
         }
         written
@@ -146,10 +146,10 @@ impl WriteLimit {
     pub(crate) fn flapping(&self, now: Instant) -> Option<FlappingObject> {
         let held = self.written.iter().filter_map(|written| {
             let level = written.level(now);
-            written.held_back.as_ref().filter(|_| level < CALM).map(|held| (held, level))
+            written.held_back.as_ref().filter(|_| level < SETTLED).map(|held| (held, level))
         });
         let again = |level: f64| {
-            let missing = if level < 1.0 { 1.0 - level } else { CALM - level };
+            let missing = if level < 1.0 { 1.0 - level } else { SETTLED - level };
             // Rounding must not make the check too early.
             REFILL.mul_f64(missing) + Duration::from_millis(1)
         };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn object_whose_write_was_delayed_is_flapping_until_it_is_calm() {
+    fn object_whose_write_was_delayed_is_flapping_until_it_has_settled() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         for _ in 0..20 {

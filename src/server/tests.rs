@@ -12,7 +12,7 @@ use super::*;
 use crate::manager::{CheckResult, ManagerOptions};
 
 /// Returns the response to a request of one line.
-async fn ask(address: SocketAddr, line: &str) -> String {
+async fn send(address: SocketAddr, line: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{line} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -27,16 +27,16 @@ fn bind(pages: Router) -> (HttpServer, SocketAddr) {
     (server, address)
 }
 
-/// Runs a manager with this server until `asked` ends.
-async fn run<T>(mut manager: Manager, server: HttpServer, asked: impl Future<Output = T>) -> T {
+/// Runs a manager with this server until `requests` end.
+async fn run<T>(mut manager: Manager, server: HttpServer, requests: impl Future<Output = T>) -> T {
     server.add_to(&mut manager, "server").unwrap();
     let stop = CancellationToken::new();
-    let asked = async {
-        let answers = asked.await;
+    let requests = async {
+        let answers = requests.await;
         stop.cancel();
         answers
     };
-    let (ended, answers) = tokio::join!(manager.run(stop.clone()), asked);
+    let (ended, answers) = tokio::join!(manager.run(stop.clone()), requests);
     ended.unwrap();
     answers
 }
@@ -49,7 +49,7 @@ async fn manager_without_a_cluster_serves_its_checks_and_metrics() {
     let (server, address) = bind(probes(&manager.handle()).merge(metrics(registry)));
 
     let answers = run(manager, server, async {
-        let get = async |path: &str| ask(address, &format!("GET {path}")).await;
+        let get = async |path: &str| send(address, &format!("GET {path}")).await;
         let healthy = get("/healthz").await;
         readiness.add("queue", || CheckResult::Degraded("long".into()));
         let degraded = get("/readyz?verbose").await;
@@ -93,7 +93,7 @@ async fn panic_in_a_page_of_the_program_ends_its_own_request_alone() {
     let answers = run(manager, server, async {
         let mut codes = Vec::new();
         for path in ["/own", "/panics", "/own", "/livez", "/elsewhere"] {
-            let answer = ask(address, &format!("GET {path}")).await;
+            let answer = send(address, &format!("GET {path}")).await;
             codes.push(answer.split(' ').nth(1).unwrap_or("none").to_owned());
         }
         codes

@@ -132,7 +132,7 @@ impl ControlPlane {
         namespace: &str,
         name: &str,
     ) -> Result<String, Error> {
-        let what = format!("asking for a token of {namespace}/{name}");
+        let what = format!("requesting a token of {namespace}/{name}");
         let accounts = Api::<ServiceAccount>::namespaced(self.client()?, namespace);
         let response = accounts
             .create_token_request(name, &PostParams::default(), &TokenRequest::default())

@@ -246,15 +246,15 @@ impl LeakOracle {
         let deadline = Instant::now() + IDLE_TIMEOUT;
         let mut now = self.measure();
         let mut least = now.clone();
-        let mut calm = 0;
+        let mut unchanged = 0;
         while Instant::now() < deadline {
             time::sleep(INTERVAL).await;
             let next = self.measure();
             let is_same = next.is_as(&now, |sort| !self.is_report(sort));
-            calm = if is_same { calm + 1 } else { 0 };
+            unchanged = if is_same { unchanged + 1 } else { 0 };
             least = least.least(&next);
             now = next;
-            if calm == IDLE_MEASUREMENTS {
+            if unchanged == IDLE_MEASUREMENTS {
                 return now;
             }
         }
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn baseline_is_measured_once_all_is_calm() {
+    async fn baseline_is_measured_once_all_counts_are_unchanged() {
         let number = Arc::new(AtomicU64::new(0));
         let oracle = LeakOracle::new().probe("things", counted(&number));
         let rise = async {

@@ -156,16 +156,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let mut process = ChildProcess::start(Binary::Etcd, shell("sleep 600"), 0, &log).unwrap();
-        let asked = std::cell::Cell::new(0);
+        let attempts = std::cell::Cell::new(0);
 
         let ready = process
             .ready(async || {
-                asked.set(asked.get() + 1);
-                if asked.get() < 3 { Err("not yet".to_owned()) } else { Ok(()) }
+                attempts.set(attempts.get() + 1);
+                if attempts.get() < 3 { Err("not yet".to_owned()) } else { Ok(()) }
             })
             .await;
 
         ready.unwrap();
-        assert_eq!(asked.get(), 3);
+        assert_eq!(attempts.get(), 3);
     }
 }

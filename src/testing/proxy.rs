@@ -121,7 +121,7 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .await
             .map_err(Error::io("opening a port for the proxy"))?;
-        let address = listener.local_addr().map_err(Error::io("asking for the proxy's port"))?;
+        let address = listener.local_addr().map_err(Error::io("reading the proxy's port"))?;
         let wire = Wire::default();
         let (open, opened) = watch::channel(0);
         let stop = CancellationToken::new();

@@ -43,7 +43,7 @@ struct Arrival {
     end: Instant,
     // Error at `end`.
     error: Error,
-    /// Arrival of the data that the reader received last, until it asks for more.
+    /// Arrival of the data that the reader received last, until it polls for more.
     arrived: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ impl ResponseBody {
     }
 
     /// Makes the body fail with `paused` if nothing arrives for `pause`, and with `late` if it is
-    /// not complete at `end`, however steadily it arrives. Time until the reader asks for more does
+    /// not complete at `end`, however steadily it arrives. Time until the reader polls for more does
     /// not count.
     pub(super) fn arriving(
         mut self,
@@ -91,8 +91,8 @@ impl Deadline {
         Self { sleep, error: paused, progress: Some(progress) }
     }
 
-    /// Restarts the clocks, because the reader asks for more.
-    fn asked(&mut self) {
+    /// Restarts the clocks, because the reader polls for more.
+    fn polled(&mut self) {
         let Some(progress) = &mut self.progress else { return };
         let Some(arrived) = progress.arrived.take() else { return };
         let now = Instant::now();
@@ -129,7 +129,7 @@ impl Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         if let Some(deadline) = &mut self.deadline {
-            deadline.asked();
+            deadline.polled();
         }
         match Pin::new(&mut self.incoming).poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -186,10 +186,10 @@ mod tests {
 
     /// Time for which the reader waits before the deadline ends the body.
     async fn wait(deadline: &mut Deadline) -> (u64, String) {
-        let asked = Instant::now();
-        deadline.asked();
+        let begun = Instant::now();
+        deadline.polled();
         let error = poll_fn(|context| deadline.poll(context)).await;
-        (asked.elapsed().as_secs(), error.to_string())
+        (begun.elapsed().as_secs(), error.to_string())
     }
 
     #[tokio::test(start_paused = true)]
@@ -198,7 +198,7 @@ mod tests {
         for _ in 0..9 {
             // The reader is busy, then it waits.
             advance(Duration::from_secs(1000)).await;
-            deadline.asked();
+            deadline.polled();
             let pause = poll_fn(|context| deadline.poll(context));
             timeout(Duration::from_secs(29), pause).await.unwrap_err();
             deadline.arrived().unwrap();
@@ -214,7 +214,7 @@ mod tests {
     async fn body_that_keeps_arriving_ends_at_the_limit() {
         let mut deadline = deadline();
         for _ in 0..29 {
-            deadline.asked();
+            deadline.polled();
             advance(Duration::from_secs(10)).await;
             deadline.arrived().unwrap();
         }

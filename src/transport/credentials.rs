@@ -84,8 +84,8 @@ impl Credentials {
     }
 }
 
-/// Token file and exec plugin of `user`, if kube's order of precedence uses them: a legacy
-/// provider, a password or a literal token wins over both, and the file over the plugin.
+/// Token file and exec plugin of `user`, if kube's order of precedence uses them. A legacy
+/// provider, a password or a literal token precedes both, and the file precedes the plugin.
 fn sources(user: &AuthInfo) -> (Option<&str>, Option<&ExecConfig>) {
     let password = user.username.is_some() && user.password.is_some();
     if user.auth_provider.is_some() || password || user.token.is_some() {

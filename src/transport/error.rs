@@ -63,7 +63,7 @@ pub enum Error {
         /// Failed part, and the reason.
         message: String,
     },
-    /// The request asks for an upgraded connection (exec, attach, port-forward), which is
+    /// The request requires an upgraded connection (exec, attach, port-forward), which is
     /// impossible on shared connections. It was not sent; use a client of kube's own.
     #[error(
         "{path} needs a connection of its own, for exec, attach or port-forward: send it with \

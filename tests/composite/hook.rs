@@ -11,9 +11,9 @@ async fn a_hook_request_is_that_of_metacontroller() {
     supervised.install(&crd).await;
     harness.create(&crd, "gear", 1).await;
 
-    let first = supervised.hook.asked("at first", |call| call.parent() == "gear").await;
+    let first = supervised.hook.called("at first", |call| call.parent() == "gear").await;
     let has_child = |call: &Call| call.body["children"]["ConfigMap.v1"] != json!({});
-    let second = supervised.hook.asked("with its child", has_child).await;
+    let second = supervised.hook.called("with its child", has_child).await;
 
     assert_eq!(first.headers["content-type"], "application/json");
     let body = &first.body;
@@ -42,7 +42,7 @@ async fn a_hook_request_is_that_of_metacontroller() {
     supervised.edit("one", change).await;
     let key = format!("{}/gear", harness.scope.namespace);
     let uniform = |call: &Call| call.body["children"]["ConfigMap.v1"][&key].is_object();
-    supervised.hook.asked("with the keys of version 2", uniform).await;
+    supervised.hook.called("with the keys of version 2", uniform).await;
     supervised.end().await;
 }
 
@@ -58,22 +58,22 @@ async fn parents_are_synced_again_after_a_change_or_the_requested_time() {
         };
         Answer::Json(json!({ "status": {}, "children": [], "resyncAfterSeconds": again }))
     });
-    supervised.declare("asked", supervised.spec(&crd)).await;
+    supervised.declare("timed", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
     harness.create(&crd, "soon", 1).await;
     harness.create(&crd, "never", 1).await;
-    supervised.hook.asked("never", |call| call.parent() == "never").await;
+    supervised.hook.called("never", |call| call.parent() == "never").await;
     let before = supervised.hook.count("soon");
     for more in 0..10 {
-        supervised.hook.asked_again("soon", before + more).await;
+        supervised.hook.called_again("soon", before + more).await;
     }
     // The write of its status may cause one more call.
     assert!(supervised.hook.count("never") <= 2, "{}", supervised.hook.count("never"));
 
-    supervised.edit("asked", json!({ "spec": { "resyncPeriodSeconds": 1 } })).await;
+    supervised.edit("timed", json!({ "spec": { "resyncPeriodSeconds": 1 } })).await;
     let before = supervised.hook.count("never");
     for more in 0..4 {
-        supervised.hook.asked_again("never", before + more).await;
+        supervised.hook.called_again("never", before + more).await;
     }
     supervised.end().await;
 }
@@ -87,8 +87,8 @@ async fn busy_hook_is_not_called_before_its_retry_after() {
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
     harness.create(&crd, "gear", 1).await;
-    supervised.hook.asked_again("gear", 0).await;
-    supervised.hook.asked_again("gear", 1).await;
+    supervised.hook.called_again("gear", 0).await;
+    supervised.hook.called_again("gear", 1).await;
     supervised.hook.answers(one_config_map);
     supervised.child("gear", 1).await;
 
@@ -134,7 +134,7 @@ async fn hanging_hook_delays_only_its_own_parents() {
     }
     supervised
         .hook
-        .asked("a parent whose hook is stuck", |call| call.parent().starts_with("stuck"))
+        .called("a parent whose hook is stuck", |call| call.parent().starts_with("stuck"))
         .await;
 
     let parents = harness.scope.api(&crd, "v1");
@@ -178,7 +178,7 @@ async fn a_hook_sees_at_once_that_its_call_is_cancelled() {
     supervised.declare("slow", spec).await;
     supervised.install(&crd).await;
     harness.create(&crd, "gear", 1).await;
-    supervised.hook.asked_again("gear", 0).await;
+    supervised.hook.called_again("gear", 0).await;
     let mut cancelled = supervised.hook.cancelled();
     assert_eq!(*cancelled.borrow(), 0);
 

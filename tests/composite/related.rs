@@ -70,7 +70,7 @@ async fn related_type_comes_and_goes_while_its_controller_runs() {
         harness.create(&widgets, &held, 1).await;
         supervised
             .hook
-            .asked("about the parent that is held", |call| {
+            .called("about the parent that is held", |call| {
                 call.parent() == held && call.body.get("children").is_some()
             })
             .await;

@@ -50,9 +50,9 @@ async fn recreate_replaces_and_on_delete_waits() {
             .await;
             assert_ne!(after.uid(), before.uid());
         } else {
-            let asked = harness.asked();
+            let calls = harness.call_count();
             harness.touch("a").await;
-            eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+            eventually("a sync", async || (harness.call_count() > calls).then_some(())).await;
             assert_eq!(value(&harness.config_map("one").await.unwrap()), Some("old"));
             harness.config_maps().delete("one", &DeleteParams::default()).await.unwrap();
             eventually("the new child", async || {
@@ -73,7 +73,7 @@ async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released
     })
     .await;
     let thing = harness.create_thing("a").await;
-    eventually("a sync", async || (harness.asked() > 0).then_some(())).await;
+    eventually("a sync", async || (harness.call_count() > 0).then_some(())).await;
 
     let orphan: ConfigMap = serde_json::from_value(child("a", "orphan", "x")).unwrap();
     harness.config_maps().create(&PostParams::default(), &orphan).await.unwrap();
@@ -192,9 +192,9 @@ async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     let position = Harness::position();
 
     for _ in 0..25 {
-        let asked = harness.asked();
+        let calls = harness.call_count();
         harness.touch("a").await;
-        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+        eventually("a sync", async || (harness.call_count() > calls).then_some(())).await;
     }
     harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "new")]})));
     harness.touch("a").await;
@@ -235,9 +235,9 @@ async fn child_that_the_server_normalizes_is_not_recreated() {
     assert_eq!(max["cpu"].0, "500m", "the stored spelling differs");
 
     for _ in 0..25 {
-        let asked = harness.asked();
+        let calls = harness.call_count();
         harness.touch("a").await;
-        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+        eventually("a sync", async || (harness.call_count() > calls).then_some(())).await;
     }
     let kept = limits.get("one").await.unwrap();
     assert_eq!((kept.uid(), kept.resource_version()), (before.uid(), before.resource_version()));

@@ -126,7 +126,7 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
         (status.reason.as_deref() == Some("SubresourceMissing")).then_some(())
     })
     .await;
-    assert_eq!(harness.asked(), 0);
+    assert_eq!(harness.call_count(), 0);
     let message = harness.event_of_controller("SyncError").await;
     assert!(message.contains("does not have subresource 'Status' enabled"), "{message}");
 
@@ -166,9 +166,9 @@ async fn status_that_the_schema_prunes_is_not_written_endlessly() {
 
     let position = Harness::position();
     for _ in 0..3 {
-        let asked = harness.asked();
+        let calls = harness.call_count();
         harness.touch("a").await;
-        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+        eventually("a sync", async || (harness.call_count() > calls).then_some(())).await;
     }
 
     tokio::time::sleep(Duration::from_millis(300)).await;

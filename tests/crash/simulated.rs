@@ -35,20 +35,20 @@ async fn a_crash_at_any_request_of_server_side_apply_loses_nothing_on_the_simula
 }
 
 async fn any_crash_loses_nothing(strategy: ApplyStrategy) {
-    let calm = recorded(SEED, None, strategy).await;
+    let expected = recorded(SEED, None, strategy).await;
     // The same workload with other uids.
     let again = recorded(SEED + 1, None, strategy).await;
-    assert!(calm.deletions > 0, "something is deleted");
-    let mask = workload::mask(&calm.recording, &again.recording);
+    assert!(expected.deletions > 0, "something is deleted");
+    let mask = workload::mask(&expected.recording, &again.recording);
     let both = |number| [(KillSide::Before, number), (KillSide::After, number)];
-    let points: Vec<_> = (1..=calm.requests).flat_map(both).collect();
+    let points: Vec<_> = (1..=expected.requests).flat_map(both).collect();
 
     let mut killed = 0;
     for (when, number) in &points {
         let crashed = recorded(SEED, Some((*when, *number)), strategy).await;
 
         killed += usize::from(crashed.crashed);
-        if let Err(differences) = mask.compare(&calm.recording, &crashed.recording) {
+        if let Err(differences) = mask.compare(&expected.recording, &crashed.recording) {
             panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
     }
@@ -56,10 +56,10 @@ async fn any_crash_loses_nothing(strategy: ApplyStrategy) {
         "crash points of {strategy} on the simulated server: killed at {killed} of {}, before and after each of {} \
          mutating requests",
         points.len(),
-        calm.requests
+        expected.requests
     ));
     assert_eq!(killed, points.len(), "every point is reached");
-    assert!(calm.requests >= 30, "the workload changes a lot: {}", calm.requests);
+    assert!(expected.requests >= 30, "the workload changes a lot: {}", expected.requests);
 }
 
 struct CrashOutcome {

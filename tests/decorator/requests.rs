@@ -249,11 +249,11 @@ async fn requests_are_those_of_metacontroller(variant: Variant) {
     supervised.declare_decorator(version, spec).await;
     harness.create(&crd, "gear", 1).await;
 
-    let asked = async |what: &str, wanted: &dyn Fn(&Value) -> bool| {
+    let called = async |what: &str, wanted: &dyn Fn(&Value) -> bool| {
         let of = |call: &Call| wanted(&masked(&call.body, &supervised));
-        masked(&supervised.hook.asked(what, of).await.body, &supervised)
+        masked(&supervised.hook.called(what, of).await.body, &supervised)
     };
-    let customize = asked("to customize", &|body| body.get("object").is_none()).await;
+    let customize = called("to customize", &|body| body.get("object").is_none()).await;
     assert_eq!(
         customize,
         json!({"controller": controller(variant), "parent": object(variant, false)})
@@ -267,14 +267,14 @@ async fn requests_are_those_of_metacontroller(variant: Variant) {
             "finalizing": finalizing,
         })
     };
-    let first = asked("at first", &is_sync).await;
+    let first = called("at first", &is_sync).await;
     assert_eq!(first, request(object(variant, false), false, false));
     let decorated = request(object(variant, true), true, false);
-    assert_eq!(asked("when decorated", &|body| *body == decorated).await, decorated);
+    assert_eq!(called("when decorated", &|body| *body == decorated).await, decorated);
 
     let parents = harness.scope.api(&crd, "v1");
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
-    let finalize = asked("to finalize", &|body| body["finalizing"] == true).await;
+    let finalize = called("to finalize", &|body| body["finalizing"] == true).await;
     let mut terminating = object(variant, true);
     terminating["metadata"]["deletionTimestamp"] = json!("DELETIONTIMESTAMP");
     terminating["metadata"]["deletionGracePeriodSeconds"] = json!(0);

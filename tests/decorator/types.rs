@@ -95,7 +95,7 @@ async fn type_of_decorated_objects_comes_and_goes_while_others_are_decorated() {
         });
         let calls = supervised.hook.count("held");
         harness.create(&widgets, "held", 1).await;
-        supervised.hook.asked_again("held", calls).await;
+        supervised.hook.called_again("held", calls).await;
 
         harness.remove_type(&widgets).await;
         absence = harness.assert_absent(&widgets, tasks).await;

@@ -488,7 +488,7 @@ fn unused(used: &BTreeSet<(String, String, String)>) -> Vec<String> {
         for verb in verbs(row) {
             let by_any = resources.iter().map(|resource| parts(resource));
             let mut by_any = by_any.map(|(group, resource)| {
-                // An admission plugin asks for the right; no request has it.
+                // An admission plugin requires the right; no request has it.
                 resource.ends_with("/finalizers") || is_used(group, resource, &verb)
             });
             if !by_any.any(|used| used) {

@@ -1,4 +1,4 @@
-//! Rolling updates by two replicas that hand over under faults, on the simulated server.
+//! Rolling updates by two replicas that change leaders under faults, on the simulated server.
 //!
 //! The lease has a client of its own, without faults: `tests/election.rs` has those of the lease,
 //! since an election counts real time, and the time of these tests is paused.
@@ -20,32 +20,34 @@ const SEEDS: std::ops::Range<u64> = 1..21;
 const SEED: u64 = 4;
 
 #[tokio::test(start_paused = true)]
-async fn rollouts_of_replicas_that_hand_over_lose_nothing() {
-    let calm = recorded(SEED, None).await.recording;
+async fn rollouts_of_replicas_that_change_leaders_lose_nothing() {
+    let expected = recorded(SEED, None).await.recording;
     // The same workload with other uids, which the names of revisions contain.
     let again = recorded(SEED + 1, None).await.recording;
-    assert!(calm.objects.len() >= 10, "two parents, eight children: {calm:#?}");
-    let mask = Mask::default().learn(&calm, &again);
-    let (mut handovers, mut fired, mut undone) = (0, 0, 0);
+    assert!(expected.objects.len() >= 10, "two parents, eight children: {expected:#?}");
+    let mask = Mask::default().learn(&expected, &again);
+    let (mut leader_changes, mut fired, mut undone) = (0, 0, 0);
 
     for seed in SEEDS {
-        let mut stormy = recorded(SEED, Some(seed)).await;
-        undone += take_undone(&calm, &mut stormy.recording);
+        let mut faulty = recorded(SEED, Some(seed)).await;
+        undone += take_undone(&expected, &mut faulty.recording);
 
-        if let Err(differences) = mask.compare(&calm, &stormy.recording) {
-            let handovers = stormy.handovers;
-            panic!("seed {seed}, {handovers} handovers: the result differs:\n{differences}");
+        if let Err(differences) = mask.compare(&expected, &faulty.recording) {
+            let leader_changes = faulty.leader_changes;
+            panic!(
+                "seed {seed}, {leader_changes} leader changes: the result differs:\n{differences}"
+            );
         }
-        handovers += stormy.handovers;
-        fired += stormy.fired;
+        leader_changes += faulty.leader_changes;
+        fired += faulty.fired;
     }
 
     counted(format_args!(
-        "rollouts of two replicas: {handovers} handovers and {fired} drawn faults in {} seeds, \
+        "rollouts of two replicas: {leader_changes} leader changes and {fired} drawn faults in {} seeds, \
          {undone} creates repeated and undone",
         SEEDS.count()
     ));
-    assert!(handovers > SEEDS.count() && fired > SEEDS.count(), "{handovers} {fired}");
+    assert!(leader_changes > SEEDS.count() && fired > SEEDS.count(), "{leader_changes} {fired}");
     assert!(
         undone <= SEEDS.count() / 4,
         "{undone} creates were repeated: not by late caches alone"
@@ -56,12 +58,12 @@ async fn rollouts_of_replicas_that_hand_over_lose_nothing() {
 /// behind at its takeover may create a child that its predecessor has deleted, and deletes it when
 /// they have caught up. A replica whose watch of the parents is slow may even execute an earlier
 /// specification once more. Returns their number.
-fn take_undone(calm: &Recording, stormy: &mut Recording) -> usize {
+fn take_undone(expected: &Recording, faulty: &mut Recording) -> usize {
     let mut undone = 0;
-    for (key, history) in &mut stormy.objects {
-        let Some(expected) = calm.objects.get(key) else { continue };
-        let more = history.creates.saturating_sub(expected.creates);
-        let extra = more.min(history.deletes.saturating_sub(expected.deletes));
+    for (key, history) in &mut faulty.objects {
+        let Some(wanted) = expected.objects.get(key) else { continue };
+        let more = history.creates.saturating_sub(wanted.creates);
+        let extra = more.min(history.deletes.saturating_sub(wanted.deletes));
         history.creates -= extra;
         history.deletes -= extra;
         undone += extra;
@@ -71,12 +73,12 @@ fn take_undone(calm: &Recording, stormy: &mut Recording) -> usize {
 
 struct RolloutOutcome {
     recording: Recording,
-    handovers: usize,
+    leader_changes: usize,
     /// Number of fired faults.
     fired: usize,
 }
 
-/// Runs the workload with rollouts; with a seed, under its faults, and with handovers at its times.
+/// Runs the workload with rollouts; with a seed, under its faults, and with leader changes at its times.
 async fn recorded(seed: u64, faulty: Option<u64>) -> RolloutOutcome {
     fastrand::seed(seed);
     let (server, work) = Workload::simulated_as(seed, workload::rolling).await;
@@ -91,7 +93,7 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> RolloutOutcome {
         Process::elected(client, server.client_as("lease"), &format!("replica-{number}"))
     };
     let mut replicas = VecDeque::from([start(0), start(1)]);
-    let mut handovers = 0;
+    let mut leader_changes = 0;
     let mut times = fastrand::Rng::with_seed(faulty.unwrap_or_default());
 
     let working = async {
@@ -110,8 +112,8 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> RolloutOutcome {
             () = sleep(pause) => {
                 // The older replica leads, unless the younger one has just begun.
                 replicas.pop_front().unwrap().end().await;
-                handovers += 1;
-                replicas.push_back(start(handovers + 1));
+                leader_changes += 1;
+                replicas.push_back(start(leader_changes + 1));
             }
         }
     }
@@ -133,7 +135,7 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> RolloutOutcome {
     work.is_gone("a").await;
     let fired = faults.fired().len();
     let mut recording = recorder.finish().await.unwrap();
-    // The lease of the election counts the handovers.
+    // The lease of the election counts the leader changes.
     recording.objects.retain(|key, _| key.name != LEASE);
-    RolloutOutcome { recording, handovers, fired }
+    RolloutOutcome { recording, leader_changes, fired }
 }

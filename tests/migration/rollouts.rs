@@ -52,15 +52,15 @@ fn sized(request: &Value) -> Answer {
 
 #[tokio::test]
 async fn rollout_that_metacontroller_began_continues_one_child_at_a_time() {
-    go_on("migration-rollouts", ApplyStrategy::DynamicApply).await;
+    rollouts_continue("migration-rollouts", ApplyStrategy::DynamicApply).await;
 }
 
 #[tokio::test]
 async fn rollout_that_metacontroller_applied_continues_one_child_at_a_time() {
-    go_on("migration-rollouts-applied", ApplyStrategy::ServerSideApply).await;
+    rollouts_continue("migration-rollouts-applied", ApplyStrategy::ServerSideApply).await;
 }
 
-async fn go_on(name: &str, strategy: ApplyStrategy) {
+async fn rollouts_continue(name: &str, strategy: ApplyStrategy) {
     let supervised = Supervised::start(name).await;
     supervised.hook.answers(sized);
     let group = &supervised.harness.scope.group;

@@ -179,7 +179,7 @@ impl Rolled {
             let (by, change) = (PatchParams::default(), Patch::Merge(change));
             self.parents.patch(&self.name, &by, &change).await.unwrap();
             let what = format!("{} is synced again", self.name);
-            hook.asked(&what, |call| {
+            hook.called(&what, |call| {
                 call.parent() == self.name
                     && call.body["parent"]["metadata"]["annotations"]["touched"] == touch
             })

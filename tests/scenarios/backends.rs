@@ -141,14 +141,14 @@ async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Serve
     stored.saw("kept", 1).await;
     bystander.is_served(&testbed, "meanwhile").await;
     assert_eq!(testbed.status("cluster").state, ControllerState::Running);
-    let asked = || {
+    let requests = || {
         let seen = testbed.faults.seen().into_iter().filter(about(&crd));
         seen.filter(|info| info.path.contains("/v2/")).count()
     };
     let (time, least, most) = if testbed.server.is_simulated() { (60, 2, 10) } else { (2, 0, 4) };
-    let before = asked();
+    let before = requests();
     time::sleep(Duration::from_secs(time)).await;
-    let more = asked() - before;
+    let more = requests() - before;
     assert!((least..=most).contains(&more), "{more} requests in {time} s");
     assert!(other.all().is_empty(), "no object can be read at that version");
 

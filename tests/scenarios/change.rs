@@ -370,7 +370,7 @@ async fn a_new_status_subresource_is_used_by_the_next_write(server: Server<'stat
         // The hook answers with the same status, so that either controller may have written first.
         assert_eq!(through(""), 0, "the status is not written through its object any more");
         testbed.running(&declared, u64::try_from(epoch).unwrap()).await;
-        hook.asked("gear", 1).await;
+        hook.called("gear", 1).await;
         // If the hook wrote first, the embedded controller's write may still be in flight. A write
         // that met the change below would be refused, retried and counted afterwards.
         let rested = at_rest.wait_for(|size| *size == 10 * epoch);
@@ -459,12 +459,12 @@ async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static
     assert!(!type_status.has_changed().unwrap(), "the status of the type is unchanged");
     assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
-    let asked = match testbed.server.is_simulated() {
+    let sent = match testbed.server.is_simulated() {
         true => testbed.events(position).await,
         // Other tests create and delete APIServices on this server.
         false => testbed.requests(&crd, position).await,
     };
-    assert!(asked.is_empty(), "{asked:#?}");
+    assert!(sent.is_empty(), "{sent:#?}");
     testbed.finish().await;
 }
 

@@ -376,7 +376,7 @@ async fn a_hook_call_is_cancelled_when_its_type_is_removed(server: Server<'stati
     let slow = testbed.runnable("slow");
     testbed.running(&slow, 1).await;
     testbed.create(&crd, "gear", 1).await;
-    hook.asked("gear", 1).await;
+    hook.called("gear", 1).await;
 
     testbed.scope.delete_crd(&crd).await.unwrap();
 
@@ -417,12 +417,12 @@ async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: S
     testbed.install(&crd).await;
     testbed.faults.wait_until(|faults| faults.hits(held) > 0).await;
     assert_eq!(testbed.status("unsynced").state, ControllerState::Starting);
-    let asked = Instant::now();
+    let stopped = Instant::now();
 
     timeout(PATIENCE, testbed.manager.remove("unsynced")).await.unwrap();
 
     if simulated {
-        assert!(asked.elapsed() < Duration::from_millis(10), "{:?}", asked.elapsed());
+        assert!(stopped.elapsed() < Duration::from_millis(10), "{:?}", stopped.elapsed());
     }
     assert_eq!(testbed.done("unsynced", 1).await, DoneReason::Cancelled);
     assert!(testbed.manager.status_of("unsynced").is_none());

@@ -131,7 +131,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let hook = InProcessHook::new(|_| future::pending());
     testbed.supervise(&hook).await;
     testbed.declare("declared", &crds[1]).await;
-    hook.asked("first", 1).await;
+    hook.called("first", 1).await;
     for number in 0..controllers {
         testbed.running(&format!("c{number}"), 1).await;
     }

@@ -179,7 +179,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     let crd = testbed.widgets();
     let recorder = at_work(&testbed, "widgets", &crd).await;
     let bystander = Bystander::arrives(&testbed).await;
-    let asked_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
+    let requests_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
     let position = testbed.position();
 
     let missing = Action::Reply(Reply::text(404, "404 page not found\n"));
@@ -193,10 +193,10 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     testbed.resize(&crd, "kept", 2).await;
     // Back-off from 5 ms, doubling.
     hits(&testbed, rule, 6).await;
-    let asked = testbed.faults.hits(rule);
-    assert!(asked < 30, "{asked} requests");
+    let requests = testbed.faults.hits(rule);
+    assert!(requests < 30, "{requests} requests");
     if testbed.server.is_simulated() {
-        let discovered = testbed.faults.seen().into_iter().filter(asked_discovery).count();
+        let discovered = testbed.faults.seen().into_iter().filter(requests_discovery).count();
         assert_eq!(discovered, 0, "its CRD proves that the type exists");
     }
 
@@ -233,11 +233,11 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
     testbed.until("widgets", "is stale", |it| it.report.stale).await;
     reconciles_stale(&recorder).await;
     let discovered = |info: &RequestInfo| info.path == "/apis";
-    let asked = testbed.faults.seen().into_iter().filter(discovered).count();
-    let asked_again = testbed
+    let requests = testbed.faults.seen().into_iter().filter(discovered).count();
+    let requested_again = testbed
         .faults
-        .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
-    time::timeout(PATIENCE, asked_again).await.expect("not requested again in time");
+        .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= requests + 3);
+    time::timeout(PATIENCE, requested_again).await.expect("not requested again in time");
     // A 404 is an error, not a refusal of the right to watch CRDs.
     assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
@@ -386,11 +386,11 @@ async fn revoked_rights_are_reported_and_cost_nothing(server: Server<'static>) {
     bystander.is_served(&testbed, "meanwhile").await;
     if let Some(script) = testbed.server.script() {
         time::sleep(Duration::from_secs(300)).await;
-        let asked = watches(&testbed, &crd) - before;
+        let requests = watches(&testbed, &crd) - before;
         let watched = script.requests().into_iter().filter(|it| about(&crd)(&it.info));
         let times: Vec<_> = watched.map(|it| it.at).collect();
         // The first three come in quick succession.
-        let refused = &times[times.len() - asked..];
+        let refused = &times[times.len() - requests..];
         let gaps: Vec<_> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let slow = &gaps[3..];
         assert!(slow.len() >= 8, "retries continue: {gaps:?}");

@@ -439,7 +439,7 @@ impl InProcessHook {
     }
 
     /// Waits until there were `times` calls for a parent.
-    pub(crate) async fn asked(&self, name: &str, times: usize) {
+    pub(crate) async fn called(&self, name: &str, times: usize) {
         eventually(&format!("{times} calls about {name}"), || {
             let calls = self.calls();
             let count = calls.iter().filter(|call| call.name == name).count();

@@ -61,7 +61,7 @@ fn leaks_of(name: &str, text: &str, planted: &[String]) -> Vec<String> {
 
 #[tokio::test]
 async fn credentials_of_hooks_appear_in_nothing_that_leaves_the_process() {
-    let scene = Scene::start(&[]).await;
+    let harness = Harness::start(&[]).await;
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(["client".to_owned()]).unwrap();
     let (certificate, key) = (params.self_signed(&key).unwrap().pem(), key.serialize_pem());
@@ -74,9 +74,9 @@ async fn credentials_of_hooks_appear_in_nothing_that_leaves_the_process() {
         secret("broken-key", &[("tls.crt", &certificate), ("tls.key", "hush-key")]),
         secret("swapped", &[("tls.crt", &key), ("tls.key", &certificate)]),
     ] {
-        scene.server.apply(secret).unwrap();
+        harness.server.apply(secret).unwrap();
     }
-    let at = |scheme: &str, path: &str| format!("{scheme}://{}{path}", scene.hooks_at);
+    let at = |scheme: &str, path: &str| format!("{scheme}://{}{path}", harness.hooks_at);
     let named = |name: &str| json!({"name": name, "namespace": "default"});
     let token = |name: &str| json!({"name": name, "namespace": "default", "key": "token"});
     let bearer = |name: &str, path: &str| json!({"url": at("http", path), "authorization": {"secretRef": token(name)}});
@@ -92,8 +92,8 @@ async fn credentials_of_hooks_appear_in_nothing_that_leaves_the_process() {
         ("basic-mistyped", basic("basic", "/echo-mistyped"), "HookAnswerInvalid"),
         ("client", client("tls"), "HookUnreachable"),
     ] {
-        scene.declare_hook(name, &webhook);
-        scene.until(name, || scene.reason_of(name, "HooksHealthy") == reason).await;
+        harness.declare_hook(name, &webhook);
+        harness.until(name, || harness.reason_of(name, "HooksHealthy") == reason).await;
     }
     for (name, webhook) in [
         ("broken-token", bearer("broken-token", "/echo")),
@@ -101,16 +101,16 @@ async fn credentials_of_hooks_appear_in_nothing_that_leaves_the_process() {
         ("broken-key", client("broken-key")),
         ("swapped", client("swapped")),
     ] {
-        scene.declare_hook(name, &webhook);
+        harness.declare_hook(name, &webhook);
         let wanted = format!("Secret default/{name}");
-        scene.until(name, || scene.status_of(name).to_string().contains(&wanted)).await;
+        harness.until(name, || harness.status_of(name).to_string().contains(&wanted)).await;
     }
 
     // A rotation to an unusable value is reported, and the last usable one stays in use.
-    scene.server.apply(secret("bearer", &[("token", "hush\nrotated")])).unwrap();
-    scene.until("the rotation", || scene.events().contains("HookCredentialsStale")).await;
-    let said = scene.said().await;
-    let log = scene.end().await;
+    harness.server.apply(secret("bearer", &[("token", "hush\nrotated")])).unwrap();
+    harness.until("the rotation", || harness.events().contains("HookCredentialsStale")).await;
+    let said = harness.said().await;
+    let log = harness.end().await;
 
     let mut planted = vec![PLANTED.to_owned()];
     // Base64 of texts that begin as the planted ones do, and of the key.

@@ -43,11 +43,11 @@ type Respond = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>>
 /// Hook implemented by a function; records its calls.
 pub(crate) struct FunctionHook {
     respond: Mutex<Respond>,
-    asked: Mutex<Asked>,
+    record: Mutex<CallRecord>,
 }
 
 #[derive(Default)]
-struct Asked {
+struct CallRecord {
     /// Time and parent of each call.
     calls: Vec<(Instant, String)>,
     /// Parents with a call in progress.
@@ -61,7 +61,7 @@ struct Asked {
 impl FunctionHook {
     fn new() -> Self {
         let respond: Respond = Arc::new(|request| Box::pin(async move { Ok(sized(&request)) }));
-        Self { respond: Mutex::new(respond), asked: Mutex::default() }
+        Self { respond: Mutex::new(respond), record: Mutex::default() }
     }
 
     /// Replaces the hook's response for all later calls.
@@ -74,22 +74,22 @@ impl FunctionHook {
 
     /// Time and parent of each call.
     pub(crate) fn calls(&self) -> Vec<(Instant, String)> {
-        self.asked.lock().unwrap().calls.clone()
+        self.record.lock().unwrap().calls.clone()
     }
 
     /// Largest number of parents with a call in progress at the same time.
     pub(crate) fn most(&self) -> usize {
-        self.asked.lock().unwrap().most
+        self.record.lock().unwrap().most
     }
 
     /// Parents for which the hook may keep state.
     pub(crate) fn kept(&self) -> BTreeSet<String> {
-        self.asked.lock().unwrap().kept.clone()
+        self.record.lock().unwrap().kept.clone()
     }
 
     /// Returns whether two calls for the same parent ever overlapped.
     pub(crate) fn overlapped(&self) -> bool {
-        self.asked.lock().unwrap().overlapped
+        self.record.lock().unwrap().overlapped
     }
 }
 
@@ -98,7 +98,7 @@ impl Hook for FunctionHook {
         Box::pin(async move {
             let request: Value = serde_json::from_slice(&request).unwrap();
             let parent = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
-            let _running = Running::begin(&self.asked, parent);
+            let _running = Running::begin(&self.record, parent);
             let respond = self.respond.lock().unwrap().clone();
             let answer = respond(request).await?;
             Ok(answer.to_string().into())
@@ -111,30 +111,30 @@ impl Hook for FunctionHook {
         _uid: &'a str,
         request: Bytes,
     ) -> BoxFuture<'a, Result<Bytes, HookError>> {
-        self.asked.lock().unwrap().kept.insert(parent.to_string());
+        self.record.lock().unwrap().kept.insert(parent.to_string());
         self.call(request)
     }
 
     fn forget(&self, parent: &Request) {
-        self.asked.lock().unwrap().kept.remove(&parent.to_string());
+        self.record.lock().unwrap().kept.remove(&parent.to_string());
     }
 
     fn release(&self) -> BoxFuture<'_, ()> {
-        self.asked.lock().unwrap().kept.clear();
+        self.record.lock().unwrap().kept.clear();
         Box::pin(std::future::ready(()))
     }
 }
 
 /// Guard of a call in progress; dropping it, also on cancellation, ends the call.
-struct Running<'a>(&'a Mutex<Asked>, String);
+struct Running<'a>(&'a Mutex<CallRecord>, String);
 
 impl<'a> Running<'a> {
-    fn begin(asked: &'a Mutex<Asked>, parent: String) -> Self {
-        let mut state = asked.lock().unwrap();
+    fn begin(record: &'a Mutex<CallRecord>, parent: String) -> Self {
+        let mut state = record.lock().unwrap();
         state.calls.push((Instant::now(), parent.clone()));
         state.overlapped |= !state.running.insert(parent.clone());
         state.most = state.most.max(state.running.len());
-        Self(asked, parent)
+        Self(record, parent)
     }
 }
 
@@ -361,7 +361,7 @@ impl Bench {
     }
 
     /// Number of requests with this verb for the parents. A streaming list counts as a list.
-    pub(crate) fn asked_for_parents(&self, verb: Verb) -> usize {
+    pub(crate) fn requests_for_parents(&self, verb: Verb) -> usize {
         let sent = self.sent.lock().unwrap();
         let of_parents = sent.iter().filter(|(_, info)| info.resource == "widgets");
         let verbs = of_parents.map(|(_, info)| match info.query.contains("sendInitialEvents") {

@@ -123,23 +123,23 @@ impl HookServer {
     }
 
     /// Waits for a call that satisfies `wanted` and returns it.
-    pub(crate) async fn asked(&self, what: &str, wanted: impl Fn(&Call) -> bool) -> Call {
+    pub(crate) async fn called(&self, what: &str, wanted: impl Fn(&Call) -> bool) -> Call {
         let mut calls = self.shared.calls.subscribe();
         let found = calls.wait_for(|calls| calls.iter().any(&wanted));
         match timeout(PATIENCE, found).await {
             Ok(calls) => calls.unwrap().iter().find(|call| wanted(call)).unwrap().clone(),
-            Err(_) => panic!("the hook was not asked in time: {what}: {:#?}", self.calls().last()),
+            Err(_) => panic!("the hook was not called in time: {what}: {:#?}", self.calls().last()),
         }
     }
 
     /// Waits until there are more than `before` calls for a parent.
-    pub(crate) async fn asked_again(&self, parent: &str, before: usize) {
+    pub(crate) async fn called_again(&self, parent: &str, before: usize) {
         let mut calls = self.shared.calls.subscribe();
         let more = |calls: &Vec<Call>| {
             calls.iter().filter(|call| call.parent() == parent).count() > before
         };
         let late = timeout(PATIENCE, calls.wait_for(more)).await.is_err();
-        assert!(!late, "the hook was not asked about {parent} again in time");
+        assert!(!late, "the hook was not called again for {parent} in time");
     }
 }
 

@@ -156,12 +156,12 @@ async fn orphan_that_appears_during_the_first_hook_call_is_adopted() {
     });
     let before = bench.hook.calls().len();
     bench.declare("b", &CrdBuilder::new("bench.test", "Widget"), "http://function/");
-    let asked = async {
+    let sent = async {
         while bench.hook.calls().len() == before {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(Duration::from_secs(60), asked).await.unwrap();
+    timeout(Duration::from_secs(60), sent).await.unwrap();
 
     let parent = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
     bench.server.apply(orphan_of(&parent)).unwrap();

@@ -16,7 +16,7 @@ pub enum BuildError {
     #[error("{0} has the primary type {1} twice")]
     PrimaryTwice(ControllerName, TypeRef),
     /// Take the request in place of the object, and read the object with
-    /// [`Context::lister`](crate::controller::Context::lister): a request for an object of another
+    /// [`Context::lister`](crate::controller::Context::lister). A request for an object of another
     /// type would look like a deletion.
     #[error(
         "{0}: the reconciler takes objects of {1}, which must be the only primary type; take the \

@@ -19,7 +19,7 @@ impl Inputs {
         name: impl Into<String>,
         describe: impl FnOnce(Builder) -> Builder,
     ) -> Result<InputHandle, InputError> {
-        self.want(name.into(), describe, false)
+        self.declare(name.into(), describe, false)
     }
 
     /// Replaces the input of a name, or adds it.
@@ -36,17 +36,17 @@ impl Inputs {
         name: impl Into<String>,
         describe: impl FnOnce(Builder) -> Builder,
     ) -> Result<InputHandle, InputError> {
-        self.want(name.into(), describe, true)
+        self.declare(name.into(), describe, true)
     }
 
-    fn want(
+    fn declare(
         &self,
         name: String,
         describe: impl FnOnce(Builder) -> Builder,
         may_replace: bool,
     ) -> Result<InputHandle, InputError> {
         let input = input_of(&self.named, &name, describe)?;
-        let (state, replaced) = self.named.want(name, input, self.epoch, may_replace)?;
+        let (state, replaced) = self.named.declare(name, input, self.epoch, may_replace)?;
         Ok(InputHandle { state, replaced })
     }
 }

@@ -74,7 +74,7 @@ impl NamedInputs {
     }
 
     /// Declares an input. Returns its state, and the states of those that it replaces.
-    pub(in crate::controller) fn want(
+    pub(in crate::controller) fn declare(
         &self,
         name: String,
         input: Input,
@@ -103,7 +103,7 @@ impl NamedInputs {
     }
 
     /// Withdraws an input. Returns the states of all inputs of that name that have not ended.
-    pub(super) fn unwant(&self, name: &str) -> Vec<watch::Receiver<InputState>> {
+    pub(super) fn withdraw(&self, name: &str) -> Vec<watch::Receiver<InputState>> {
         let mut state = self.state();
         let mut ending = state.running_of(name);
         let before = state.wanted.remove(name);

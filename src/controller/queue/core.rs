@@ -12,8 +12,8 @@ use self::slots::{Processing, SlotPlace, Slots};
 use super::{
     hashed::Hashed,
     item::{Add, Item, LOW_PRIORITY},
+    lazy_now::LazyNow,
     limit::{OwnLimiter, QueueOptions},
-    moment::Moment,
     ready::{ReadyKeys, Ticket},
 };
 use crate::controller::metrics::{QueueMetrics, QueueWork};
@@ -114,7 +114,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     fn add_slot(&mut self, slot: u32, add: Add, now: Instant) -> (QueueTimer, bool) {
-        self.promote_aged(&mut Moment::at(now));
+        self.promote_aged(&mut LazyNow::at(now));
         let delay = self.delay(slot, add, now);
         if !delay.is_zero() {
             self.metrics.retried();
@@ -208,7 +208,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Removes and returns the first ready key that no worker processes.
-    pub(super) fn pop(&mut self, now: &mut Moment) -> Option<Popped<K>> {
+    pub(super) fn pop(&mut self, now: &mut LazyNow) -> Option<Popped<K>> {
         if self.phase == QueuePhase::Closed {
             return None;
         }
@@ -250,7 +250,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Ends the processing of a key, which becomes available if it was added meanwhile. Returns
     /// `None` if no worker processes the key.
-    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut Moment) -> Option<ReconcileEnd> {
+    pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut LazyNow) -> Option<ReconcileEnd> {
         let (start, added) = self.slots.update(key, |slot, entry| {
             let start = entry.processing.take()?.since;
             let added = match entry.place {
@@ -366,7 +366,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Promotes keys that have been ready for [`LOW_PRIORITY_WAIT`] to normal priority, at the
     /// position of their own add.
-    fn promote_aged(&mut self, now: &mut Moment) {
+    fn promote_aged(&mut self, now: &mut LazyNow) {
         let mut promoted = Vec::new();
         while let Some(&(since, slot)) = self.aging.front()
             && now.now().saturating_duration_since(since) >= LOW_PRIORITY_WAIT

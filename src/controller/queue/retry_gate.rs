@@ -49,7 +49,7 @@ pub(crate) struct Pace {
 pub(crate) struct Wait {
     /// Back-off of the request; a probe or the success of another request may cut it short.
     pub(crate) backoff: Duration,
-    /// Minimum wait that the dependency asked for; never cut short.
+    /// Minimum wait that the dependency requested; never cut short.
     pub(crate) at_least: Duration,
 }
 
@@ -124,7 +124,7 @@ impl<K: Clone + Ord> RetryGate<K> {
     }
 
     /// Records a success; returns the requests to retry, each with its delay: none, unless the
-    /// dependency asked for a minimum wait.
+    /// dependency requested a minimum wait.
     pub(crate) fn answered(&mut self, key: &K, now: Instant) -> Vec<(K, Duration)> {
         self.last_success = Some(now);
         (self.slots, self.last_probe) = (None, None);

@@ -235,7 +235,7 @@ async fn keys_due_at_the_same_time_wake_as_many_getters() {
     }
     sleep(Duration::from_millis(1)).await;
 
-    // Each getter keeps its key: none of them asks again.
+    // Each getter keeps its key: none of them requests again.
     (0..3).for_each(|key| queue.add_with(key, after(10)));
 
     let taken = timeout(Duration::from_millis(11), getters.join_all()).await.unwrap();

@@ -149,7 +149,7 @@ impl InputStatuses {
             progress.set(if input.synced {
                 InputState::Started
             } else {
-                InputState::Pending(input.why())
+                InputState::Pending(input.explanation())
             });
         }
         let settled = match input.mode {
@@ -233,7 +233,7 @@ impl InputStatuses {
             Some(input) if input.state == State::Synced => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
-            Some(input) => ListerError::Unavailable { type_ref, why: input.why() },
+            Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
             None => ListerError::NotAnInput(type_ref),
         }
     }
@@ -297,8 +297,8 @@ impl InputStatuses {
     }
 
     /// Returns the reason why an input is not synced.
-    pub(in crate::controller) fn why(&self, input: usize) -> String {
-        self.inputs()[&input].why()
+    pub(in crate::controller) fn explanation(&self, input: usize) -> String {
+        self.inputs()[&input].explanation()
     }
 
     /// Records that the sync timeout is over: from now on the report names the late inputs.
@@ -342,7 +342,7 @@ impl InputStatuses {
         let unconverted = errors(State::ConversionFailed);
         let waited_for = |input: &&InputStatus| !input.settled && input.mode != InputMode::Optional;
         let late = match self.overdue.load(Ordering::Relaxed) {
-            true => inputs().filter(waited_for).map(InputStatus::why).collect(),
+            true => inputs().filter(waited_for).map(InputStatus::explanation).collect(),
             false => Vec::new(),
         };
         let mut missing: Vec<_> = inputs()
@@ -436,7 +436,7 @@ impl InputStatus {
     }
 
     /// Returns the reason why the input is not synced.
-    fn why(&self) -> String {
+    fn explanation(&self) -> String {
         match &self.error {
             Some(error) => error.clone(),
             None => format!("{} is {}", self.label, self.state.word().to_lowercase()),

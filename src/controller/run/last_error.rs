@@ -18,8 +18,8 @@ pub(super) struct LastError {
 }
 
 impl LastError {
-    /// Records a failure. Returns whether its error is to be shown: at once for the request whose
-    /// error is shown, for a `final_attempt`, and while no error is shown; else once a second.
+    /// Records a failure. Returns whether its error is to be shown. The error of the shown request,
+    /// of a `final_attempt`, and the first one are shown at once; others at most once a second.
     pub(super) fn failed(&mut self, key: &Request, final_attempt: bool, now: Instant) -> bool {
         let just_now = self.shown.is_some_and(|shown| now.duration_since(shown) < GAP);
         let shows = !just_now

@@ -46,7 +46,7 @@ pub(in crate::controller) enum NextReconcile {
     Retry(Option<BoxError>),
     /// Requeue after this time, as a failure.
     RetryAfter(BoxError, Duration),
-    /// Requeue through the retry gate, after at least the time that the API server asks for.
+    /// Requeue through the retry gate, after at least the time that the API server requests.
     Throttled(BoxError, Duration),
     /// Wait for the next change after a final failure.
     GiveUp(BoxError),
@@ -94,8 +94,8 @@ impl Attempt {
             Ok(Outcome::Requeue) => NextReconcile::Again,
             Ok(Outcome::RequeueWith(add)) => NextReconcile::With(add),
             Err(ReconcileError::Retry(error)) => {
-                let asks_to_wait = statuses(&*error).find_map(retry_after);
-                match asks_to_wait {
+                let requested_wait = statuses(&*error).find_map(retry_after);
+                match requested_wait {
                     _ if is_conflict(&*error) => NextReconcile::Retry(None),
                     Some(after) => NextReconcile::Throttled(redacted(&error), after),
                     None => NextReconcile::Retry(Some(redacted(&error))),
@@ -299,12 +299,12 @@ mod tests {
         let seven = Duration::from_secs(7);
         for code in [429, 503] {
             let is_throttled = |next: &NextReconcile| matches!(next, NextReconcile::Throttled(_, it) if *it == seven);
-            check(&|| asks_for(code, 7), &is_throttled);
+            check(&|| throttled(code, 7), &is_throttled);
         }
         check(&|| api(409, "AlreadyExists"), &|next| matches!(next, NextReconcile::Retry(Some(_))));
     }
 
-    fn asks_for(code: u16, seconds: u32) -> kube::Error {
+    fn throttled(code: u16, seconds: u32) -> kube::Error {
         let details = serde_json::json!({ "retryAfterSeconds": seconds });
         let status = serde_json::json!({ "code": code, "details": details });
         kube::Error::Api(serde_json::from_value(status).unwrap())
@@ -317,11 +317,11 @@ mod tests {
             after.as_secs()
         };
 
-        assert_eq!(after(retry(asks_for(429, 7))), 7);
-        assert_eq!(after(retry(Outer(asks_for(503, 7)))), 7);
-        assert_eq!(after(retry(asks_for(429, u32::MAX))), 300);
+        assert_eq!(after(retry(throttled(429, 7))), 7);
+        assert_eq!(after(retry(Outer(throttled(503, 7)))), 7);
+        assert_eq!(after(retry(throttled(429, u32::MAX))), 300);
         for (code, seconds) in [(429, 0), (503, 0), (500, 7), (504, 7), (409, 7)] {
-            let next = retry(asks_for(code, seconds));
+            let next = retry(throttled(code, seconds));
             assert!(!matches!(next, NextReconcile::Throttled(..)), "{code} {seconds}");
         }
     }

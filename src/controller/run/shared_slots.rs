@@ -1,7 +1,7 @@
 //! Shared slots: the limit of reconciles over all controllers of a manager.
 //!
 //! A run waits for a slot only while one of its requests is ready, and for one slot at a time. The
-//! semaphore serves those who wait in the order of their arrival, so that controllers alternate.
+//! semaphore serves the waiting runs in the order of their arrival, so that controllers alternate.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ impl EpochRun {
 
     /// Stops in an order that leaves no task and no request of the epoch.
     pub(super) async fn stop(mut self) {
-        // Stops the feed of the sources, and asks the reconciles to end.
+        // Stops the feed of the sources, and signals the reconciles to end.
         self.cancel.cancel();
         let reason = self.epoch.stop_reason();
         if reason != Some(StopReason::Superseded) {

@@ -33,7 +33,7 @@ pub(in crate::controller) struct WorkerSlots {
     bound: Arc<WorkerBound>,
     /// Reconciles that gave their slots back.
     released: AtomicUsize,
-    /// Reconciles that wait for a slot again, in the order in which they asked.
+    /// Reconciles that wait for a slot again, in the order of their requests.
     waiting: Mutex<VecDeque<Weak<WorkerSlot>>>,
 }
 
@@ -54,7 +54,7 @@ enum SharedSlot {
     None,
     Held(OwnedSemaphorePermit),
     /// Given back until the reconcile wants it again.
-    Lent(Arc<Semaphore>),
+    Released(Arc<Semaphore>),
 }
 
 impl WorkerBound {
@@ -126,23 +126,23 @@ impl WorkerSlots {
         reconciles.saturating_sub(released) < self.bound.workers()
     }
 
-    /// Resolves after a slot was given back or asked for, or the bound has changed. Cancel safe.
+    /// Resolves after a slot was returned or requested, or the bound has changed. Cancel safe.
     pub(in crate::controller) async fn freed(&self) {
         self.bound.freed.notified().await;
     }
 }
 
 impl WorkerSlot {
-    /// Returns the slot among all controllers, for the time of a request to the server before the
+    /// Releases the slot among all controllers for the time of a request to the server before the
     /// reconcile begins: a server that does not answer must not delay other controllers.
-    pub(in crate::controller) fn lend(&self) {
+    pub(in crate::controller) fn release_shared(&self) {
         let mut shared = self.shared.lock();
         if let SharedSlot::Held(permit) = &*shared {
-            *shared = SharedSlot::Lent(Arc::clone(permit.semaphore()));
+            *shared = SharedSlot::Released(Arc::clone(permit.semaphore()));
         }
     }
 
-    /// Waits for the slots that were given back: the worker slot, and that among all controllers.
+    /// Waits for the released slots: the worker slot, and that among all controllers.
     /// Cancel safe.
     pub(in crate::controller) async fn regain(self: &Arc<Self>) {
         if self.is_released.load(Ordering::SeqCst) {
@@ -150,23 +150,23 @@ impl WorkerSlot {
             self.slots.bound.freed.notify_one();
             self.regained.notified().await;
         }
-        let lent = match &*self.shared.lock() {
-            SharedSlot::Lent(slots) => Arc::clone(slots),
+        let released = match &*self.shared.lock() {
+            SharedSlot::Released(slots) => Arc::clone(slots),
             SharedSlot::None | SharedSlot::Held(_) => return,
         };
         // The semaphore is never closed.
-        if let Ok(permit) = lent.acquire_owned().await {
+        if let Ok(permit) = released.acquire_owned().await {
             *self.shared.lock() = SharedSlot::Held(permit);
         }
     }
 
-    /// Gives the slots back before the reconcile ends.
+    /// Releases the slots before the reconcile ends.
     #[cfg(any(test, feature = "meta"))]
     pub(in crate::controller) fn release(&self) {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            self.lend();
+            self.release_shared();
             self.slots.bound.freed.notify_one();
         }
     }

@@ -442,7 +442,7 @@ async fn superseded_epoch_hands_its_work_to_the_next() {
 
     assert_eq!(next, ["ns/failed", "ns/ready", "ns/stuck", "ns/delayed"]);
     assert_eq!(log.attempts()[3].0, 1, "its failures count on");
-    assert_eq!(last, (0, 60_000), "not sooner than it was asked for");
+    assert_eq!(last, (0, 60_000), "not sooner than requested");
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
 

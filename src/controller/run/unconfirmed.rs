@@ -38,7 +38,7 @@ use crate::{
     manager::{WriteEnd, WriteObserver, WriteRequest},
 };
 
-/// Retention of an answered write that no reconcile asks for, and of the writes of a name without a
+/// Retention of an answered write that no reconcile requests, and of the writes of a name without a
 /// controller, ten minutes. Informers linger for seconds only, so that a cache which starts later
 /// includes them.
 const RETENTION: Duration = Duration::from_secs(600);
@@ -111,7 +111,7 @@ pub(in crate::controller) struct Behind {
 }
 
 impl Behind {
-    /// Returns the wait that the server asked for if it could not be read; zero if it asked for
+    /// Returns the wait that the server requested if it could not be read; zero if it requested
     /// none.
     pub(in crate::controller) fn unanswered(&self) -> Option<Duration> {
         self.why.unanswered()

@@ -42,10 +42,10 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
         assert!(waiting.message.contains("not allowed to create parts"), "{}", waiting.message);
         // Longer than an informer lingers.
         sleep(Duration::from_secs(20)).await;
-        let asked = harness.server.asked(path);
+        let before = harness.server.requests_of(path);
         harness.server.apply(object("Thing", "a", "a"));
         sleep(Duration::from_secs(3600)).await;
-        assert_eq!((harness.server.asked(path), harness.log().await.len()), (asked, 0));
+        assert_eq!((harness.server.requests_of(path), harness.log().await.len()), (before, 0));
         assert_eq!((harness.server.watches(path), harness.server.watches(WIDGETS)), (0, 1));
         assert_eq!(harness.cluster.informers.status().len(), 1, "that of the other controller");
         harness.server.allow("parts.example.com");
@@ -58,7 +58,7 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_is_asked_for_again_after_a_refused_write() {
+async fn permission_is_reviewed_again_after_a_refused_write() {
     let places = [
         "the builder",
         "a combination",
@@ -85,7 +85,7 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
         };
         let described = builder().for_type(widgets());
         let (added, combined) = (permission.clone(), permission.clone());
-        let (asked, by_name) = (permission.clone(), permission.clone());
+        let (watched, by_name) = (permission.clone(), permission.clone());
         let described = match place {
             "the builder" | "a report of the reconciler" => described.when(permission),
             "an optional input" => {
@@ -113,16 +113,16 @@ async fn permission_is_asked_for_again_after_a_refused_write() {
         };
         harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
         harness.state(ControllerState::Running).await;
-        let mut asked = asked.watch();
-        assert!(matches!(asked.verdict(), Verdict::Met(_)), "{place}");
+        let mut verdicts = watched.watch();
+        assert!(matches!(verdicts.verdict(), Verdict::Met(_)), "{place}");
         let begin = Instant::now();
 
         harness.server.forbid("configmaps");
         sleep(Duration::from_secs(3600)).await;
         assert_eq!(harness.status().state, ControllerState::Running, "nothing was refused yet");
         harness.server.apply(widget("a", "a"));
-        while !matches!(asked.verdict(), Verdict::Unmet(_)) {
-            asked.changed().await;
+        while !matches!(verdicts.verdict(), Verdict::Unmet(_)) {
+            verdicts.changed().await;
         }
         if !place.contains("input") {
             harness.state(ControllerState::Waiting).await;
@@ -150,13 +150,13 @@ async fn permission_is_that_of_its_namespace_and_subresource() {
     for (resource, namespace, refused) in cases {
         let permission = Permission::new(&harness.cluster, "patch", "example.com", resource);
         let permission = permission.namespace(namespace);
-        let mut asked = permission.watch();
+        let mut verdicts = permission.watch();
         add_condition(&harness, permission).await;
-        while matches!(asked.verdict(), Verdict::Unknown(_)) {
-            asked.changed().await;
+        while matches!(verdicts.verdict(), Verdict::Unknown(_)) {
+            verdicts.changed().await;
         }
 
-        let verdict = asked.verdict();
+        let verdict = verdicts.verdict();
         let expected = refused.map(|refused| format!("not allowed to patch {refused}"));
         let message = verdict.reasons().first().map(|unmet| unmet.message.clone());
         assert_eq!(message, expected, "{resource} {namespace}");
@@ -336,15 +336,15 @@ async fn conditions_of_inputs_hold_the_controller_or_one_optional_input() {
         )
         .await;
     harness.until(|status| status.reason == "Off").await;
-    assert_eq!(harness.server.asked(WIDGETS), 0);
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
 
     required.send_replace(Verdict::Met(Vec::new()));
     harness.state(ControllerState::Running).await;
     assert_eq!(harness.log().await, ["ns/a a"]);
-    assert_eq!(harness.server.asked(PARTS), 0, "its own condition is not met");
+    assert_eq!(harness.server.requests_of(PARTS), 0, "its own condition is not met");
     optional.send_replace(Verdict::Met(Vec::new()));
     assert_eq!(harness.log().await, ["ns/a a"], "the owner of the part");
-    assert!(harness.server.asked(PARTS) > 0);
+    assert!(harness.server.requests_of(PARTS) > 0);
     optional.send_replace(off());
     run_until_idle().await;
     harness.server.apply(part("two", "a"));

@@ -106,7 +106,7 @@ async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
         harness.server.delete("Widget", "a");
         assert_eq!(harness.log().await, ["ns/a gone", "summary gone"]);
 
-        // A required source that is done stops its controller, and is asked again.
+        // A required source that is done stops its controller, and is started again.
         let epoch = harness.status().epoch;
         ends.notify_one();
         let done = harness.state(ControllerState::BackingOff).await;

@@ -134,8 +134,8 @@ async fn every_duration_of_the_test_kit_may_be_zero_or_endless() {
             for path in ["/apis/example.com/v1/widgets", "/apis/example.com/v1/widgets?watch=true"]
             {
                 let request = http::Request::get(path).body(kube::client::Body::empty()).unwrap();
-                let asked = tokio::time::timeout(Duration::from_secs(60), client.send(request));
-                drop(asked.await);
+                let sent = tokio::time::timeout(Duration::from_secs(60), client.send(request));
+                drop(sent.await);
             }
             server.uninstall("widgets.example.com").unwrap();
             sleep(Duration::from_secs(60)).await;
@@ -153,8 +153,8 @@ async fn every_duration_of_the_test_kit_may_be_zero_or_endless() {
             let service = tower::ServiceBuilder::new().layer(faults.layer());
             let service = service.service(SimulatedServer::new().service("test"));
             let client = kube::Client::new(service, "default");
-            let asked = client.apiserver_version();
-            drop(tokio::time::timeout(Duration::from_secs(60), asked).await);
+            let sent = client.apiserver_version();
+            drop(tokio::time::timeout(Duration::from_secs(60), sent).await);
         }
     }
 }

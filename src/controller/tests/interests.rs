@@ -105,7 +105,7 @@ async fn late_interest_in_whole_objects_costs_one_list_and_the_objects_shrink_wh
     let harness = harness();
     add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
     harness.log().await;
-    let asked = harness.server.asked(PARTS);
+    let before = harness.server.requests_of(PARTS);
 
     let whole = Controller::builder("whole").for_::<Widget>().conditional().owns::<Part>().whole();
     add(&harness, "whole", whole).await;
@@ -113,8 +113,8 @@ async fn late_interest_in_whole_objects_costs_one_list_and_the_objects_shrink_wh
     assert_eq!(harness.log().await, ["own whole true, foreign whole true Ok(2)"]);
     assert_eq!(informer_of_parts(&harness).entries, 0);
     assert_eq!(
-        harness.server.asked(PARTS),
-        asked + 1,
+        harness.server.requests_of(PARTS),
+        before + 1,
         "one streaming list, which becomes the watch"
     );
 

@@ -10,7 +10,7 @@ async fn replacement_is_prepared_and_costs_no_second_list() {
     harness.server.apply(widget("a", "a"));
     harness.add(builder().for_type(widgets()).conditional()).await;
     harness.state(ControllerState::Running).await;
-    let asked = harness.server.asked(WIDGETS);
+    let before = harness.server.requests_of(WIDGETS);
     harness.log().await;
 
     let next = builder().for_type(widgets()).conditional().owns_type(parts()).conditional();
@@ -18,7 +18,7 @@ async fn replacement_is_prepared_and_costs_no_second_list() {
     harness.manager.replace(NAME, next, RunnableOptions::default()).await.unwrap();
     harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
 
-    assert_eq!(harness.server.asked(WIDGETS), asked);
+    assert_eq!(harness.server.requests_of(WIDGETS), before);
     assert_eq!(harness.log().await, ["ns/a a"]);
     assert_eq!(harness.cluster.informers.status().len(), 2);
     harness.shutdown().await;

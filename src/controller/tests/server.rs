@@ -238,7 +238,7 @@ impl Server {
     }
 
     /// Returns the number of requests to a path other than creates, in one namespace or in all.
-    pub(super) fn asked(&self, path: &str) -> usize {
+    pub(super) fn requests_of(&self, path: &str) -> usize {
         let within = format!("/namespaces/{NAMESPACE}/");
         let seen = self.faults.seen().into_iter().filter(|info| info.verb != Verb::Create);
         seen.filter(|info| info.path.replace(&within, "/") == path).count()

@@ -37,7 +37,7 @@ async fn controllers_retry_a_server_that_throttles_once_a_second_each_and_lose_n
     let harness = Harness::new();
     ["Widget", "Part", "Gadget"].iter().for_each(|kind| harness.install(kind));
     let throttled = Rule::new(Action::Reply(later(429, 1))).verb(Verb::Create);
-    let storm = harness.server.fault(throttled.resource("example.com", "parts"));
+    let throttling = harness.server.fault(throttled.resource("example.com", "parts"));
     (0..PARENTS).for_each(|number| harness.server.apply(widget(&format!("w{number}"), "w")));
     harness.add(builder().for_type(TypeRef::resource("example.com", "v1", "gadgets"))).await;
     for number in 0..CONTROLLERS {
@@ -64,7 +64,7 @@ async fn controllers_retry_a_server_that_throttles_once_a_second_each_and_lose_n
     assert_eq!(harness.server.count("Part"), 0);
 
     let before = harness.server.creations();
-    harness.server.remove(storm);
+    harness.server.remove(throttling);
     sleep(Duration::from_secs(15)).await;
 
     assert_eq!(harness.server.count("Part"), all);

@@ -11,10 +11,10 @@ async fn assert_absent(harness: &Harness, path: &str) {
     assert_eq!(harness.server.watches(path), 0);
     let informers = harness.cluster.informers.status();
     assert!(informers.iter().all(|it| !path.ends_with(&*it.key.identity.plural)), "{informers:?}");
-    let asked = harness.server.asked(path);
+    let before = harness.server.requests_of(path);
     harness.log().await;
     sleep(Duration::from_secs(3600)).await;
-    assert_eq!((harness.server.asked(path), harness.log().await.len()), (asked, 0));
+    assert_eq!((harness.server.requests_of(path), harness.log().await.len()), (before, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -23,7 +23,7 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
     harness.add(builder().for_type(widgets()).conditional()).await;
     let waiting = harness.until(|status| status.reason == "TypeAbsent").await;
     assert_eq!(waiting.message, "widgets.example.com/v1 is not installed");
-    assert_eq!(harness.server.asked(WIDGETS), 0);
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
 
     for (epoch, mark) in [(1, "first"), (2, "second")] {
         harness.install("Widget");
@@ -52,7 +52,10 @@ async fn controller_lives_with_a_type_that_it_owns_or_watches_twice_round() {
         harness.install("Widget");
         harness.add(described).await;
         harness.until(|status| status.reason == "TypeAbsent").await;
-        assert_eq!((harness.server.asked(PARTS), harness.server.asked(WIDGETS)), (0, 0));
+        assert_eq!(
+            (harness.server.requests_of(PARTS), harness.server.requests_of(WIDGETS)),
+            (0, 0)
+        );
 
         for epoch in 1..=2 {
             harness.install("Part");

@@ -300,13 +300,13 @@ async fn object_with_a_generated_name_that_is_deleted_is_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn refused_write_delays_no_reconcile() {
     let harness = Harness::with_maker(false).await;
-    let asked = harness.server.asked(PARTS);
+    let before = harness.server.requests_of(PARTS);
     harness.server.apply(object("Part", "b", "b"));
 
     harness.server.apply(widget("a", "a"));
 
     assert_eq!(harness.log().await, ["ns/a 0 false"]);
-    assert_eq!((harness.server.creations(), harness.server.asked(PARTS)), (1, asked));
+    assert_eq!((harness.server.creations(), harness.server.requests_of(PARTS)), (1, before));
     harness.shutdown().await;
 }
 
@@ -324,22 +324,22 @@ async fn read_that_confirms_a_write_waits_for_retry_after() {
     let (harness, silence) = Harness::unconfirmed(Action::Instead(later(503, 20))).await;
     let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
     let before = harness.server.lists("parts");
-    let asked = || harness.server.lists("parts") - before;
+    let lists = || harness.server.lists("parts") - before;
 
     sleep(Duration::from_secs(19)).await;
-    assert_eq!(asked(), 0, "the write was to wait");
+    assert_eq!(lists(), 0, "the write was to wait");
     sleep(Duration::from_secs(6)).await;
-    assert_eq!(asked(), 1);
+    assert_eq!(lists(), 1);
     // Changes of the object meanwhile do not shorten the wait.
     for _ in 0..5 {
         harness.server.apply(widget("a", "a"));
         sleep(Duration::from_secs(1)).await;
     }
-    assert_eq!(asked(), 1);
+    assert_eq!(lists(), 1);
     sleep(Duration::from_secs(120)).await;
 
     // A list every 20 to 24 s.
-    assert!((5..=7).contains(&asked()), "{}", asked());
+    assert!((5..=7).contains(&lists()), "{}", lists());
     let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("parts") && error.contains("Too many requests"), "{error}");
     assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 1));
@@ -366,8 +366,8 @@ async fn many_unknown_writes_are_confirmed_at_a_bounded_rate_and_sent_once() {
         for ten in 1..6 {
             let before = harness.server.lists("parts");
             sleep(Duration::from_secs(10)).await;
-            let asked = harness.server.lists("parts") - before;
-            assert!(asked <= 20, "one a second and some luck: {asked} in the {ten}th ten seconds");
+            let lists = harness.server.lists("parts") - before;
+            assert!(lists <= 20, "one a second and some luck: {lists} in the {ten}th ten seconds");
         }
         assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 60));
 

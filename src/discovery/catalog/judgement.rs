@@ -332,7 +332,7 @@ impl Catalog {
         versions
     }
 
-    /// Returns the CRD that holds a name, or else one that asks for it.
+    /// Returns the CRD that holds a name, or else a CRD that requests it.
     fn crd(&self, group: &str, name: &TypeName) -> Option<&Crd> {
         match name {
             TypeName::Resource(plural) => find(&self.crds, group, plural),

@@ -88,7 +88,7 @@ impl CrdBuilder {
     }
 
     fn build(self) -> Crd {
-        Crd::slim(serde_json::from_value(self.0).unwrap())
+        Crd::reduced(serde_json::from_value(self.0).unwrap())
     }
 }
 

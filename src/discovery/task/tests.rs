@@ -130,7 +130,7 @@ async fn a_type_starts_unknown_and_follows_its_crd_without_a_request_to_discover
     tasks.spawn(discovery.run(CancellationToken::new()));
     until(&mut status, ABSENT).await;
     until(&mut registry.subscribe(&deployments()), SERVED).await;
-    let asked = server.asked();
+    let before = server.discovery_requests();
 
     for round in 0..3 {
         server.apply_crd("widgets", crd("widgets", "Widget", &format!("uid-{round}")));
@@ -143,7 +143,7 @@ async fn a_type_starts_unknown_and_follows_its_crd_without_a_request_to_discover
         until(&mut status, ABSENT).await;
     }
 
-    assert_eq!(server.asked(), asked);
+    assert_eq!(server.discovery_requests(), before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -39,12 +39,12 @@ impl Reflector {
             let phase = RequestPhase::List { continued: !token.is_empty() };
             let limit = (!self.listing.whole).then_some(self.listing.limit);
             let budget = self.options.max_page_bytes;
-            let asked = Instant::now();
+            let begun = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
             // After a failure of the server, pages grow again while twice the size would still be
             // answered in time.
-            if asked.elapsed() < self.options.request_deadline / 4 {
+            if begun.elapsed() < self.options.request_deadline / 4 {
                 self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
             }
             let (next, version) =
@@ -119,7 +119,7 @@ impl Reflector {
         self.delays.answered();
         self.listing.whole = false;
         self.listing.pages = false;
-        self.suspicion = None;
+        self.due_check = None;
         self.before_fill = None;
         self.failed_fills = 0;
         let resume_version = ResumeVersion::new(version, self.order);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::informer::{
     Subscription,
     fixture::Fixture,
-    script::{AskedRequest, Harness, OpenBody, stored},
+    script::{Harness, OpenBody, ReceivedRequest, stored},
 };
 
 /// uid and resourceVersion by name.
@@ -111,22 +111,22 @@ impl Server {
         self.lists.clear();
     }
 
-    fn answer(&mut self, asked: AskedRequest) {
+    fn answer(&mut self, request: ReceivedRequest) {
         if self.chance(20) {
             match self.rng.u32(0..6) {
-                0 => asked.refuse(500, "InternalError", "a bad day"),
-                1 => asked.text(StatusCode::NOT_FOUND, "404 page not found"),
-                2 => asked.refuse(429, "TooManyRequests", "storage is (re)initializing"),
-                3 => asked.text(StatusCode::OK, "{\"type\":"),
-                4 => asked.refuse(403, "Forbidden", "no"),
-                _ => drop(asked),
+                0 => request.refuse(500, "InternalError", "a bad day"),
+                1 => request.text(StatusCode::NOT_FOUND, "404 page not found"),
+                2 => request.refuse(429, "TooManyRequests", "storage is (re)initializing"),
+                3 => request.text(StatusCode::OK, "{\"type\":"),
+                4 => request.refuse(403, "Forbidden", "no"),
+                _ => drop(request),
             }
-        } else if asked.is_stream() {
-            self.stream(asked);
-        } else if asked.is_watch() {
-            self.watch(asked);
+        } else if request.is_stream() {
+            self.stream(request);
+        } else if request.is_watch() {
+            self.watch(request);
         } else {
-            self.list(asked);
+            self.list(request);
         }
     }
 
@@ -134,33 +134,33 @@ impl Server {
         self.state.iter().map(|(name, (uid, version))| Self::object(name, uid, *version)).collect()
     }
 
-    fn list(&mut self, asked: AskedRequest) {
-        let (version, mut items) = match asked.query.get("continue") {
+    fn list(&mut self, request: ReceivedRequest) {
+        let (version, mut items) = match request.query.get("continue") {
             Some(token) => match self.lists.remove(token) {
                 Some(rest) => rest,
-                None => return asked.refuse(410, "Expired", "the token has expired"),
+                None => return request.refuse(410, "Expired", "the token has expired"),
             },
             None => (self.version, self.items()),
         };
         let rest = items.split_off(items.len().min(2));
-        if rest.is_empty() || !asked.query.contains_key("limit") {
+        if rest.is_empty() || !request.query.contains_key("limit") {
             items.extend(rest);
-            return asked.page(version, "", &items);
+            return request.page(version, "", &items);
         }
         let token = format!("t{}", self.rng.u64(..));
         self.lists.insert(token.clone(), (version, rest));
-        asked.page(version, &token, &items);
+        request.page(version, &token, &items);
     }
 
-    fn watch(&mut self, asked: AskedRequest) {
-        let position: u64 = asked.query["resourceVersion"].parse().unwrap();
+    fn watch(&mut self, request: ReceivedRequest) {
+        let position: u64 = request.query["resourceVersion"].parse().unwrap();
         if position < self.compacted {
             if self.rng.bool() {
-                return asked.refuse(410, "Expired", "too old");
+                return request.refuse(410, "Expired", "too old");
             }
-            return asked.open().error(410, "Expired", "too old");
+            return request.open().error(410, "Expired", "too old");
         }
-        let watch = asked.open();
+        let watch = request.open();
         for (version, kind, object) in &self.history {
             if *version > position {
                 watch.event(kind, object);
@@ -169,11 +169,11 @@ impl Server {
         self.watch = Some(watch);
     }
 
-    fn stream(&mut self, asked: AskedRequest) {
+    fn stream(&mut self, request: ReceivedRequest) {
         if self.chance(10) {
-            return asked.refuse(400, "BadRequest", "unknown parameter");
+            return request.refuse(400, "BadRequest", "unknown parameter");
         }
-        let watch = asked.open();
+        let watch = request.open();
         for item in self.items() {
             if self.chance(10) {
                 return watch.reset();
@@ -235,8 +235,8 @@ async fn check(seed: u64) {
             15 => tokio::time::sleep(Duration::from_secs(server.rng.u64(0..60))).await,
             _ => tokio::time::sleep(Duration::from_millis(server.rng.u64(0..2000))).await,
         }
-        while let Some(asked) = harness.script.try_next() {
-            server.answer(asked);
+        while let Some(request) = harness.script.try_next() {
+            server.answer(request);
         }
     }
 
@@ -248,8 +248,8 @@ async fn check(seed: u64) {
     }
     for _ in 0..200 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        while let Some(asked) = harness.script.try_next() {
-            server.answer(asked);
+        while let Some(request) = harness.script.try_next() {
+            server.answer(request);
         }
     }
     let expected: Vec<_> =

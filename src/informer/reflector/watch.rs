@@ -5,7 +5,7 @@ use std::{pin::pin, time::Duration};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, trace, warn};
 
-use super::{BATCH, Reflector, Suspicion, WatchDeadline};
+use super::{BATCH, Reflector, WatchCheck, WatchDeadline};
 use crate::informer::{
     InformerProgress, ObjectError,
     classify::{NextRequest, RequestFailure},
@@ -28,7 +28,7 @@ const FIRST_LINE: Duration = Duration::from_millis(50);
 impl Reflector {
     /// Watches from the resume version until the watch ends or fails.
     pub(super) async fn watch(&mut self) -> RequestFailure {
-        if let Some(failure) = self.check_suspicion().await {
+        if let Some(failure) = self.run_due_check().await {
             return failure;
         }
         let Some(resume_version) = &self.resume_version else {
@@ -108,7 +108,7 @@ impl Reflector {
             self.delays.reset();
         }
         if count == 0 && opened.elapsed() >= SILENT {
-            self.suspicion.get_or_insert(Suspicion::Behind);
+            self.due_check.get_or_insert(WatchCheck::Behind);
         }
         failure
     }
@@ -173,7 +173,7 @@ impl Reflector {
     /// Ends the watch after an event that no object can be assigned to. No later event replaces it,
     /// and a watch may last for minutes, so a list follows before the next watch.
     fn lost(&mut self, error: &str) -> RequestFailure {
-        self.suspicion = Some(Suspicion::Lost);
+        self.due_check = Some(WatchCheck::Lost);
         RequestFailure::Undecodable { what: "an event of the watch", error: error.to_owned() }
     }
 
@@ -219,7 +219,7 @@ impl Reflector {
             .unwrap_or_default();
         if self.is_past(&version) {
             warn!(resource_version = version, "bookmark is older than the last event; ignored");
-            self.suspicion.get_or_insert(Suspicion::Behind);
+            self.due_check.get_or_insert(WatchCheck::Behind);
         } else {
             self.advance(&version);
         }
@@ -236,14 +236,14 @@ impl Reflector {
         if self.long_lines.0 > 1 { NextRequest::Relist } else { NextRequest::Again }
     }
 
-    /// Checks a suspicion before the next watch; a returned failure requires a list.
+    /// Runs a due check before the next watch; a returned failure requires a list.
     ///
     /// After a restore from backup, a watch from a position that the server has not reached is
     /// silent until the server reaches it. All changes before are missed.
-    async fn check_suspicion(&mut self) -> Option<RequestFailure> {
-        match self.suspicion.take()? {
-            Suspicion::Lost => Some(RequestFailure::Suspect("an event of the watch was lost")),
-            Suspicion::Behind => {
+    async fn run_due_check(&mut self) -> Option<RequestFailure> {
+        match self.due_check.take()? {
+            WatchCheck::Lost => Some(RequestFailure::Suspect("an event of the watch was lost")),
+            WatchCheck::Behind => {
                 let mut slot = self.slot().await;
                 let budget = self.options.max_page_bytes;
                 // If this fails, so will the watch, which reports the error.

@@ -16,7 +16,7 @@ impl InformerSet {
 }
 
 #[tokio::test(start_paused = true)]
-async fn constructing_and_asking_starts_nothing() {
+async fn constructing_and_reading_starts_nothing() {
     let mut harness = Harness::new();
 
     assert!(harness.set.status().is_empty());
@@ -333,11 +333,11 @@ async fn any_number_of_threads_may_join_leave_and_end_it() {
     let mut watches = Vec::new();
     loop {
         tokio::select! {
-            asked = harness.script.next() => {
-                if asked.is_watch() {
-                    watches.push(asked.open());
+            request = harness.script.next() => {
+                if request.is_watch() {
+                    watches.push(request.open());
                 } else {
-                    asked.page(10, "", &[widget("a", 1)]);
+                    request.page(10, "", &[widget("a", 1)]);
                 }
             }
             ended = users.join_next() => match ended {

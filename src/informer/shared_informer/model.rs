@@ -363,7 +363,7 @@ impl Model {
         let view = &mut self.views[at];
         loop {
             let mailbox = &view.joined.mailbox;
-            let scanned = mailbox.wants_scan() && self.informer.scan(view.joined.id);
+            let scanned = mailbox.needs_scan() && self.informer.scan(view.joined.id);
             match mailbox.take() {
                 Some(delta) => {
                     let delta = delta.unwrap();

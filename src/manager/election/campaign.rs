@@ -1,5 +1,5 @@
-//! Campaign: acquires the lease, renews it, and acquires it again after a loss, until it is asked
-//! to free it.
+//! Campaign: acquires the lease, renews it, and acquires it again after a loss, until it is
+//! signalled to free it.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,9 +1,9 @@
 //! Candidate of an election: decides the next step on the lease. Functions without I/O.
 //!
-//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`).
-//! Differences: the renew deadline counts from the last renewal, not from the next attempt; a lease
-//! that was deleted is respected until it would have expired; a holder is recognised by its
-//! identity and the number of its term.
+//! Semantics: `tryAcquireOrRenew` of client-go (`tools/leaderelection/leaderelection.go`). Three
+//! differences. The renew deadline counts from the last renewal, not from the next attempt. A
+//! deleted lease is respected until it would have expired. A holder is recognised by its identity
+//! and the number of its term.
 
 use std::{sync::Arc, time::Duration};
 
@@ -183,9 +183,9 @@ impl Candidate {
         self.must_read = false;
         self.read_after = now.saturating_add(self.pause(jitter));
         match lease {
-            Some(lease) => self.see(lease, true, now),
-            None if gap => self.miss(now, now.saturating_add(self.times.lease_duration)),
-            None => self.miss(now, now),
+            Some(lease) => self.observe(lease, true, now),
+            None if gap => self.observe_absence(now, now.saturating_add(self.times.lease_duration)),
+            None => self.observe_absence(now, now),
         }
     }
 
@@ -200,7 +200,7 @@ impl Candidate {
         if known.is_some_and(|known| lease.is_before(known)) {
             return;
         }
-        if deleted { self.miss(now, now) } else { self.see(lease, false, now) }
+        if deleted { self.observe_absence(now, now) } else { self.observe(lease, false, now) }
     }
 
     /// Records the result of a write sent at `sent`.
@@ -219,7 +219,7 @@ impl Candidate {
                 self.own = Some(term);
                 self.conflicts = 0;
                 self.write_after = sent.saturating_add(self.times.retry_period);
-                self.see(lease, false, now);
+                self.observe(lease, false, now);
             }
             WriteResult::Conflict => {
                 self.conflicts += 1;
@@ -252,7 +252,7 @@ impl Candidate {
 
     /// Records a state of the lease. After a gap, another version with the same record may have
     /// had other records before it.
-    fn see(&mut self, lease: StoredLease, gap: bool, now: Duration) {
+    fn observe(&mut self, lease: StoredLease, gap: bool, now: Duration) {
         let record = &lease.record;
         if let Some(held) = self.held
             && !(*record.holder == *self.identity && record.transitions == held.term)
@@ -278,7 +278,7 @@ impl Candidate {
 
     /// Records that there is no lease. It is respected until the last one would have expired, and
     /// until `free_at`.
-    fn miss(&mut self, now: Duration, free_at: Duration) {
+    fn observe_absence(&mut self, now: Duration, free_at: Duration) {
         let before = self.seen.take();
         if self.held.is_some() {
             // Created again at once, before another replica sees a free lease.

@@ -45,7 +45,7 @@ pub enum ElectionTimesError {
         /// Retry period.
         retry: Duration,
     },
-    /// The API server would be asked without a pause.
+    /// The API server would be requested without a pause.
     #[error("the retry period must be longer than 0")]
     NoRetryPeriod,
     /// No lease lasts longer than a year.

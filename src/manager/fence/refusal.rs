@@ -1,4 +1,4 @@
-//! Refusals: the delay that the server asks for, and redaction of refusals about Secrets.
+//! Refusals: the delay that the server requests, and redaction of refusals about Secrets.
 //!
 //! kube turns a refusal into the `Status` in its body and drops the headers. The server's filters
 //! in front (API Priority and Fairness, the limit of requests under way) answer with plain text and
@@ -18,13 +18,13 @@ use crate::redaction;
 
 /// Bytes of a refusal's body that are read at most; a `Status` is far smaller.
 const MAX_BYTES: usize = 64 * 1024;
-/// Longest delay that a server may ask for; longer ones are cut to this.
+/// Longest delay that a server may request; longer ones are cut to this.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Returns the delay that the server asks for before a retry of a refused request, if any: 1 s to 5
+/// Returns the delay that the server requests before a retry of a refused request, if any: 1 s to 5
 /// min.
 pub(crate) fn retry_after(status: &Status) -> Option<Duration> {
-    if !asks(status.code) {
+    if !may_delay(status.code) {
         return None;
     }
     let seconds = status.details.as_ref()?.retry_after_seconds;
@@ -35,7 +35,7 @@ pub(crate) fn retry_after(status: &Status) -> Option<Duration> {
 /// response through.
 pub(super) async fn with_retry_after(response: Response<Body>) -> Response<Body> {
     let code = response.status();
-    let Some(seconds) = seconds(response.headers()).filter(|_| asks(code.as_u16())) else {
+    let Some(seconds) = seconds(response.headers()).filter(|_| may_delay(code.as_u16())) else {
         return response;
     };
     let (mut head, body) = response.into_parts();
@@ -77,9 +77,9 @@ pub(super) async fn without_message(response: Response<Body>) -> Response<Body> 
     Response::from_parts(head, Body::from(body))
 }
 
-/// Returns whether a status code may ask for a delay. Only 429 and 503 concern requests at this
+/// Returns whether a status code may request a delay. Only 429 and 503 concern requests at this
 /// moment; every other code concerns this request, whatever its headers say.
-fn asks(code: u16) -> bool {
+fn may_delay(code: u16) -> bool {
     code == StatusCode::TOO_MANY_REQUESTS || code == StatusCode::SERVICE_UNAVAILABLE
 }
 

@@ -258,21 +258,21 @@ async fn a_request_that_panics_when_it_is_dropped_affects_no_other() {
     let fence = Fence::new();
     let client = fence.client(&Client::new(service, "default"));
     let request = || Request::get("/version").body(Body::empty()).unwrap();
-    let mut asked: Vec<_> = (0..3).map(|_| Box::pin(client.send(request()))).collect();
+    let mut sent: Vec<_> = (0..3).map(|_| Box::pin(client.send(request()))).collect();
     for _ in 0..10 {
-        for asked in &mut asked {
-            assert!(futures::poll!(asked).is_pending());
+        for sent in &mut sent {
+            assert!(futures::poll!(sent).is_pending());
         }
         tokio::task::yield_now().await;
     }
 
     // Dropped by its caller, as by a timeout.
-    drop(asked.pop());
+    drop(sent.pop());
     fence.close();
 
     fence.released().await;
-    for asked in asked {
-        assert!(asked.await.is_err());
+    for sent in sent {
+        assert!(sent.await.is_err());
     }
 }
 

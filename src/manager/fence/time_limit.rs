@@ -39,8 +39,9 @@ impl TimeLimit {
     }
 }
 
-/// Returns the URI with the parameter `timeout`; `None` if it has one, or if the request is passed
-/// on to a container or a server in the cluster, which would get the parameter.
+/// Returns the URI with the parameter `timeout`; `None` if it has one. `None` also for a request
+/// that the API server forwards to a container or a server in the cluster, which would get the
+/// parameter.
 fn limited(uri: &Uri, limit: Duration) -> Option<Uri> {
     let query = uri.query().unwrap_or_default();
     if is_passed_on(uri.path()) || query.split('&').any(|pair| pair.starts_with("timeout=")) {

@@ -87,7 +87,7 @@ impl WriteResponse {
     }
 }
 
-/// Returns whether a request only asks for the response. kube names a dry run in the query, and of
+/// Returns whether a request only requests the response. kube names a dry run in the query, and of
 /// a deletion in the body.
 fn is_dry_run(request: &Request<Body>) -> bool {
     #[derive(Default, Deserialize)]

@@ -106,7 +106,7 @@ impl Model {
     }
 
     /// Checks that the machine follows a condition that stays constant, within the flap interval.
-    fn comes_to_rest(&self) {
+    fn settles(&self) {
         let mut model = self.clone();
         model.happen(Event::Ended);
         for _ in 0..2 {
@@ -152,7 +152,7 @@ fn however_a_condition_flaps_starts_are_bounded_and_the_last_verdict_holds() {
     let mut queue = VecDeque::from([(first, 0)]);
 
     while let Some((model, depth)) = queue.pop_front() {
-        model.comes_to_rest();
+        model.settles();
         if depth == DEPTH {
             continue;
         }

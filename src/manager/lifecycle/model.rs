@@ -173,15 +173,15 @@ struct Model {
 struct Epoch {
     basis: Vec<Basis>,
     since: Instant,
-    asked: Option<StopReason>,
+    signalled: Option<StopReason>,
     /// End of the run, if it returned by itself.
     returned: Option<DoneReason>,
 }
 
 impl Epoch {
-    /// Returns whether the run continues and was not asked to stop.
+    /// Returns whether the run continues and was not signalled to stop.
     fn runs(&self) -> bool {
-        self.asked.is_none() && self.returned.is_none()
+        self.signalled.is_none() && self.returned.is_none()
     }
 }
 
@@ -309,13 +309,13 @@ impl Model {
             return Err("nothing starts without a condition that is met");
         };
         self.epoch =
-            Some(Epoch { basis: basis.clone(), since: self.now, asked: None, returned: None });
+            Some(Epoch { basis: basis.clone(), since: self.now, signalled: None, returned: None });
         Ok(())
     }
 
     fn stopped(&mut self, reason: StopReason, input: &LifecycleInput) -> Checked {
         let Some(epoch) = &mut self.epoch else { return Err("a stop has an epoch") };
-        must(epoch.runs(), "a run is asked to stop once, and not after its end")?;
+        must(epoch.runs(), "a run is signalled to stop once, and not after its end")?;
         must(
             match reason {
                 StopReason::TypeGone => match &self.machine.verdict {
@@ -329,7 +329,7 @@ impl Model {
             },
             "P5: a stop has a proof, and names it",
         )?;
-        epoch.asked = Some(reason);
+        epoch.signalled = Some(reason);
         if self.now - epoch.since >= BACKOFF.healthy {
             self.failures = 0;
         }
@@ -364,8 +364,8 @@ impl Model {
     fn done(&mut self, reason: &DoneReason, input: &LifecycleInput) -> Checked {
         must(matches!(input, LifecycleInput::Ended), "P2: done means that nothing is left")?;
         let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
-        let expected = match (epoch.asked, epoch.returned) {
-            (Some(asked), _) => DoneReason::from(asked),
+        let expected = match (epoch.signalled, epoch.returned) {
+            (Some(signalled), _) => DoneReason::from(signalled),
             (None, Some(returned)) => returned,
             (None, None) => return Err("P2: what runs is not done"),
         };
@@ -375,14 +375,15 @@ impl Model {
     /// Checks the invariants that hold between any two inputs.
     fn check(&self) -> Checked {
         must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
-        let cause = self.epoch.as_ref().and_then(|epoch| match (epoch.asked, &epoch.returned) {
-            (Some(asked), _) => Some(StopCause::Asked(asked)),
-            (None, Some(returned)) => Some(StopCause::Returned(returned.clone())),
-            (None, None) => None,
-        });
+        let cause =
+            self.epoch.as_ref().and_then(|epoch| match (epoch.signalled, &epoch.returned) {
+                (Some(signalled), _) => Some(StopCause::Signalled(signalled)),
+                (None, Some(returned)) => Some(StopCause::Returned(returned.clone())),
+                (None, None) => None,
+            });
         must(self.machine.stopping() == cause.as_ref(), "the state is stopping, with the cause")?;
         let stopping = self.machine.state() == ControllerState::Stopping;
-        must(stopping == cause.is_some(), "a returned or asked epoch is stopping")?;
+        must(stopping == cause.is_some(), "a returned or signalled epoch is stopping")?;
         must(!self.machine.stuck() || stopping, "only a stopping epoch is stuck")?;
         must(self.machine.failures() == self.failures, "failures in a row are counted")?;
         let Some(epoch) = self.epoch.as_ref().filter(|epoch| epoch.runs()) else {
@@ -459,7 +460,7 @@ impl Model {
             let healthy = (self.now - epoch.since).min(BACKOFF.healthy);
             // The length of a run matters only until it stops.
             let age = if epoch.runs() { healthy } else { Duration::ZERO };
-            (epoch.basis.clone(), epoch.asked, epoch.returned.clone(), age)
+            (epoch.basis.clone(), epoch.signalled, epoch.returned.clone(), age)
         });
         let clocks =
             (left(self.machine.not_before), left(self.rest), self.wake.map(|_| left(self.wake)));

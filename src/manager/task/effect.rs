@@ -139,7 +139,7 @@ impl ManagerTask {
         info!(controller = %entry.name, epoch = entry.epoch_number, "running");
     }
 
-    /// Asks the epoch to stop, and begins its grace.
+    /// Signals the epoch to stop, and begins its grace.
     pub(super) fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(epoch) = &entry.epoch {

@@ -429,9 +429,9 @@ impl Model {
         // Only their order matters: a timer step moves the clock to the next one.
         let timers = self.timers();
         let phase = match self.task.phase {
-            ManagerPhase::Opening { step, asked, .. } => (0, step, asked),
+            ManagerPhase::Opening { step, is_entered, .. } => (0, step, is_entered),
             ManagerPhase::Open => (1, 0, true),
-            ManagerPhase::Closing { step, asked } => (2, step, asked),
+            ManagerPhase::Closing { step, is_entered } => (2, step, is_entered),
         };
         let late = self.attempts.len() > usize::from(self.attempt().is_some());
         let entry = self.entry().map(|(_, entry)| {
@@ -448,12 +448,12 @@ impl Model {
             });
             let orders =
                 (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
-            let asked = machine.stopping().map(|cause| match cause {
-                StopCause::Asked(reason) => Some(*reason),
+            let signalled = machine.stopping().map(|cause| match cause {
+                StopCause::Signalled(reason) => Some(*reason),
                 // Every end restarts alike, since the policy is `Always`.
                 StopCause::Returned(_) => None,
             });
-            let stopping = (asked, machine.stuck(), entry.returned.is_some());
+            let stopping = (signalled, machine.stuck(), entry.returned.is_some());
             (machine.state(), basis, PlainVerdict::of(machine.verdict()), pending, orders, stopping)
         });
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))

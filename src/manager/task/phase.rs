@@ -13,18 +13,18 @@ use super::{
 
 /// Phase of a manager.
 pub(super) enum ManagerPhase {
-    /// Groups are being opened. `asked` is true once the runnables of this step's group have been
+    /// Groups are being opened. `is_entered` is true once the runnables of this step's group have been
     /// allowed to start; later additions are allowed as they arrive. At `until` the next group is
     /// opened, even if runnables are still starting.
     Opening {
         step: usize,
-        asked: bool,
+        is_entered: bool,
         until: Option<Instant>,
     },
     Open,
     Closing {
         step: usize,
-        asked: bool,
+        is_entered: bool,
     },
 }
 
@@ -50,7 +50,7 @@ const STOP_ORDER: [&[RunnableGroup]; 5] = [
 impl ManagerPhase {
     /// Returns the phase before the group of this step is opened.
     pub(super) fn opening(step: usize) -> Self {
-        Self::Opening { step, asked: false, until: None }
+        Self::Opening { step, is_entered: false, until: None }
     }
 }
 
@@ -59,16 +59,16 @@ impl ManagerTask {
     pub(super) fn advance(&mut self) {
         loop {
             match self.phase {
-                ManagerPhase::Opening { step, asked, .. } => {
+                ManagerPhase::Opening { step, is_entered, .. } => {
                     let Some(group) = START_ORDER.get(step) else {
                         self.phase = ManagerPhase::Open;
                         self.campaign();
                         return;
                     };
-                    if !asked {
+                    if !is_entered {
                         let timeout = self.options.group_start_timeout;
                         let until = timeout.and_then(|after| Instant::now().checked_add(after));
-                        self.phase = ManagerPhase::Opening { step, asked: true, until };
+                        self.phase = ManagerPhase::Opening { step, is_entered: true, until };
                         for id in self.ids_of(&[*group]) {
                             self.allow(id);
                         }
@@ -81,10 +81,10 @@ impl ManagerTask {
                     self.phase = ManagerPhase::opening(step + 1);
                 }
                 ManagerPhase::Open => return,
-                ManagerPhase::Closing { step, asked } => {
+                ManagerPhase::Closing { step, is_entered } => {
                     let Some(groups) = STOP_ORDER.get(step) else { return };
-                    if !asked {
-                        self.phase = ManagerPhase::Closing { step, asked: true };
+                    if !is_entered {
+                        self.phase = ManagerPhase::Closing { step, is_entered: true };
                         for id in self.ids_of(groups) {
                             self.drop_pending(id);
                             self.step(id, LifecycleInput::Remove);
@@ -97,7 +97,7 @@ impl ManagerTask {
                         // No elected epoch is left.
                         self.election.release();
                     }
-                    self.phase = ManagerPhase::Closing { step: step + 1, asked: false };
+                    self.phase = ManagerPhase::Closing { step: step + 1, is_entered: false };
                 }
             }
         }
@@ -153,7 +153,7 @@ impl ManagerTask {
         if !self.is_closing() {
             info!("stopping every runnable");
             self.election.withdraw();
-            self.phase = ManagerPhase::Closing { step: 0, asked: false };
+            self.phase = ManagerPhase::Closing { step: 0, is_entered: false };
         }
     }
 
@@ -172,7 +172,7 @@ impl ManagerTask {
             .collect();
         let before = self.failure.take().map(Box::new);
         self.failure = Some(ManagerError::Late { names: late, before });
-        self.phase = ManagerPhase::Closing { step: STOP_ORDER.len(), asked: true };
+        self.phase = ManagerPhase::Closing { step: STOP_ORDER.len(), is_entered: true };
     }
 
     pub(super) fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {

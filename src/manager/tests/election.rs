@@ -19,7 +19,7 @@ use crate::{
 
 type ConfigMap = k8s_openapi::api::core::v1::ConfigMap;
 
-/// Runnable that hands its epochs to the test, and ends when it is asked to, after a time.
+/// Runnable that hands its epochs to the test, and ends a time after its stop signal.
 struct TestRunnable {
     warm: bool,
     group: RunnableGroup,
@@ -432,7 +432,7 @@ async fn standby_that_stops_starts_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handovers_leave_no_task() {
+async fn leader_changes_leave_no_task() {
     let server = server();
     let mut leader = Replica::start(&server, "r", warm());
     leader.until_leading().await;

@@ -64,11 +64,11 @@ async fn a_run_that_has_returned_is_stopping_and_its_tasks_are_aborted_after_the
         let runnable = Leaving::new(ends, spawn_endless);
         harness.handle.add_runnable("leaving", runnable, options).await.unwrap();
         harness.until("leaving", ControllerState::Running).await;
-        let asked = Instant::now();
+        let stopped = Instant::now();
 
         let stopping = harness.until("leaving", ControllerState::Stopping).await;
         let returned = Instant::now();
-        assert!(returned - asked <= Duration::from_millis(100), "{:?}", returned - asked);
+        assert!(returned - stopped <= Duration::from_millis(100), "{:?}", returned - stopped);
         assert_eq!(stopping.reason, "Draining");
 
         assert_eq!(harness.next_done().await, (1, reason));

@@ -57,8 +57,8 @@ pub(super) fn dry_run_apply(
 
 /// Returns whether two versions of an object differ in nothing that an apply decides.
 fn same(one: &[u8], other: &[u8]) -> bool {
-    let essence = |object: &[u8]| Fingerprint::of_applied(object, &VOLATILE_FIELDS).ok();
-    match (essence(one), essence(other)) {
+    let fingerprint = |object: &[u8]| Fingerprint::of_applied(object, &VOLATILE_FIELDS).ok();
+    match (fingerprint(one), fingerprint(other)) {
         (Some(one), Some(other)) => one == other,
         (None, _) | (_, None) => false,
     }

@@ -1,11 +1,11 @@
 //! Dry run of a replacement: checks that the new child would be accepted before the old one is
 //! deleted.
 //!
-//! The dry run creates the new child under its own name, which the old one still has. The
-//! alternatives of the API are wrong: an update is refused for immutable fields, which is why
-//! children are recreated at all, and another name is another object to policies that match names.
-//! The server validates and admits before it looks for the name, so it answers "already exists" for
-//! an acceptable object. A server without dry runs creates nothing either, since the name is taken.
+//! The dry run creates the new child under its own name, which the old one still has. A dry run of
+//! an update would be refused for immutable fields, the reason for the replacement. A dry run under
+//! another name would be another object to policies that match names. The server validates and
+//! admits before it looks for the name, so it answers "already exists" for an acceptable object. A
+//! server without dry runs creates nothing either, since the name is taken.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     meta::{
         children::Write,
         resource::{
-            Resource, asks_to_wait, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken,
+            Resource, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken, requested_wait,
         },
         sync_error::SyncError,
     },
@@ -25,7 +25,7 @@ use crate::{
 /// cause may be that the old one exists, and the refusals would then have no end.
 const REFUSED_FOR: Duration = Duration::from_secs(300);
 
-/// Asks the server; an error if the old child is to stay. `refused_for` records a refusal of the
+/// Sends the dry run; an error if the old child is to stay. `refused_for` records a refusal of the
 /// child and returns the time since the first one.
 pub(super) async fn dry_run_create(
     resource: &Resource<'_>,
@@ -33,9 +33,9 @@ pub(super) async fn dry_run_create(
     created: &Write,
     refused_for: impl FnOnce() -> Duration,
 ) -> Result<(), SyncError> {
-    let asked = resource.dry_run_create(&created.key, created.body.clone()).await;
-    let Err(error) = asked else { return Ok(()) };
-    if let Some(after) = asks_to_wait(&error) {
+    let answer = resource.dry_run_create(&created.key, created.body.clone()).await;
+    let Err(error) = answer else { return Ok(()) };
+    if let Some(after) = requested_wait(&error) {
         let message = format!(
             "dry run of {} {}: {}",
             served.kind,

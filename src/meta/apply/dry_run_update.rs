@@ -2,7 +2,7 @@
 //!
 //! A hook may spell a value differently than the server stores it: `0.5` for `500m`, or a null for
 //! a field that is empty or has a default. Only the server knows that both mean the same, so a dry
-//! run asks for the result of an update. Without it such a child would be deleted and created by
+//! run requests the result of an update. Without it such a child would be deleted and created by
 //! every sync.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::meta::{
     fingerprint::Fingerprint,
-    resource::{asks_to_wait, is_conflict, is_fenced},
+    resource::{is_conflict, is_fenced, requested_wait},
     sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
 };
 
@@ -46,8 +46,7 @@ pub(super) fn differs(
 enum DryRunUpdate {
     /// The update would change nothing.
     Unchanged,
-    /// The update would change the object, or the outcome is unknown: the server refuses an update
-    /// of an immutable field, or allows to delete and create but not to update.
+    /// The update would change the object, or the server refuses it, as for an immutable field.
     Changed,
     /// The observed object is outdated.
     Conflict,
@@ -59,15 +58,15 @@ enum DryRunUpdate {
 
 /// Reads the response to the dry run of an update of `observed`.
 fn dry_run_update(observed: &[u8], response: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
-    let essence = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
+    let fingerprint = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
     match response {
-        Ok(updated) => match (essence(observed), essence(updated.get().as_bytes())) {
+        Ok(updated) => match (fingerprint(observed), fingerprint(updated.get().as_bytes())) {
             (Some(observed), Some(updated)) if observed == updated => DryRunUpdate::Unchanged,
             _ => DryRunUpdate::Changed,
         },
         Err(error) if is_fenced(error) => DryRunUpdate::Cancelled,
         Err(error) if is_conflict(error) => DryRunUpdate::Conflict,
-        Err(error) => asks_to_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
+        Err(error) => requested_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
     }
 }
 

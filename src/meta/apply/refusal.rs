@@ -68,7 +68,7 @@ pub(super) async fn explain_existing(
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let annotations = metadata.annotations.iter().flatten();
     let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let going = live.is_going();
+    let going = live.is_terminating();
     match controller {
         // The cache lags behind.
         Some(owner) if *owner.uid == *parent.uid && ownership.is_marked(&annotations) => {

@@ -1,4 +1,4 @@
-//! Tests of the execution of a plan, over a server that answers when the test asks for it.
+//! Tests of the execution of a plan, over a server that answers when the test requests it.
 
 mod server_side;
 
@@ -117,7 +117,7 @@ impl Server {
 }
 
 /// Sync that is about to write.
-struct Scene {
+struct Harness {
     apply: Arc<Apply>,
     server: Server,
     client: Client,
@@ -127,7 +127,7 @@ struct Scene {
     observed: Vec<Child>,
 }
 
-impl Scene {
+impl Harness {
     fn new(strategy: UpdateMethod, observed: Vec<Child>) -> Self {
         let (server, client) = Server::new();
         let (budget, parents) =
@@ -197,18 +197,18 @@ fn names(held: &[Held]) -> Vec<&str> {
 
 #[tokio::test(start_paused = true)]
 async fn at_most_eight_children_of_one_group_are_written_at_once() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![]);
     let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
-    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+    harness.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
 
-    let mut first = scene.server.sent().await;
+    let mut first = harness.server.sent().await;
     assert_eq!(names(&first), (0..8).map(|n| format!("post c{n:02}")).collect::<Vec<_>>());
     first.remove(3).succeed();
-    let next = scene.server.sent().await;
+    let next = harness.server.sent().await;
     assert_eq!(names(&next), ["post c08"], "one ended, so that one begins");
 
     first.into_iter().chain(next).for_each(Held::succeed);
-    let rounds: Vec<usize> = scene.server.answer_all().await.iter().map(Vec::len).collect();
+    let rounds: Vec<usize> = harness.server.answer_all().await.iter().map(Vec::len).collect();
     assert_eq!(rounds, [8, 3]);
     assert!(!tasks.join_next().await.unwrap().unwrap().unwrap(), "children were written");
 }
@@ -216,7 +216,7 @@ async fn at_most_eight_children_of_one_group_are_written_at_once() {
 #[tokio::test(start_paused = true)]
 async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
     let left = vec![observed(1, "old-d"), observed(0, "old-c"), observed(0, "c-update")];
-    let mut scene = Scene::new(UpdateMethod::InPlace, left);
+    let mut harness = Harness::new(UpdateMethod::InPlace, left);
     let mut tasks = tokio::task::JoinSet::new();
     let desired = vec![
         desired(1, "d-2", "new"),
@@ -224,10 +224,10 @@ async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
         desired(1, "d-1", "new"),
         desired(0, "c-update", "new"),
     ];
-    scene.execute(&mut tasks, desired);
+    harness.execute(&mut tasks, desired);
 
     assert_eq!(
-        scene.server.answer_all().await,
+        harness.server.answer_all().await,
         [
             vec!["delete old-c"],
             vec!["delete old-d"],
@@ -240,11 +240,11 @@ async fn deletions_end_before_other_writes_and_each_group_before_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, Vec::new());
+    harness.execute(&mut tasks, Vec::new());
 
-    let deleted = scene.server.sent().await.remove(0);
+    let deleted = harness.server.sent().await.remove(0);
 
     assert_eq!(deleted.name, "delete old");
     assert_eq!(deleted.body["propagationPolicy"], "Background");
@@ -255,11 +255,11 @@ async fn child_is_deleted_by_its_uid_and_its_dependents_in_the_background() {
 
 #[tokio::test(start_paused = true)]
 async fn update_of_a_child_that_is_gone_is_retried_as_a_conflict_is() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "c")]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![observed(0, "c")]);
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
+    harness.execute(&mut tasks, vec![desired(0, "c", "new")]);
 
-    let update = scene.server.sent().await.remove(0);
+    let update = harness.server.sent().await.remove(0);
 
     assert_eq!(
         (&*update.name, &update.body["metadata"]["resourceVersion"]),
@@ -272,10 +272,10 @@ async fn update_of_a_child_that_is_gone_is_retried_as_a_conflict_is() {
 
 #[tokio::test(start_paused = true)]
 async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![]);
     let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
-    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
-    let mut first = scene.server.sent().await;
+    harness.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+    let mut first = harness.server.sent().await;
     assert_eq!(first.len(), 8);
 
     // Both responses arrive before the sync runs again.
@@ -283,10 +283,10 @@ async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
     first.remove(0).succeed();
     throttled.refuse(429, "TooManyRequests");
 
-    assert!(scene.server.sent().await.len() <= 1, "of the success, if it was read first");
+    assert!(harness.server.sent().await.len() <= 1, "of the success, if it was read first");
     assert!(tasks.join_next().now_or_never().is_none(), "six are under way");
     first.into_iter().for_each(Held::succeed);
-    scene.server.answer_all().await;
+    harness.server.answer_all().await;
     let Err(SyncError::Throttled { after, .. }) = tasks.join_next().await.unwrap().unwrap() else {
         panic!("it was throttled")
     };
@@ -296,55 +296,55 @@ async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {
 #[tokio::test(start_paused = true)]
 async fn recreate_sends_no_further_request_after_a_throttle_of_another_write() {
     let left = vec![observed(0, "a"), observed(0, "b"), observed(0, "c")];
-    let mut scene = Scene::new(UpdateMethod::Recreate, left);
+    let mut harness = Harness::new(UpdateMethod::Recreate, left);
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, ["a", "b", "c"].map(|name| desired(0, name, "new")).to_vec());
-    let mut compared = scene.server.sent().await;
+    harness.execute(&mut tasks, ["a", "b", "c"].map(|name| desired(0, name, "new")).to_vec());
+    let mut compared = harness.server.sent().await;
     assert_eq!(names(&compared), ["put a", "put b", "put c"]);
     compared.remove(2).answer(object(0, "c", "new"));
-    let mut replaced = scene.server.sent().await;
+    let mut replaced = harness.server.sent().await;
     assert_eq!(names(&replaced), ["post c"]);
 
     compared.remove(0).refuse(429, "TooManyRequests");
-    assert_eq!(names(&scene.server.sent().await), Vec::<&str>::new());
+    assert_eq!(names(&harness.server.sent().await), Vec::<&str>::new());
     compared.remove(0).answer(object(0, "b", "new"));
     replaced.remove(0).refuse(409, "AlreadyExists");
 
-    assert_eq!(names(&scene.server.sent().await), Vec::<&str>::new(), "no dry run, no deletion");
+    assert_eq!(names(&harness.server.sent().await), Vec::<&str>::new(), "no dry run, no deletion");
     let result = tasks.join_next().await.unwrap().unwrap();
     assert!(matches!(result, Err(SyncError::Throttled { .. })), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_write_starts_after_a_cancellation_and_those_under_way_are_awaited() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![]);
     let (mut tasks, all) = (tokio::task::JoinSet::new(), 0..20);
-    scene.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
-    let mut first = scene.server.sent().await;
+    harness.execute(&mut tasks, all.map(|n| desired(0, &format!("c{n:02}"), "new")).collect());
+    let mut first = harness.server.sent().await;
     assert_eq!(first.len(), 8);
 
-    scene.epoch.stop(StopReason::TypeGone);
+    harness.epoch.stop(StopReason::TypeGone);
     first.remove(0).succeed();
 
-    assert_eq!(names(&scene.server.sent().await), [""; 0]);
+    assert_eq!(names(&harness.server.sent().await), [""; 0]);
     assert!(tasks.join_next().now_or_never().is_none(), "seven are under way");
     first.into_iter().for_each(Held::succeed);
     assert!(matches!(tasks.join_next().await.unwrap().unwrap(), Err(SyncError::Cancelled)));
-    assert_eq!(scene.epoch.fence().unknown(), 0);
+    assert_eq!(harness.epoch.fence().unknown(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_child_stops_no_other_child() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![observed(0, "old")]);
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, vec![desired(0, "c", "new"), desired(1, "d", "new")]);
+    harness.execute(&mut tasks, vec![desired(0, "c", "new"), desired(1, "d", "new")]);
 
     for (name, code, reason) in [("delete old", 403, "Forbidden"), ("post c", 422, "Invalid")] {
-        let mut sent = scene.server.sent().await;
+        let mut sent = harness.server.sent().await;
         assert_eq!(names(&sent), [name]);
         sent.remove(0).refuse(code, reason);
     }
-    assert_eq!(scene.server.answer_all().await, [["post d"]]);
+    assert_eq!(harness.server.answer_all().await, [["post d"]]);
     let Err(SyncError::Failed(message)) = tasks.join_next().await.unwrap().unwrap() else {
         panic!("two failed")
     };
@@ -366,48 +366,48 @@ fn stored(name: &str, data: &str, version: &str) -> Child {
 async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
     let names: Vec<_> = (0..100).map(|number| format!("c{number:02}")).collect();
     let observed = names.iter().map(|name| stored(name, "v", "7")).collect();
-    let mut scene = Scene::new(UpdateMethod::InPlace, observed);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    let mut harness = Harness::new(UpdateMethod::InPlace, observed);
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     let mut tasks = tokio::task::JoinSet::new();
     let wanted = |data: &str| -> Vec<_> {
         names.iter().map(|name| desired(0, name, if name == "c42" { data } else { "v" })).collect()
     };
-    let mut merged = async |scene: &mut Scene, data: &str| {
+    let mut merged = async |harness: &mut Harness, data: &str| {
         let before = merge::count();
-        scene.execute(&mut tasks, wanted(data));
-        let sent = scene.server.answer_all().await.concat();
+        harness.execute(&mut tasks, wanted(data));
+        let sent = harness.server.answer_all().await.concat();
         let as_desired = tasks.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!(as_desired, sent.is_empty());
         (merge::count() - before, sent)
     };
-    assert_eq!(merged(&mut scene, "v").await, (100, vec![]));
-    assert_eq!(merged(&mut scene, "v").await, (0, vec![]));
+    assert_eq!(merged(&mut harness, "v").await, (100, vec![]));
+    assert_eq!(merged(&mut harness, "v").await, (0, vec![]));
 
-    assert_eq!(merged(&mut scene, "w").await, (1, vec!["put c42".to_owned()]), "desired value");
-    assert_eq!(merged(&mut scene, "v").await, (1, vec![]), "equal again");
-    scene.observed[7] = stored("c07", "foreign", "8");
-    assert_eq!(merged(&mut scene, "v").await, (1, vec!["put c07".to_owned()]), "foreign edit");
-    scene.observed[7] = stored("c07", "v", "9");
-    assert_eq!(merged(&mut scene, "v").await, (0, vec![]), "as it was written");
-    scene.observed[7] = stored("c07", "v", "10");
-    assert_eq!(merged(&mut scene, "v").await, (1, vec![]), "another version");
-    scene.parent.uid = "another".into();
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    assert_eq!(merged(&mut scene, "v").await, (100, vec![]), "another parent of that name");
-    scene.apply.parents.clear();
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    assert_eq!(merged(&mut scene, "v").await, (100, vec![]), "another epoch");
+    assert_eq!(merged(&mut harness, "w").await, (1, vec!["put c42".to_owned()]), "desired value");
+    assert_eq!(merged(&mut harness, "v").await, (1, vec![]), "equal again");
+    harness.observed[7] = stored("c07", "foreign", "8");
+    assert_eq!(merged(&mut harness, "v").await, (1, vec!["put c07".to_owned()]), "foreign edit");
+    harness.observed[7] = stored("c07", "v", "9");
+    assert_eq!(merged(&mut harness, "v").await, (0, vec![]), "as it was written");
+    harness.observed[7] = stored("c07", "v", "10");
+    assert_eq!(merged(&mut harness, "v").await, (1, vec![]), "another version");
+    harness.parent.uid = "another".into();
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    assert_eq!(merged(&mut harness, "v").await, (100, vec![]), "another parent of that name");
+    harness.apply.parents.clear();
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    assert_eq!(merged(&mut harness, "v").await, (100, vec![]), "another epoch");
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_that_is_stored_as_it_was_written_is_not_merged_again() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![stored("old", "v", "7")]);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![stored("old", "v", "7")]);
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     let mut tasks = tokio::task::JoinSet::new();
     let wanted = || vec![desired(0, "old", "w"), desired(0, "new", "w")];
-    scene.execute(&mut tasks, wanted());
+    harness.execute(&mut tasks, wanted());
     let mut sent = Vec::new();
-    for held in scene.server.sent().await {
+    for held in harness.server.sent().await {
         // The server adds its own fields, and in another order.
         let mut object = held.body.clone();
         object["metadata"]["uid"] = json!("u");
@@ -420,30 +420,30 @@ async fn child_that_is_stored_as_it_was_written_is_not_merged_again() {
     }
     tasks.join_next().await.unwrap().unwrap().unwrap();
     assert_eq!(sent.len(), 2);
-    let mut merged = async |scene: &mut Scene, objects: &[Value]| {
+    let mut merged = async |harness: &mut Harness, objects: &[Value]| {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
-        scene.observed = objects.iter().map(|it| child(0, &name(it), it.clone())).collect();
+        harness.observed = objects.iter().map(|it| child(0, &name(it), it.clone())).collect();
         let before = merge::count();
-        scene.execute(&mut tasks, wanted());
-        let sent = scene.server.answer_all().await.concat();
+        harness.execute(&mut tasks, wanted());
+        let sent = harness.server.answer_all().await.concat();
         tasks.join_next().await.unwrap().unwrap().unwrap();
         (merge::count() - before, sent)
     };
 
-    assert_eq!(merged(&mut scene, &sent).await, (0, vec![]));
+    assert_eq!(merged(&mut harness, &sent).await, (0, vec![]));
     let mut edited = sent.clone();
     edited[0]["data"]["v"] = json!("foreign");
     let name = edited[0]["metadata"]["name"].as_str().unwrap();
     let put = vec![format!("put {name}")];
-    assert_eq!(merged(&mut scene, &edited).await, (1, put), "a foreign edit");
+    assert_eq!(merged(&mut harness, &edited).await, (1, put), "a foreign edit");
     let mut labelled = sent.clone();
     labelled[0]["metadata"]["labels"] = json!({"foreign": "yes"});
-    assert_eq!(merged(&mut scene, &labelled).await, (1, vec![]), "other content is merged");
+    assert_eq!(merged(&mut harness, &labelled).await, (1, vec![]), "other content is merged");
 }
 
 #[tokio::test(start_paused = true)]
 async fn large_child_is_written_alone() {
-    let mut scene = Scene::new(UpdateMethod::InPlace, vec![]);
+    let mut harness = Harness::new(UpdateMethod::InPlace, vec![]);
     let mut tasks = tokio::task::JoinSet::new();
     let large = "x".repeat(100_000);
     let desired = vec![
@@ -453,22 +453,22 @@ async fn large_child_is_written_alone() {
         desired(0, "d", "new"),
         desired(0, "e", "new"),
     ];
-    scene.execute(&mut tasks, desired);
+    harness.execute(&mut tasks, desired);
 
     assert_eq!(
-        scene.server.answer_all().await,
+        harness.server.answer_all().await,
         [vec!["post a"], vec!["post b"], vec!["post c"], vec!["post d", "post e"]]
     );
     tasks.join_next().await.unwrap().unwrap().unwrap();
 }
 
 /// Replaces a child that differs, and answers its requests in turn; returns what was sent.
-async fn replace(scene: &mut Scene, responses: &[Option<u16>]) -> (Vec<String>, bool) {
+async fn replace(harness: &mut Harness, responses: &[Option<u16>]) -> (Vec<String>, bool) {
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, vec![desired(0, "c", "new")]);
+    harness.execute(&mut tasks, vec![desired(0, "c", "new")]);
     let mut all = Vec::new();
     for response in responses {
-        let mut sent = scene.server.sent().await;
+        let mut sent = harness.server.sent().await;
         all.extend(sent.iter().map(|held| held.name.clone()));
         match response {
             Some(409) => sent.remove(0).refuse(409, "AlreadyExists"),
@@ -477,22 +477,22 @@ async fn replace(scene: &mut Scene, responses: &[Option<u16>]) -> (Vec<String>, 
             None => sent.remove(0).succeed(),
         }
     }
-    assert!(scene.server.sent().await.is_empty());
+    assert!(harness.server.sent().await.is_empty());
     (all, tasks.join_next().await.unwrap().unwrap().is_ok())
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_whose_replacement_is_refused_is_deleted_after_five_minutes() {
     for code in [403, 404, 400] {
-        let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-        scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+        let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
         let kept = (vec!["put c".to_owned(), "post c".to_owned()], false);
         for seconds in [0, 200, 99] {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
-            assert_eq!(replace(&mut scene, &[None, Some(code)]).await, kept, "{code} {seconds}");
+            assert_eq!(replace(&mut harness, &[None, Some(code)]).await, kept, "{code} {seconds}");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (sent, is_done) = replace(&mut scene, &[None, Some(code), None]).await;
+        let (sent, is_done) = replace(&mut harness, &[None, Some(code), None]).await;
         assert_eq!((sent.concat(), is_done), ("put cpost cdelete c".to_owned(), true), "{code}");
     }
 }
@@ -500,11 +500,11 @@ async fn child_whose_replacement_is_refused_is_deleted_after_five_minutes() {
 #[tokio::test(start_paused = true)]
 async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
     for code in [422, 401, 429, 500, 503, 504] {
-        let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-        scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
+        let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
         for _ in 0..10 {
             tokio::time::sleep(Duration::from_secs(100)).await;
-            let (sent, is_done) = replace(&mut scene, &[None, Some(code)]).await;
+            let (sent, is_done) = replace(&mut harness, &[None, Some(code)]).await;
             assert_eq!((sent.concat(), is_done), ("put cpost c".to_owned(), false), "{code}");
         }
     }
@@ -512,22 +512,22 @@ async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
-    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
     let mut parents = Parents::new(|| ());
     parents.recreates_at_once = true;
     let budget = ResponseBudget::default().controller("c");
     let (rule, parents) = (ApplyRule::default(), Arc::new(parents));
-    scene.apply = Arc::new(Apply { rule, budget, parents });
+    harness.apply = Arc::new(Apply { rule, budget, parents });
 
-    assert_eq!(replace(&mut scene, &[None]).await, (vec!["delete c".to_owned()], true));
+    assert_eq!(replace(&mut harness, &[None]).await, (vec!["delete c".to_owned()], true));
 }
 
 #[tokio::test(start_paused = true)]
-async fn aggregated_server_is_asked_for_no_dry_run_of_an_update() {
-    let mut scene = Scene::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    let served = Arc::make_mut(&mut scene.groups[0].served);
+async fn aggregated_server_gets_no_dry_run_of_an_update() {
+    let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    let served = Arc::make_mut(&mut harness.groups[0].served);
     served.version_order = VersionOrder::Opaque;
 
-    let (sent, is_done) = replace(&mut scene, &[Some(409), None]).await;
+    let (sent, is_done) = replace(&mut harness, &[Some(409), None]).await;
     assert_eq!((sent.concat(), is_done), ("post cdelete c".to_owned(), true));
 }

@@ -32,7 +32,7 @@ impl Apply {
         let resource = target.resource(group);
         let doing = format!("reading {}", target.what);
         let live = match resource.get(&key).await {
-            Ok(live) if live.is(&uid) && !live.is_going() => decoded(&live, &doing)?,
+            Ok(live) if live.is(&uid) && !live.is_terminating() => decoded(&live, &doing)?,
             Ok(_) => return Err(SyncError::Outdated(format!("{doing}: the cache is behind"))),
             Err(error) if is_gone(&error) => {
                 return Err(SyncError::Outdated(format!("{doing}: the object no longer exists")));

@@ -212,7 +212,7 @@ fn check_owners(metadata: &Map<String, Value>) -> Result<(), FieldError> {
 
 fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    type_ref.group == group && type_ref.version.as_deref().is_none_or(|asked| asked == version)
+    type_ref.group == group && type_ref.version.as_deref().is_none_or(|wanted| wanted == version)
 }
 
 /// Returns whether this is a name that the API server accepts in a path. Names that would change a

@@ -139,7 +139,7 @@ impl ChildContext<'_> {
         let metadata = all.get("metadata").copied();
         let object = self.decided(desired, all, |field| field != "status")?;
         let owners = owners_with(&object, self.parent);
-        let mut object = last_applied::essence_of(object);
+        let mut object = last_applied::into_desired_fields(object);
         object["metadata"]["ownerReferences"] = owners.into();
         // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
         let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
@@ -150,8 +150,8 @@ impl ChildContext<'_> {
         Ok(object)
     }
 
-    /// Returns the way back from server-side apply for a child without the annotation.
-    pub(super) fn way_back(
+    /// Returns the step from server-side apply to dynamic apply for a child without the annotation.
+    pub(super) fn to_dynamic_apply(
         &self,
         desired: &DesiredChild,
         uid: &str,

@@ -20,8 +20,8 @@ use crate::{
 
 /// Longest `resyncAfterSeconds` that is honoured.
 const MAX_RESYNC: Duration = LONGEST;
-/// Maximum size of the changes of labels, and of those of annotations, in bytes: twice what the API
-/// server accepts as annotations of an object.
+/// Maximum size in bytes of the changes of labels, and of those of annotations: twice the API
+/// server's limit for the annotations of an object.
 const MAX_CHANGES_BYTES: usize = 512 * 1024;
 
 /// Response of a sync or finalize hook. Status and children are slices of its text.

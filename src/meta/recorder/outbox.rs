@@ -48,7 +48,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Returns the delivery that [`PutOutcome::Begins`] asks for.
+    /// Returns the delivery that [`PutOutcome::Begins`] requires.
     pub(super) fn delivery(&self) -> Delivery<T> {
         Delivery(Some(self.clone()))
     }
@@ -112,7 +112,7 @@ mod tests {
 
         assert_eq!(outbox.put(2, 8), PutOutcome::Waits);
         assert_eq!((delivery.next(), delivery.next()), (Some(1), Some(2)));
-        assert_eq!(outbox.put(3, 8), PutOutcome::Waits, "it is asked once more");
+        assert_eq!(outbox.put(3, 8), PutOutcome::Waits, "it is signalled once more");
         assert_eq!((delivery.next(), delivery.next()), (Some(3), None));
 
         assert_eq!(outbox.put(4, 8), PutOutcome::Begins);

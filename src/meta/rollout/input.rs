@@ -20,7 +20,7 @@ use crate::{
 /// Name of the input.
 pub(crate) const REVISIONS: &str = "revisions";
 /// Time for which a sync waits for the first list.
-const LIST_PATIENCE: Duration = Duration::from_secs(1);
+const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Input of the revisions of one controller.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl RevisionInput {
             biased;
             started = handle.started() => started.map_err(|_ended| SyncError::Cancelled)?,
             () = context.cancelled() => return Err(SyncError::Cancelled),
-            () = tokio::time::sleep(LIST_PATIENCE) => {}
+            () = tokio::time::sleep(LIST_TIMEOUT) => {}
         }
         match (handle.state(), context.store_of(REVISIONS), context.claimed(REVISIONS)) {
             (InputState::Started, Some(store), Some((served, moving))) => {

@@ -64,7 +64,7 @@ pub(crate) enum ChildState {
     },
 }
 
-/// Rolling updates of a child type: whether the declaration asks for them.
+/// Rolling updates of a child type: whether the declaration requests them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChildTypeMode {
     /// Served, and updated by rolling.

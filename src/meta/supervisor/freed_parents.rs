@@ -18,7 +18,7 @@ use crate::{
         declared::DeclaredState,
         finalizer::Finalizer,
         recorder::{Severity, Subject},
-        resource::{self, Resource, asks_to_wait, is_fenced, is_gone},
+        resource::{self, Resource, is_fenced, is_gone, requested_wait},
     },
     redaction,
 };
@@ -35,7 +35,7 @@ enum FoundType {
 }
 
 impl DeclarationReconciler {
-    /// Frees the parents of these types, without asking the hook. Types whose parents are free are
+    /// Frees the parents of these types, without a call of the hook. Types whose parents are free are
     /// removed from `finalizes`.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl DeclarationReconciler {
                         "freeing the parents of {name}: {}",
                         redaction::request_error(&error)
                     );
-                    if let Some(after) = asks_to_wait(&error) {
+                    if let Some(after) = requested_wait(&error) {
                         return Err(resource::throttled(&message, after).into());
                     }
                     first_error.get_or_insert(ReconcileError::Retry(message.into()));
@@ -183,7 +183,7 @@ impl DeclarationReconciler {
                 match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
                     Ok(_) => {}
                     Err(error) if is_gone(&error) => continue,
-                    Err(error) if asks_to_wait(&error).is_some() || is_fenced(&error) => {
+                    Err(error) if requested_wait(&error).is_some() || is_fenced(&error) => {
                         return Err(error);
                     }
                     Err(error) => {

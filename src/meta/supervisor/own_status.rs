@@ -16,21 +16,21 @@ use crate::{
         CompositeControllerStatus, ControllerKind,
         declared::{CheckedObject, DeclaredState, PrunedStatus, WaitingEvent},
         recorder::{Severity, Subject},
-        resource::{Resource, asks_to_wait, is_not_found, throttled},
+        resource::{Resource, is_not_found, requested_wait, throttled},
         status::Acceptance,
     },
     redaction,
 };
 
-/// Delay of an object's first status write, so that a client which edits the object right after
-/// creating it meets no conflict.
+/// Delay of an object's first status write. A client that edits the object directly after its
+/// creation gets no conflict.
 const FIRST_WRITE_DELAY: Duration = Duration::from_millis(100);
 /// Shortest time between two writes of one status.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// Time allowed for our own write to arrive through the watch.
 const WATCH_DELAY: Duration = Duration::from_secs(5);
-/// Time until a pruned status is written again if its CRD does not change, which doubles with each
-/// attempt: the server may apply a new schema later than it reports it.
+/// Time until a pruned status is written again if its CRD does not change; doubles with each
+/// attempt. The server may apply a new schema later than it reports it.
 const PRUNED_RETRY: Duration = Duration::from_secs(60);
 /// Time until a status that was not found is written again if nothing changes.
 const NOT_FOUND_RETRY: Duration = Duration::from_secs(60);
@@ -135,7 +135,7 @@ impl DeclarationReconciler {
             Err(error) => {
                 let message =
                     format!("writing the status of {name}: {}", redaction::request_error(&error));
-                if let Some(after) = asks_to_wait(&error) {
+                if let Some(after) = requested_wait(&error) {
                     return Err(throttled(&message, after).into());
                 }
                 return Err(ReconcileError::Retry(message.into()));

@@ -36,7 +36,7 @@ use crate::{
 /// Time for which a controller keeps running after its CRD returned without its object.
 pub(super) const MISSING_GRACE: Duration = Duration::from_secs(60);
 /// Time to wait for a stop before the status reports that it lasts.
-const STOP_PATIENCE: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Delay until a runnable that the manager refused is offered again.
 const REFUSED_RETRY: Duration = Duration::from_millis(200);
 /// Delay until a deletion that may be caused by the CRD's is checked again.
@@ -138,7 +138,7 @@ impl DeclarationReconciler {
             && self.manager.status_of(self.kind.runnable_name(name)).is_some()
             && self.stop(name).await.is_err()
         {
-            again = Some(STOP_PATIENCE);
+            again = Some(STOP_TIMEOUT);
         }
         if !context.epoch().leads() {
             // Written when this replica leads.
@@ -343,10 +343,10 @@ impl DeclarationReconciler {
         }
     }
 
-    /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].
+    /// Removes the runnable; an error if that takes longer than [`STOP_TIMEOUT`].
     async fn stop(&self, name: &str) -> Result<(), tokio::time::error::Elapsed> {
         // The manager finishes the removal even if this wait ends first.
-        timeout(STOP_PATIENCE, self.manager.remove(self.kind.runnable_name(name))).await
+        timeout(STOP_TIMEOUT, self.manager.remove(self.kind.runnable_name(name))).await
     }
 
     /// Removes the runnable of an object that no longer matches the target selector. The object
@@ -356,7 +356,7 @@ impl DeclarationReconciler {
             return Outcome::Done;
         }
         if self.stop(name).await.is_err() {
-            return Outcome::RequeueAfter(STOP_PATIENCE);
+            return Outcome::RequeueAfter(STOP_TIMEOUT);
         }
         tracing::info!(name, "declared controller no longer matches the target selector");
         self.changes.remove(name);
@@ -394,7 +394,7 @@ impl DeclarationReconciler {
             }
         }
         if self.stop(name).await.is_err() {
-            return Ok(Outcome::RequeueAfter(STOP_PATIENCE));
+            return Ok(Outcome::RequeueAfter(STOP_TIMEOUT));
         }
         if crd_is_unread && !declared.finalizes.is_empty() {
             // The deletion of the CRD deletes the object before the type is gone, and only time
@@ -490,13 +490,13 @@ fn subject(kind: ControllerKind, name: &str, uid: &Arc<str>) -> Subject {
     }
 }
 
-/// Returns whether the CRD of a kind is gone or being deleted. Asks the server,
+/// Returns whether the CRD of a kind is gone or being deleted. Reads from the server,
 /// because the CRDs and the objects have separate watches and either may be ahead.
 async fn crd_is_deleted(kind: ControllerKind, client: &Client) -> Result<bool, kube::Error> {
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let path = format!("{crds}/{}", kind.crd_name());
     match resource::send::<ServerObject>(client, Method::GET, path, "", None).await {
-        Ok(crd) => Ok(crd.is_going()),
+        Ok(crd) => Ok(crd.is_terminating()),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }

@@ -18,7 +18,7 @@ use crate::{
 
 /// Maximum time that a swap waits for the credentials of changed hooks, and for the type of revisions
 /// if a child type is rolling. After it the edit is pending, like any edit that needs a missing type.
-const SWAP_PATIENCE: Duration = Duration::from_secs(1);
+const SWAP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl DeclarationReconciler {
     /// Returns the effect of a definition on the runnable that has the last one. Only a controller
@@ -56,7 +56,7 @@ impl DeclarationReconciler {
     ) -> Result<(), Hooks> {
         let Some(run) = &declared.run else { return Err(hooks) };
         let mut ready = all_of([hooks.ready(), run.runnable.revisions_served(definition)]);
-        if timeout(SWAP_PATIENCE, ready.met()).await.is_err() {
+        if timeout(SWAP_TIMEOUT, ready.met()).await.is_err() {
             return Err(hooks);
         }
         if !run.runnable.revisions_listed(definition).await {

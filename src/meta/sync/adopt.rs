@@ -150,7 +150,7 @@ impl ClaimWrite<'_> {
 /// Reads the parent from the server, since the cache may be outdated.
 pub(super) async fn is_alive(parent: &Parent, requester: Requester<'_>) -> Result<bool, SyncError> {
     match Resource::new(requester, &parent.served).get(&parent.key).await {
-        Ok(live) => Ok(live.is(&parent.uid) && !live.is_going()),
+        Ok(live) => Ok(live.is(&parent.uid) && !live.is_terminating()),
         Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(SyncError::of_write("reading the parent", &error)),
     }

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag asks for
+/// Target of bodies in the log, which may hold secrets: the binary logs it only if a flag enables
 /// it.
 const BODIES: &str = "hook_bodies";
 

@@ -82,10 +82,9 @@ impl ParentReconciler {
         })
     }
 
-    /// Reports fields that were taken over, and newly contested objects, to the parent, and the
-    /// latter to the other owner if it is a parent too. All contested objects are in the condition
-    /// `Contested` of the controller. Returns the time until the objects are
-    /// tried again.
+    /// Reports fields that were taken over and newly contested objects as Events of the parent. An
+    /// owner that is a parent too gets an Event for each contested object. The condition
+    /// `Contested` of the controller has all of them. Returns the time until the next attempt.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
         let objects = self.parents.writes.contested_objects(&parent.key);

@@ -186,8 +186,9 @@ impl ParentReconciler {
         Ok(adopted)
     }
 
-    /// Writes the planned children of the revisions, the latest first: a child in two revisions has
-    /// the latest, and one in none would be left as it is.
+    /// Writes the planned children of the revisions, the latest first. After a crash between two
+    /// writes a child may be in two revisions, of which the latest counts. A child in no revision
+    /// would not be updated.
     pub(super) async fn write_revisions(
         &self,
         parent: &Parent,

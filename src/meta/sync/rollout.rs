@@ -93,7 +93,7 @@ impl ParentReconciler {
         let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
         response.status =
             Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
-        // A revision that is no longer used is deleted in this sync, and asked no more.
+        // A revision that is no longer used is deleted in this sync, and its hook is called no more.
         response.finalized &= older_responses.iter().flatten().all(|older| older.finalized);
         let used =
             older_responses.iter().zip(&planned.older).filter(|(_, children)| !children.is_empty());

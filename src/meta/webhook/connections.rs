@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// Time for which an unused connection is kept for the next call. The buffers of a connection take
-/// 25 KiB. Shorter than the 5 s after which common servers, such as Node.js and uvicorn, close an
-/// idle connection: a call on a connection that is being closed would fail.
+/// 25 KiB. Shorter than the idle timeout of common servers (5 s for Node.js and uvicorn), since a
+/// call on a closing connection fails.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub(super) type HttpClient = Client<HookConnector, Full<Bytes>>;

@@ -8,8 +8,8 @@ use http::{HeaderMap, StatusCode, Uri, header};
 /// Largest number of redirects of one call.
 pub(super) const MAX_REDIRECTS: usize = 10;
 
-/// Returns the URL to which a response redirects a call; `None` if it does not, or from https to
-/// http, which would send the objects of the request in clear text.
+/// Returns the URL to which a response redirects a call, if any. `None` also from https to http,
+/// since the request would be sent in clear text.
 pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Option<Uri> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;

@@ -6,12 +6,12 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
 
 use crate::duration::LONGEST;
 
-/// Default of the longest wait that a hook may ask for: a mistake in a unit would stop a parent for
+/// Default of the longest wait that a hook may request: a mistake in a unit would stop a parent for
 /// days.
 pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Wait of a busy hook whose `Retry-After` is missing or cannot be parsed.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Shortest wait, so that a hook which asks for 0 s is not called in a hot loop.
+/// Shortest wait, so that a hook which requests 0 s is not called in a hot loop.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Parses `Retry-After`: seconds, or a date. The wait is at most `longest`.

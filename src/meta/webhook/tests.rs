@@ -49,7 +49,7 @@ async fn server(answer: impl Into<Vec<u8>>, linger: bool) -> Server {
     Server { url, tasks }
 }
 
-async fn ask(answer: impl Into<Vec<u8>>) -> Result<Bytes, HookError> {
+async fn answer_of(answer: impl Into<Vec<u8>>) -> Result<Bytes, HookError> {
     let server = server(answer, false).await;
     let limits = ResponseLimits { response: 1000, ..ResponseLimits::default() };
     Webhook::new(server.url.clone(), Duration::from_secs(5))
@@ -139,7 +139,7 @@ async fn no_other_status_is_success() {
     for code in [201, 204, 302, 304, 400, 404, 412, 500, 503] {
         let head = format!("{code} Word\r\nLocation: http://127.0.0.1:1/");
         let body = if matches!(code, 204 | 304) { "" } else { "sorry" };
-        let answer = ask(response(&head, body)).await;
+        let answer = answer_of(response(&head, body)).await;
 
         // The body may hold data of the request.
         assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
@@ -157,24 +157,25 @@ async fn error_quotes_an_excerpt_only_if_it_is_enabled() {
     let Err(HookError::Status { body, .. }) = answer else { panic!("no status") };
     // The escape sequence is removed, but counts among the bytes that are read.
     assert_eq!(body, "x".repeat(EXCERPT_BYTES - 5));
-    let answer = ask(response("500 Word", "sorry")).await;
+    let answer = answer_of(response("500 Word", "sorry")).await;
     assert_eq!(answer, Err(HookError::Status { code: 500, body: String::new(), proxy: None }));
 }
 
 #[tokio::test]
 async fn status_429_is_no_error() {
-    let answer = ask(response("429 Busy\r\nRetry-After: 7", "")).await;
+    let answer = answer_of(response("429 Busy\r\nRetry-After: 7", "")).await;
 
     assert_eq!(answer, Err(HookError::Busy(Duration::from_secs(7))));
 }
 
 #[tokio::test]
 async fn a_body_that_is_cut_is_an_error() {
-    let answer = ask("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"children\":[").await;
+    let answer = answer_of("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"children\":[").await;
 
     assert!(matches!(answer, Err(HookError::Transport(_))), "{answer:?}");
 
-    let chunked = ask("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"chi").await;
+    let chunked =
+        answer_of("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"chi").await;
 
     assert!(matches!(chunked, Err(HookError::Transport(_))), "{chunked:?}");
 }
@@ -183,10 +184,10 @@ async fn a_body_that_is_cut_is_an_error() {
 async fn a_body_beyond_the_budget_is_refused() {
     let too_large = Err(HookError::TooLarge { limit: 1000 });
 
-    assert_eq!(ask(response("200 OK", &"x".repeat(1001))).await, too_large);
+    assert_eq!(answer_of(response("200 OK", &"x".repeat(1001))).await, too_large);
     let endless = format!("{}\r\n\r\n{}", "HTTP/1.1 200 OK", "x".repeat(5000));
-    assert_eq!(ask(endless).await, too_large);
-    assert!(ask(response("200 OK", &"x".repeat(1000))).await.is_ok());
+    assert_eq!(answer_of(endless).await, too_large);
+    assert!(answer_of(response("200 OK", &"x".repeat(1000))).await.is_ok());
 }
 
 #[tokio::test]
@@ -219,16 +220,16 @@ async fn response_without_free_budget_is_not_read_and_names_the_flag() {
 #[tokio::test]
 async fn response_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_none() {
     let budget = ResponseBudget::new(ResponseLimits::of_process(4 << 20)).controller("a");
-    let ask = async |bytes: usize| {
+    let post = async |bytes: usize| {
         let server = server(response("200 OK", &"x".repeat(bytes)), true).await;
         let hook = Webhook::new(server.url.clone(), Duration::from_secs(30));
         hook.budget(budget.clone()).call(Bytes::from_static(b"{}")).await.unwrap()
     };
     let free = async |bytes| timeout(Duration::ZERO, budget.reserve(bytes)).await.is_ok();
 
-    let short = ask(UNRESERVED_BYTES).await;
+    let short = post(UNRESERVED_BYTES).await;
     assert!(free(1 << 20).await, "{}", short.len());
-    let long = ask(1 << 19).await;
+    let long = post(1 << 19).await;
     assert!(!free((1 << 19) + 1).await);
     assert!(free(1 << 19).await, "it holds what it has become");
     drop(long);
@@ -237,7 +238,7 @@ async fn response_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_non
 
 #[tokio::test]
 async fn an_encoded_body_is_refused() {
-    let answer = ask(response("200 OK\r\nContent-Encoding: gzip", "xx")).await;
+    let answer = answer_of(response("200 OK\r\nContent-Encoding: gzip", "xx")).await;
 
     assert_eq!(answer, Err(HookError::Encoded("gzip".to_owned())));
 }
@@ -269,7 +270,7 @@ async fn refused_connection_is_named() {
 
 #[tokio::test]
 async fn garbage_instead_of_http_is_an_error() {
-    let answer = ask("hello\r\n\r\n").await;
+    let answer = answer_of("hello\r\n\r\n").await;
 
     assert!(matches!(answer, Err(HookError::Transport(_))), "{answer:?}");
 }
@@ -338,9 +339,9 @@ async fn release_does_not_wait_for_a_handshake_that_is_never_answered() {
     let server = server("", true).await;
     let url = server.url.to_string().replace("http:", "https:").parse().unwrap();
     let hook = Webhook::new(url, Duration::from_secs(30));
-    let mut asked = hook.call(Bytes::from_static(b"{}"));
-    let asked = timeout(Duration::from_millis(50), &mut asked).await;
-    assert!(asked.is_err(), "{asked:?}");
+    let mut call = hook.call(Bytes::from_static(b"{}"));
+    let answer = timeout(Duration::from_millis(50), &mut call).await;
+    assert!(answer.is_err(), "{answer:?}");
 
     let released = timeout(Duration::from_secs(10), hook.release()).await;
 

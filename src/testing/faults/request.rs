@@ -74,7 +74,7 @@ impl RequestInfo {
         info.set_resource(uri.path());
         let many = !info.resource.is_empty() && info.name.is_empty();
         info.verb = match *method {
-            Method::GET if !info.resource.is_empty() && asks_to_watch(query) => Verb::Watch,
+            Method::GET if !info.resource.is_empty() && has_watch_parameter(query) => Verb::Watch,
             Method::GET if many => Verb::List,
             Method::GET | Method::HEAD => Verb::Get,
             Method::POST => Verb::Create,
@@ -113,7 +113,7 @@ impl RequestInfo {
     }
 }
 
-fn asks_to_watch(query: &str) -> bool {
+fn has_watch_parameter(query: &str) -> bool {
     query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch"))
 }
 

@@ -206,9 +206,9 @@ impl Rule {
         self
     }
 
-    /// Limits the time for which the rule holds anything: then a request that [hangs](Action::Hang)
-    /// is sent, a response that is [withheld](Action::Withhold) is passed on, and the connection of
-    /// a body that [stalls](Action::Stall) breaks.
+    /// Limits the time of the fault. Then a request that [hangs](Action::Hang) is sent, a response
+    /// that is [withheld](Action::Withhold) is passed on, and the connection of a body that
+    /// [stalls](Action::Stall) breaks.
     pub fn at_most(mut self, long: Duration) -> Self {
         self.at_most = Some(long);
         self

@@ -377,7 +377,7 @@ mod tests {
     }
 
     /// Sends a request to a server that counts its requests, and answers a watch with three events.
-    fn ask(faults: &Faults, uri: &str) -> impl Future<Output = FaultyResponse> + use<> {
+    fn response_to(faults: &Faults, uri: &str) -> impl Future<Output = FaultyResponse> + use<> {
         let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(faults.seen().len()));
         let server = tower::service_fn(move |request: Request<Body>| {
             let count = count.clone();
@@ -396,7 +396,7 @@ mod tests {
     async fn an_old_list_is_repeated() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Stale).skip(1).verb(Verb::List));
-        let list = async |uri: &str| body(ask(&faults, uri).await).await.unwrap();
+        let list = async |uri: &str| body(response_to(&faults, uri).await).await.unwrap();
 
         assert_eq!(list("/api/v1/pods").await, "0");
         assert_eq!(list("/api/v1/pods?resourceVersion=5").await, "0", "{:?}", faults.fired());
@@ -414,10 +414,10 @@ mod tests {
         faults.add(Rule::new(Action::duplicate(2)).verb(Verb::Watch));
 
         // The body is too short to be cut.
-        body(ask(&faults, "/api/v1/pods").await).await.unwrap();
+        body(response_to(&faults, "/api/v1/pods").await).await.unwrap();
         assert_eq!((faults.hits(rule), faults.fired().len()), (1, 0));
-        let twice = body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
-        body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap_err();
+        let twice = body(response_to(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
+        body(response_to(&faults, "/api/v1/pods?watch=1").await).await.unwrap_err();
 
         assert_eq!(twice, "a\nb\nb\nc\n");
         let fired: Vec<_> = faults.fired().iter().map(|it| (it.action, it.number)).collect();
@@ -434,10 +434,10 @@ mod tests {
         faults.add(Rule::new(Action::Stall { after_bytes: 2 }));
         let start = time::Instant::now();
 
-        assert_eq!(body(ask(&faults, "/a?watch=1").await).await.unwrap(), "a\nb\nc\n");
+        assert_eq!(body(response_to(&faults, "/a?watch=1").await).await.unwrap(), "a\nb\nc\n");
         assert_eq!(start.elapsed(), every);
 
-        let mut stalled = ask(&faults, "/a?watch=1").await.unwrap().into_body();
+        let mut stalled = response_to(&faults, "/a?watch=1").await.unwrap().into_body();
         assert_eq!(stalled.frame().await.unwrap().unwrap().into_data().unwrap(), "a\n");
         time::timeout(every, stalled.frame()).await.unwrap_err();
         faults.cut_open(|_| true);
@@ -448,7 +448,7 @@ mod tests {
     async fn response_of_the_server_is_delayed_or_lost() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Withhold));
-        let mut request = pin!(ask(&faults, "/api/v1/pods"));
+        let mut request = pin!(response_to(&faults, "/api/v1/pods"));
         assert!(poll!(&mut request).is_pending());
         assert_eq!(faults.fired().len(), 1);
         faults.remove(rule);
@@ -456,7 +456,9 @@ mod tests {
 
         faults.add(Rule::new(Action::Lose));
 
-        assert!(ask(&faults, "/api/v1/pods").await.unwrap_err().to_string().contains("lost"));
+        assert!(
+            response_to(&faults, "/api/v1/pods").await.unwrap_err().to_string().contains("lost")
+        );
     }
 
     #[tokio::test]
@@ -488,17 +490,17 @@ mod tests {
             at_most,
         };
         faults.add(Rule::new(behind("nodes")).resource("", "pods"));
-        let pods = ask(&faults, "/api/v1/pods?watch=1").await.unwrap();
+        let pods = response_to(&faults, "/api/v1/pods?watch=1").await.unwrap();
         let mut pods = pin!(body(Ok(pods)));
         assert!(poll!(&mut pods).is_pending());
 
-        body(ask(&faults, "/api/v1/nodes?watch=1").await).await.unwrap();
+        body(response_to(&faults, "/api/v1/nodes?watch=1").await).await.unwrap();
 
         let start = time::Instant::now();
         assert_eq!(pods.await.unwrap(), "a\nb\nc\n");
         assert_eq!(start.elapsed(), Duration::ZERO);
         // Without such an event the held ones resume.
-        body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
+        body(response_to(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
         assert_eq!(start.elapsed(), at_most);
     }
 }

@@ -67,14 +67,14 @@ impl AccessRule {
         self
     }
 
-    pub(super) fn fits(&self, asked: &Asked) -> bool {
+    pub(super) fn fits(&self, attributes: &RequestAttributes) -> bool {
         let holds = |list: &[String], value: &str| {
             list.is_empty() || list.iter().any(|it| covers(it, value))
         };
-        holds(&self.users, &asked.user)
-            && holds(&self.verbs, &asked.verb)
-            && holds(&self.resources, &asked.what())
-            && holds(&self.namespaces, &asked.namespace)
+        holds(&self.users, &attributes.user)
+            && holds(&self.verbs, &attributes.verb)
+            && holds(&self.resources, &attributes.what())
+            && holds(&self.namespaces, &attributes.namespace)
     }
 }
 
@@ -90,7 +90,7 @@ fn owned<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
 
 /// Attributes of one request, as the rules match them.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestAttributes {
     pub(super) user: String,
     pub(super) verb: String,
     pub(super) group: String,
@@ -101,7 +101,7 @@ pub(super) struct Asked {
     pub(super) path: String,
 }
 
-impl Asked {
+impl RequestAttributes {
     pub(super) fn of(user: &str, info: &RequestInfo, method: &str) -> Self {
         // A request for a namespace has its own name as namespace.
         let namespace = match info.resource.as_str() {
@@ -198,7 +198,7 @@ mod tests {
     fn check(rule: &AccessRule, method: Method, path: &str, expected: bool) {
         let info = RequestInfo::new(&method, &path.parse().unwrap());
         assert_eq!(
-            rule.fits(&Asked::of("alice", &info, method.as_str())),
+            rule.fits(&RequestAttributes::of("alice", &info, method.as_str())),
             expected,
             "{method} {path}"
         );

@@ -95,8 +95,8 @@ impl SimulatedCluster {
     pub(super) fn notice_service(&mut self, entry: &ObjectChange) {
         let (namespace, name) = &entry.key;
         let names_it = |service: &Value| {
-            let asked = &service["spec"]["service"];
-            asked["name"] == name.as_str() && asked["namespace"] == namespace.as_str()
+            let backend = &service["spec"]["service"];
+            backend["name"] == name.as_str() && backend["namespace"] == namespace.as_str()
         };
         let all = self.history.all(API_SERVICES);
         let named: Vec<_> =
@@ -143,10 +143,10 @@ impl SimulatedCluster {
     }
 
     /// Reason and message for a service that does not answer.
-    fn unavailable_reason(&self, asked: &Value, known: &Aggregated) -> (&'static str, String) {
-        let text = |field: &str| asked[field].as_str().unwrap_or_default().to_owned();
+    fn unavailable_reason(&self, backend: &Value, known: &Aggregated) -> (&'static str, String) {
+        let text = |field: &str| backend[field].as_str().unwrap_or_default().to_owned();
         let (namespace, name) = (text("namespace"), text("name"));
-        let port = asked["port"].as_u64().unwrap_or(443);
+        let port = backend["port"].as_u64().unwrap_or(443);
         let found = self.history.get("services", &(namespace.clone(), name.clone()));
         let Some(service) = found else {
             let message = format!("service/{name} in {namespace:?} is not present");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    access::{Asked, SCRIPT},
+    access::{RequestAttributes, SCRIPT},
     call::{Call, HttpReply},
     cluster::SimulatedCluster,
     refusal::Refusal,
@@ -12,16 +12,16 @@ use super::{
 use crate::testing::Verb;
 
 impl SimulatedCluster {
-    fn allows(&self, asked: &Asked) -> bool {
-        self.rules.iter().find(|rule| rule.fits(asked)).is_none_or(|rule| rule.allow)
+    fn allows(&self, attributes: &RequestAttributes) -> bool {
+        self.rules.iter().find(|rule| rule.fits(attributes)).is_none_or(|rule| rule.allow)
     }
 
     pub(super) fn authorize(&self, call: &Call) -> Result<(), Refusal> {
         if call.user == SCRIPT {
             return Ok(());
         }
-        let asked = Asked::of(&call.user, &call.info, &call.method);
-        if self.allows(&asked) { Ok(()) } else { Err(asked.refused()) }
+        let attributes = RequestAttributes::of(&call.user, &call.info, &call.method);
+        if self.allows(&attributes) { Ok(()) } else { Err(attributes.refused()) }
     }
 
     /// Answers a review of the user's own access.
@@ -43,7 +43,7 @@ impl SimulatedCluster {
             from[field].as_str().unwrap_or_default().to_owned()
         };
         let of_resource = attributes.is_object();
-        let asked = Asked {
+        let attributes = RequestAttributes {
             user: call.user.clone(),
             verb: text(if of_resource { attributes } else { path }, "verb"),
             group: text(attributes, "group"),
@@ -53,7 +53,7 @@ impl SimulatedCluster {
             name: text(attributes, "name"),
             path: text(path, "path"),
         };
-        review["status"] = json!({ "allowed": self.allows(&asked) });
+        review["status"] = json!({ "allowed": self.allows(&attributes) });
         Ok(HttpReply::json(201, &review))
     }
 }

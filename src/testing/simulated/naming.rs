@@ -81,12 +81,12 @@ impl SimulatedCluster {
             ("listKind", "ListKindConflict", &kinds),
         ] {
             let mine = accepted[field].as_array().cloned().unwrap_or_default();
-            let asked: Vec<&Value> = match wanted[field].as_array() {
+            let requested: Vec<&Value> = match wanted[field].as_array() {
                 Some(names) => names.iter().filter(|it| !mine.contains(it)).collect(),
                 None if wanted[field] == accepted[field] => Vec::new(),
                 None => vec![&wanted[field]],
             };
-            let refused = asked.into_iter().filter(|it| taken.contains(it));
+            let refused = requested.into_iter().filter(|it| taken.contains(it));
             let refused: Vec<_> = refused.map(|it| format!("{it} is already in use")).collect();
             match refused.as_slice() {
                 [] => take(&mut accepted, wanted, field),

@@ -155,7 +155,7 @@ impl SimulatedCluster {
         call: &Call,
     ) -> Result<CallResult, Refusal> {
         let filter = self.filter(resource, call)?;
-        let asked = call.param("resourceVersion");
+        let requested = call.param("resourceVersion");
         let matching = call.param("resourceVersionMatch");
         let token = call.param("continue");
         check_list_options(call)?;
@@ -168,12 +168,12 @@ impl SimulatedCluster {
             return later(call, version, current);
         }
         let limit = call.number("limit")?.filter(|limit| *limit > 0);
-        let paged = limit.is_some() && asked != "0";
+        let paged = limit.is_some() && requested != "0";
         // A page at a given version is exact by default.
         let exact =
             matching == "Exact" || version > 0 && paged && matching.is_empty() && token.is_empty();
         let (at, after) = if !token.is_empty() {
-            if !matches!(asked, "" | "0") {
+            if !matches!(requested, "" | "0") {
                 let message = "specifying resource version is not allowed when using continue";
                 return Err(Refusal::bad_request(message));
             }
@@ -196,7 +196,7 @@ impl SimulatedCluster {
         let mut wanted = wanted.peekable();
         let mut items = Vec::new();
         let mut last: Option<&NamespacedName> = None;
-        let most = limit.filter(|_| asked != "0").unwrap_or(u64::MAX);
+        let most = limit.filter(|_| requested != "0").unwrap_or(u64::MAX);
         while let Some((key, object)) =
             wanted.next_if(|_| u64::try_from(items.len()).is_ok_and(|count| count < most))
         {

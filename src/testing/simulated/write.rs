@@ -87,17 +87,17 @@ impl SimulatedCluster {
             metadata.remove(field);
         }
         metadata.remove("managedFields");
-        let mut asked = object::name(&object).to_owned();
-        if asked.is_empty() {
+        let mut requested = object::name(&object).to_owned();
+        if requested.is_empty() {
             let begin = object::text(&object, "generateName").to_owned();
-            asked.clone_from(&begin);
+            requested.clone_from(&begin);
             if !begin.is_empty() {
                 let name = self.generated_name(&begin);
                 object::metadata(&mut object).insert("name".to_owned(), name.into());
             }
         }
         let name = object::name(&object).to_owned();
-        self.admit_create(resource, object::namespace(&object), &asked)?;
+        self.admit_create(resource, object::namespace(&object), &requested)?;
         if resource.status {
             object::fields(&mut object).remove("status");
         }

@@ -36,7 +36,7 @@ async fn requests(product: Option<&str>) -> Vec<Received> {
     let (_registry, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
     let mut tasks = JoinSet::new();
     tasks.spawn(discovery.run(CancellationToken::new()));
-    timeout(PATIENCE, server.receives("GET /apis")).await.expect("discovery asks");
+    timeout(PATIENCE, server.receives("GET /apis")).await.expect("a request of discovery");
     server.received()
 }
 

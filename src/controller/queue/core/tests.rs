@@ -1,4 +1,6 @@
 mod model;
+mod resync;
+mod retries;
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +72,7 @@ impl Bench {
     }
 
     fn take(&mut self) -> Option<Item<u8>> {
-        self.core.pop(&mut Moment::at(self.now)).map(|popped| popped.item)
+        self.core.pop(&mut LazyNow::at(self.now)).map(|popped| popped.item)
     }
 
     fn pop_all(&mut self) -> Vec<u8> {
@@ -78,7 +80,7 @@ impl Bench {
     }
 
     fn done(&mut self, key: u8) -> bool {
-        let ended = self.core.done(hashed(&key), &mut Moment::at(self.now));
+        let ended = self.core.done(hashed(&key), &mut LazyNow::at(self.now));
         ended.is_some_and(|ended| ended.is_available)
     }
 
@@ -125,82 +127,6 @@ const FAILED: Add = Add { rate_limited: true, ..NOW };
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
-}
-
-#[test]
-fn resync_is_due_whatever_was_added_and_failed_before() {
-    let mut queue = Bench::new();
-    queue.resync(1, Some(ms(100)));
-    queue.add(1, NOW);
-    assert_eq!(queue.pop(), Some(1));
-    queue.add(1, after(500));
-    queue.done(1);
-    queue.add(1, FAILED);
-    queue.advance(ms(5));
-    assert_eq!(queue.pop(), Some(1));
-    queue.forget(1);
-    queue.done(1);
-    queue.advance(ms(94));
-    assert_eq!(queue.pop(), None);
-
-    queue.advance(ms(1));
-
-    assert_eq!(queue.pop_all(), [1]);
-    queue.done(1);
-    queue.advance(ms(1000));
-    assert_eq!(queue.pop(), None, "it is due once");
-}
-
-#[test]
-fn resync_is_of_low_priority_and_precedes_a_longer_delay() {
-    let mut queue = Bench::new();
-    queue.add(1, after(500));
-    queue.resync(1, Some(ms(100)));
-    queue.resync(2, Some(ms(100)));
-    queue.advance(ms(100));
-    queue.add(3, NOW);
-
-    assert_eq!(queue.pop_all(), [1, 3, 2], "the delayed key keeps its priority");
-}
-
-#[test]
-fn newer_resync_replaces_an_older_one_and_a_drain_drops_it() {
-    let mut queue = Bench::new();
-    queue.resync(1, Some(ms(100)));
-    queue.resync(1, Some(ms(200)));
-    queue.resync(2, Some(ms(100)));
-    queue.resync(2, None);
-    queue.advance(ms(150));
-    assert_eq!(queue.pop(), None);
-    queue.advance(ms(50));
-    assert_eq!(queue.pop_all(), [1]);
-    queue.resync(3, Some(ms(100)));
-    queue.core.drain();
-    queue.timers.clear();
-    queue.advance(ms(200));
-    assert_eq!(queue.pop(), None);
-}
-
-#[test]
-fn resync_of_a_closed_queue_is_left_as_a_delayed_key() {
-    let mut queue = Bench::new();
-    queue.resync(1, Some(ms(100)));
-
-    let left = queue.core.close(queue.now);
-
-    let at = queue.now + ms(100);
-    assert_eq!(left, [RemainingItem { key: 1, priority: LOW_PRIORITY, failures: 0, at }]);
-}
-
-#[test]
-fn resync_of_a_key_that_waits_for_a_worker_is_merged_with_it() {
-    let mut queue = Bench::new();
-    queue.resync(1, Some(ms(100)));
-    queue.add(1, NOW);
-    queue.advance(ms(100));
-
-    assert_eq!(queue.pop_all(), [1]);
-    assert!(!queue.done(1));
 }
 
 #[test]
@@ -377,74 +303,6 @@ fn queue_that_is_never_empty_keeps_no_outdated_tickets() {
 }
 
 #[test]
-fn failures_double_the_delay_until_they_are_forgotten() {
-    let mut queue = Bench::new();
-    let mut delays = Vec::new();
-
-    for _ in 0..4 {
-        queue.add(1, FAILED);
-        delays.push(queue.timers.values().next().map(|at| *at - queue.now).unwrap());
-        queue.advance(ms(10_000));
-        assert_eq!(queue.pop(), Some(1));
-        queue.done(1);
-    }
-
-    assert_eq!(delays, [ms(5), ms(10), ms(20), ms(40)]);
-    assert_eq!(queue.failures(1), 4);
-    queue.forget(1);
-    assert_eq!(queue.failures(1), 0);
-    queue.add(1, FAILED);
-    assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(5))));
-}
-
-#[test]
-fn delay_and_back_off_together_are_the_shorter_of_both() {
-    let mut queue = Bench::new();
-
-    queue.add(1, Add { rate_limited: true, ..after(2) });
-    queue.add(2, Add { rate_limited: true, ..after(900) });
-
-    queue.advance(ms(2));
-    assert_eq!(queue.pop_all(), [1]);
-    queue.advance(ms(3));
-    assert_eq!(queue.pop_all(), [2]);
-}
-
-#[test]
-fn limit_over_all_holds_for_failures_with_a_delay_of_their_own() {
-    let limit = Some(Limit { per_second: 1.0, burst: 2 });
-    let mut queue = Bench::with(QueueOptions { limit, ..Default::default() }, Instant::now());
-
-    for key in 0..5 {
-        queue.add(key, Add { failed: true, ..after(100) });
-    }
-
-    let delays: Vec<_> = queue.timers.values().map(|at| *at - queue.now).collect();
-    assert_eq!(delays, [ms(100), ms(100), ms(1000), ms(2000), ms(3000)]);
-}
-
-#[test]
-fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
-    let mut queue = Bench::new();
-
-    queue.add(1, Add { failed: true, ..after(900) });
-
-    assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(900))));
-    assert_eq!(queue.failures(1), 1);
-    queue.forget(1);
-    assert_eq!(queue.failures(1), 0);
-}
-
-#[test]
-fn delay_of_centuries_is_a_year() {
-    let mut queue = Bench::new();
-
-    queue.add(1, Add { after: Duration::MAX, ..NOW });
-
-    assert_eq!(queue.timers.values().next(), Some(&(queue.now + MAX_DELAY)));
-}
-
-#[test]
 fn closed_queue_returns_only_the_keys_left_in_it() {
     let mut queue = Bench::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
@@ -537,56 +395,6 @@ fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
 
     let work = queue.core.work(queue.now);
     assert_eq!((work.unfinished, work.longest), (4.0, 3.0));
-}
-
-/// Limiter with a fixed delay, which records the keys that were forgotten.
-struct Recorded(Arc<Mutex<Vec<(u8, u32)>>>, bool);
-
-impl RateLimiter<u8> for Recorded {
-    fn when(&mut self, key: &u8, requeues: u32, _: Instant) -> Duration {
-        assert!(!self.1, "a limiter that fails");
-        self.0.lock().push((*key, requeues));
-        ms(700)
-    }
-
-    fn forget(&mut self, key: &u8) {
-        assert!(!self.1, "a limiter that fails");
-        self.0.lock().push((*key, u32::MAX));
-    }
-}
-
-#[test]
-fn users_limiter_decides_the_delay_and_learns_what_is_forgotten() {
-    let calls = Arc::default();
-    let mut queue = Bench::new();
-    queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::clone(&calls), false))));
-
-    for requeues in 0..2 {
-        queue.add(1, FAILED);
-        assert_eq!(queue.failures(1), requeues + 1);
-        queue.advance(ms(699));
-        assert_eq!(queue.pop(), None);
-        queue.advance(ms(1));
-        assert_eq!(queue.pop(), Some(1));
-        queue.done(1);
-    }
-    queue.forget(1);
-
-    assert_eq!(*calls.lock(), [(1, 0), (1, 1), (1, u32::MAX)]);
-    assert_eq!(queue.failures(1), 0);
-}
-
-#[test]
-fn limiter_that_panics_leaves_the_queue_with_its_back_off() {
-    let mut queue = Bench::new();
-    queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::default(), true))));
-
-    queue.add(1, FAILED).advance(ms(5));
-
-    assert_eq!(queue.pop(), Some(1));
-    queue.done(1);
-    queue.forget(1);
-    assert_eq!(queue.failures(1), 0);
 }
 
 #[test]

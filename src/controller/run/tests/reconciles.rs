@@ -161,8 +161,8 @@ async fn throttled_request_waits_and_is_not_an_error() {
 async fn throttled_requests_follow_the_first_that_succeeds() {
     let names: Vec<_> = (0..200).map(|number| number.to_string()).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let (storm, tries) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
-    let (over, count) = (storm.subscribe(), Arc::clone(&tries));
+    let (failing, tries) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
+    let (over, count) = (failing.subscribe(), Arc::clone(&tries));
     let mut harness =
         make().workers(5).input(InputMode::Required, Fake::new("fake", &names)).run(move |_, _| {
             let (over, count) = (over.clone(), count.clone());
@@ -174,7 +174,7 @@ async fn throttled_requests_follow_the_first_that_succeeds() {
 
     sleep(Duration::from_secs(600)).await;
     let during = tries.swap(0, Ordering::SeqCst);
-    storm.send_replace(false);
+    failing.send_replace(false);
     sleep(Duration::from_secs(25)).await;
 
     assert!(during <= 200 + 10 + 600, "once each, a few, and then one a second: {during}");

@@ -135,10 +135,10 @@ async fn stop_ends_the_wait_for_a_slot() {
     harness.running().await;
     sleep(Duration::from_secs(2)).await;
 
-    let asked = Instant::now();
+    let begun = Instant::now();
     harness.stop(StopReason::Cancelled).await.unwrap();
 
-    assert_eq!((asked.elapsed(), waits.load(Ordering::SeqCst)), (Duration::ZERO, 1));
+    assert_eq!((begun.elapsed(), waits.load(Ordering::SeqCst)), (Duration::ZERO, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,9 +166,9 @@ async fn stop_awaits_reconciles_without_a_slot_until_the_grace_is_over() {
     held.harness.running().await;
     run_until_idle().await;
 
-    let asked = Instant::now();
+    let begun = Instant::now();
     held.harness.stop(StopReason::Cancelled).await.unwrap();
 
-    assert_eq!(asked.elapsed(), GRACE);
+    assert_eq!(begun.elapsed(), GRACE);
     assert_eq!(held.harness.metric(ACTIVE), "0");
 }

@@ -21,10 +21,10 @@ async fn stop_lets_running_reconciles_finish_and_starts_no_other() {
     harness.running().await;
     run_until_idle().await;
 
-    let asked = Instant::now();
+    let stopped = Instant::now();
     harness.stop(StopReason::TypeGone).await.unwrap();
 
-    assert_eq!(asked.elapsed(), Duration::from_secs(3));
+    assert_eq!(stopped.elapsed(), Duration::from_secs(3));
     assert_eq!(log.names(), ["ns/a"]);
     assert_eq!(*fake.shared.released.borrow(), Some(Instant::now()), "after the last reconcile");
     assert_eq!(harness.report().last_error, None, "an error while stopping is no news");
@@ -44,10 +44,10 @@ async fn reconcile_that_outlasts_the_grace_is_dropped_with_its_request() {
     run_until_idle().await;
     assert_eq!(harness.epoch.fence().under_way(), 1);
 
-    let asked = Instant::now();
+    let stopped = Instant::now();
     harness.stop(StopReason::Cancelled).await.unwrap();
 
-    assert_eq!(asked.elapsed(), GRACE);
+    assert_eq!(stopped.elapsed(), GRACE);
     assert_eq!(harness.epoch.fence().under_way(), 0);
     assert_eq!(fake.running(), 0);
     assert_eq!(harness.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
@@ -73,10 +73,10 @@ async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
     harness.running().await;
     run_until_idle().await;
 
-    let asked = Instant::now();
+    let stopped = Instant::now();
     harness.stop(StopReason::LeaseLost).await.unwrap();
 
-    assert_eq!(asked.elapsed(), Duration::ZERO);
+    assert_eq!(stopped.elapsed(), Duration::ZERO);
     while let Some(result) = results.recv().now_or_never().flatten() {
         assert!(result.is_err());
     }
@@ -94,10 +94,10 @@ async fn stop_while_syncing_returns_at_once() {
         run_until_idle().await;
         assert_eq!((fake.running(), missing.starts()), (1, 0));
 
-        let asked = Instant::now();
+        let stopped = Instant::now();
         harness.stop(StopReason::TypeGone).await.unwrap();
 
-        assert_eq!(asked.elapsed(), Duration::ZERO);
+        assert_eq!(stopped.elapsed(), Duration::ZERO);
         assert!(!harness.report().running);
         assert_eq!(fake.running(), 0);
     }
@@ -194,10 +194,10 @@ async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_abo
         harness.running().await;
         run_until_idle().await;
 
-        let asked = Instant::now();
+        let stopped = Instant::now();
         harness.stop(StopReason::Cancelled).await.unwrap();
 
-        assert_eq!(asked.elapsed(), takes.min(GRACE));
+        assert_eq!(stopped.elapsed(), takes.min(GRACE));
         harness.epoch.wait_ended().await;
         assert_eq!(results.try_recv().map_err(drop), expected);
     }
@@ -297,12 +297,12 @@ async fn source_that_ignores_its_release_is_aborted_after_the_grace() {
     let deaf = Scripted(|_| pending().boxed());
     let mut harness = make().input(InputMode::Plain, deaf).run(|_, _| async { ok() });
     harness.running().await;
-    let asked = Instant::now();
+    let begun = Instant::now();
 
     let stopped = timeout(Duration::from_secs(60), harness.stop(StopReason::Cancelled)).await;
 
     assert_eq!(stopped, Ok(Ok(())));
-    assert!(asked.elapsed() >= Duration::from_secs(5), "it had its grace: {:?}", asked.elapsed());
+    assert!(begun.elapsed() >= Duration::from_secs(5), "it had its grace: {:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

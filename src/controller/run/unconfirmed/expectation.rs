@@ -17,10 +17,10 @@ use crate::{
     manager::retry_after,
 };
 
-/// Time after a write in which a cache may be behind, and time between two reads. After it the
-/// server is read, and the reconcile has the state of that read: the watch may be down, the
-/// selectors of the cache may exclude the object, or another client may have deleted it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time after a write for which a cache may be behind, and time between two reads. Then the object
+/// is read from the server, for three cases: the watch is down, the selectors of the cache exclude
+/// the object, or another client has deleted it.
+const READ_DELAY: Duration = Duration::from_secs(1);
 
 /// Expected state of a written object or collection.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub(in crate::controller) enum Unconfirmed {
 }
 
 impl Unconfirmed {
-    /// Returns the wait that the server asked for if it could not be read; zero if it asked for
+    /// Returns the wait that the server requested if it could not be read; zero if it requested
     /// none.
     pub(super) fn unanswered(&self) -> Option<Duration> {
         match self {
@@ -177,7 +177,7 @@ impl Expectation {
         }
         match answered.compare(&key, cache) {
             Comparison::Held => Some(AnswerCheck::Held),
-            Comparison::Behind if self.age() < PATIENCE => {
+            Comparison::Behind if self.age() < READ_DELAY => {
                 let resource = cache.served.identity.clone();
                 Some(AnswerCheck::Behind(Unconfirmed::Behind { resource, key }))
             }
@@ -217,9 +217,9 @@ impl Expectation {
             {
                 now
             }
-            (_, Some(read)) => read.at.map_or(now, |at| at + PATIENCE),
+            (_, Some(read)) => read.at.map_or(now, |at| at + READ_DELAY),
             (None | Some(Comparison::Undecided), None) => self.since,
-            (Some(Comparison::Behind), None) => self.since + PATIENCE,
+            (Some(Comparison::Behind), None) => self.since + READ_DELAY,
         };
         if due <= now {
             let state = read::object(target, &key, cache, client()).await.map_err(unread)?;
@@ -231,7 +231,7 @@ impl Expectation {
             }
         }
         match self.reads.get(&cache.key) {
-            Some(read) if self.age() >= PATIENCE => {
+            Some(read) if self.age() >= READ_DELAY => {
                 let order = cache.served.version_order;
                 Ok(ExpectationCheck::Live(key, read.state.live(read.cached.clone(), order)))
             }

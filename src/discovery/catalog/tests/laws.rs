@@ -297,11 +297,11 @@ proptest! {
         let mut catalog = cluster.read();
         let before = responses(&catalog);
 
-        for (complete, named, asked) in partial {
+        for (complete, named, current) in partial {
             let mut response = cluster.response();
             response.complete = complete;
-            for (version, asked) in response.versions.iter_mut().zip([asked.0, asked.1]) {
-                if !asked {
+            for (version, is_current) in response.versions.iter_mut().zip([current.0, current.1]) {
+                if !is_current {
                     version.resources = None;
                 }
             }

@@ -16,8 +16,8 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
         } else {
             catalog.discover(response(&[metrics()]));
             assert_eq!(catalog.status(&loads()), TypeJudgement::unknown());
-            let ask = catalog.services_listed(services, &mut ChangedTypes::default());
-            assert!(!ask);
+            let refresh = catalog.services_listed(services, &mut ChangedTypes::default());
+            assert!(!refresh);
         }
 
         assert_eq!(catalog.word(&loads()), SERVED);
@@ -59,8 +59,9 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
 fn an_api_service_that_is_down_makes_its_types_unknown() {
     let mut catalog = Catalog::complete();
 
-    let ask = catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(false))));
-    assert!(ask);
+    let refresh =
+        catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(false))));
+    assert!(refresh);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     // The server still answers from its cache: the condition is more current.
     catalog.discover(response(&[apps(), metrics()]));
@@ -77,12 +78,12 @@ fn an_api_service_that_is_down_makes_its_types_unknown() {
 fn a_removed_api_service_is_gone_when_discovery_agrees() {
     let mut catalog = Catalog::complete();
 
-    let ask = catalog.service_deleted(
+    let refresh = catalog.service_deleted(
         &"metrics.example.com".into(),
         &"v1".into(),
         &mut ChangedTypes::default(),
     );
-    assert!(ask);
+    assert!(refresh);
     catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
 

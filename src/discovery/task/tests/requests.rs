@@ -62,7 +62,7 @@ async fn a_backend_comes_fails_and_goes() {
 #[tokio::test(start_paused = true)]
 async fn discovery_is_requested_at_growing_intervals_until_the_group_is_current() {
     let harness = Harness::ready().await;
-    let before = harness.server.asked();
+    let before = harness.server.discovery_requests();
 
     harness.server.set_service("metrics.example.com", "v1", backend(None), false);
     sleep(Duration::from_secs(40)).await;
@@ -74,15 +74,15 @@ async fn discovery_is_requested_at_growing_intervals_until_the_group_is_current(
 
     harness.server.discover("/apis", json!([apps(), metrics("Current")]));
     until(&mut harness.registry.subscribe(&loads()), SERVED).await;
-    let settled = harness.server.asked();
+    let settled = harness.server.discovery_requests();
     sleep(Duration::from_secs(500)).await;
-    assert_eq!(harness.server.asked(), settled);
+    assert_eq!(harness.server.discovery_requests(), settled);
     sleep(Duration::from_secs(200)).await;
-    assert_eq!(harness.server.asked(), settled + 1);
+    assert_eq!(harness.server.discovery_requests(), settled + 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_that_does_not_answer_at_the_start_is_asked_again_until_it_does() {
+async fn discovery_is_retried_at_the_start_until_the_server_answers() {
     let server = Server::new();
     for path in ["get /api", "get /apis"] {
         server.fail(path, 503, Duration::ZERO);
@@ -121,17 +121,17 @@ async fn hints_request_discovery_of_types_that_no_watch_reports() {
     let harness = Harness::ready().await;
     harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
     until(&mut harness.registry.subscribe(&widgets()), SERVED).await;
-    let asked = harness.server.asked();
+    let before = harness.server.discovery_requests();
 
     harness.registry.hint(&harness.identity(&widgets()));
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(harness.server.asked(), asked);
+    assert_eq!(harness.server.discovery_requests(), before);
 
     for _ in 0..1000 {
         harness.registry.hint(&harness.identity(&deployments()));
         sleep(Duration::from_millis(10)).await;
     }
-    assert!((10..=12).contains(&(harness.server.asked() - asked)));
+    assert!((10..=12).contains(&(harness.server.discovery_requests() - before)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ async fn a_change_wakes_only_those_whose_type_changed() {
 #[tokio::test(start_paused = true)]
 async fn a_burst_of_crds_costs_no_request() {
     let harness = Harness::ready().await;
-    let asked = harness.server.asked();
+    let before = harness.server.discovery_requests();
     let mut last = harness.registry.subscribe(&TypeRef::kind("example.com", "v1", "Kind999"));
 
     for n in 0..1000 {
@@ -32,7 +32,7 @@ async fn a_burst_of_crds_costs_no_request() {
     }
     until(&mut last, SERVED).await;
 
-    assert_eq!(harness.server.asked(), asked);
+    assert_eq!(harness.server.discovery_requests(), before);
     let known = harness.registry.report().iter().filter(|row| row.origin == Origin::Crd).count();
     assert_eq!(known, 1000);
 }
@@ -179,9 +179,9 @@ async fn without_the_right_to_watch_crds_discovery_is_polled_until_it_is_granted
     let served = until(&mut status, SERVED).await;
     assert_eq!(served.served.unwrap().identity.uid, None);
 
-    let asked = harness.server.asked();
+    let before = harness.server.discovery_requests();
     sleep(Duration::from_secs(300)).await;
-    assert!((9..=12).contains(&(harness.server.asked() - asked)));
+    assert!((9..=12).contains(&(harness.server.discovery_requests() - before)));
 
     harness.server.discover("/apis", json!([apps(), group("example.com", "Current", &[])]));
     until(&mut status, ABSENT).await;

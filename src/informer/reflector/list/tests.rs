@@ -198,10 +198,10 @@ async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_no
     );
     again.page(21, "1", &[widget("a", 1)]);
     for page in 2..7_u32 {
-        let asked = harness.script.list().await;
-        assert_eq!(asked.query["continue"], (page - 1).to_string());
+        let list = harness.script.list().await;
+        assert_eq!(list.query["continue"], (page - 1).to_string());
         assert_eq!(stored(&subscription), all, "nothing goes before the last page");
-        asked.page(21, &page.to_string(), &[]);
+        list.page(21, &page.to_string(), &[]);
     }
     harness.script.list().await.page(21, "", &[widget("c", 3)]);
     harness.script.watch(21).await;
@@ -390,9 +390,9 @@ async fn a_list_that_was_silent_waits_for_a_place_again() {
     half.text(r#""items":[]}"#);
     drop(half);
     second.drained().await;
-    let mut asked = [harness.script.next().await, harness.script.next().await];
-    asked.sort_by_key(|asked| asked.is_watch());
-    assert_eq!(asked[0].query.get("continue").map(String::as_str), Some("more"));
+    let mut requests = [harness.script.next().await, harness.script.next().await];
+    requests.sort_by_key(|it| it.is_watch());
+    assert_eq!(requests[0].query.get("continue").map(String::as_str), Some("more"));
     assert_eq!(stored(&first), names(&[("a", 1)]));
 }
 
@@ -423,9 +423,9 @@ async fn time_in_the_queue_for_a_place_does_not_count_against_a_page() {
         drop(open);
         other.drained().await;
         run_until_idle().await;
-        let mut asked: Vec<_> = std::iter::from_fn(|| harness.script.try_next()).collect();
-        asked.retain(|asked| !asked.is_watch());
-        match asked.pop() {
+        let mut requests: Vec<_> = std::iter::from_fn(|| harness.script.try_next()).collect();
+        requests.retain(|it| !it.is_watch());
+        match requests.pop() {
             Some(list) => open = list.open(),
             None => break,
         }

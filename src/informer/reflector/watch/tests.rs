@@ -336,14 +336,14 @@ async fn a_silent_watch_is_closed_before_a_load_balancer_would() {
     let _subscription = harness.subscribe();
     harness.script.list().await.page(10, "", &[]);
     let watch = harness.script.watch(10).await;
-    let asked = Duration::from_secs(watch.query["timeoutSeconds"].parse().unwrap());
+    let requested = Duration::from_secs(watch.query["timeoutSeconds"].parse().unwrap());
     let watch = watch.open();
     let opened = Instant::now();
 
     watch.dropped().await;
 
     let lasted = opened.elapsed();
-    assert!(lasted > asked && lasted <= asked + Duration::from_secs(5), "{lasted:?}");
+    assert!(lasted > requested && lasted <= requested + Duration::from_secs(5), "{lasted:?}");
     let probe = harness.script.list().await;
     probe.page(10, "", &[]);
     harness.script.watch(10).await;

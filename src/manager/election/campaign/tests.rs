@@ -126,15 +126,15 @@ async fn first_replica_creates_the_lease_and_renews_it_every_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn standby_that_watches_asks_nothing() {
+async fn standby_that_watches_sends_no_request() {
     let (server, _a, b) = pair().await;
     server.forget_requests();
 
     pass(60 * SECOND).await;
 
-    let asked = server.requests();
-    let asked: Vec<_> = asked.iter().filter(|it| it.user == "b" && !it.is_open()).collect();
-    assert!(asked.is_empty(), "{asked:?}");
+    let requests = server.requests();
+    let requests: Vec<_> = requests.iter().filter(|it| it.user == "b" && !it.is_open()).collect();
+    assert!(requests.is_empty(), "{requests:?}");
     assert_eq!(b.status.borrow().holder.as_deref(), Some("a"));
 }
 
@@ -332,7 +332,7 @@ async fn frozen_leader_does_not_lead_when_it_resumes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handovers_alternate_and_leave_one_watch_and_one_lease() {
+async fn leader_changes_alternate_and_leave_one_watch_and_one_lease() {
     let server = server();
     let mut leader = Replica::start(&server, "r0");
     leader.until_leading().await;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::meta::LAST_APPLIED;
 
-impl Scene {
+impl Harness {
     /// Sets the strategy, with the manager `team a`. Parents are forgotten.
     fn set_strategy(&mut self, strategy: ApplyStrategy) {
         let rule = ApplyRule { strategy, manager: "team a".parse().unwrap() };
@@ -14,11 +14,11 @@ impl Scene {
 }
 
 /// Returns a sync with server-side apply.
-fn scene(method: UpdateMethod, observed: Vec<Child>) -> Scene {
-    let mut scene = Scene::new(method, observed);
-    scene.set_strategy(ApplyStrategy::ServerSideApply);
-    scene.apply.parents.writes.track(&scene.parent.key, &scene.parent.uid);
-    scene
+fn harness(method: UpdateMethod, observed: Vec<Child>) -> Harness {
+    let mut harness = Harness::new(method, observed);
+    harness.set_strategy(ApplyStrategy::ServerSideApply);
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    harness
 }
 
 /// Child as server-side apply has stored it at a version.
@@ -39,15 +39,15 @@ const FIELD_CONFLICT: (u16, &str) = (409, "FieldManagerConflict");
 /// Syncs with one child that is wanted, and answers the requests in turn. Returns them and the
 /// result.
 async fn sync(
-    scene: &mut Scene,
+    harness: &mut Harness,
     wanted: DesiredChild,
     replies: Vec<Reply>,
 ) -> (Vec<(String, String, Value)>, Result<bool, SyncError>) {
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, vec![wanted]);
+    harness.execute(&mut tasks, vec![wanted]);
     let mut all = Vec::new();
     for reply in replies {
-        let mut sent = scene.server.sent().await;
+        let mut sent = harness.server.sent().await;
         assert_eq!(sent.len(), 1, "after {all:?}");
         let held = sent.remove(0);
         all.push((held.name.clone(), held.query.clone(), held.body.clone()));
@@ -57,7 +57,7 @@ async fn sync(
             Err((code, reason)) => held.refuse(code, reason),
         }
     }
-    let more = scene.server.sent().await;
+    let more = harness.server.sent().await;
     assert!(more.is_empty(), "{:?} after {all:?}", names(&more));
     (all, tasks.join_next().await.unwrap().unwrap())
 }
@@ -72,43 +72,43 @@ const DRY_RUN: &str = "dryRun=All&force=true&fieldManager=team%20a";
 
 #[tokio::test(start_paused = true)]
 async fn new_child_is_read_then_applied_and_no_request_follows() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![]);
     let replies = vec![Err((404, "NotFound")), Ok(applied(0, "new", "1"))];
 
-    let (requests, result) = sync(&mut scene, desired(0, "c", "new"), replies).await;
+    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), replies).await;
 
     assert_eq!(sent(&requests), ["get c", "patch c"]);
     assert_eq!(requests[1].1, APPLY);
     assert_eq!(requests[1].2["metadata"].get("uid"), None);
     assert!(!result.unwrap());
-    scene.observed = vec![child(0, "c", applied(0, "new", "1"))];
-    let (requests, result) = sync(&mut scene, desired(0, "c", "new"), vec![]).await;
+    harness.observed = vec![child(0, "c", applied(0, "new", "1"))];
+    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), vec![]).await;
     assert_eq!((sent(&requests), result.unwrap()), (vec![], true));
 }
 
 #[tokio::test(start_paused = true)]
 async fn foreign_object_in_place_of_a_child_is_contested_and_not_applied() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![]);
     let mut foreign = applied(0, "foreign", "1");
     let owner = json!({
         "apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n", "controller": true,
     });
     foreign["metadata"]["ownerReferences"] = json!([owner]);
 
-    let (requests, result) = sync(&mut scene, desired(0, "c", "new"), vec![Ok(foreign)]).await;
+    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), vec![Ok(foreign)]).await;
 
     assert_eq!(sent(&requests), ["get c"]);
     assert!(!result.unwrap());
-    let (is_contested, unreported) = scene.apply.parents.writes.contested(&scene.parent.key);
+    let (is_contested, unreported) = harness.apply.parents.writes.contested(&harness.parent.key);
     assert!(is_contested && unreported[0].1.message.ends_with("belongs to Node n"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn object_that_appears_after_the_read_is_not_forced() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![]);
     let replies = vec![Err((404, "NotFound")), Err((409, "Conflict"))];
 
-    let (requests, result) = sync(&mut scene, desired(0, "c", "new"), replies).await;
+    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), replies).await;
 
     assert_eq!(sent(&requests), ["get c", "patch c"]);
     assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
@@ -118,55 +118,55 @@ async fn object_that_appears_after_the_read_is_not_forced() {
 async fn drift_is_repaired_with_and_without_a_generation_and_a_status_costs_no_request() {
     for group in [0, 1] {
         let observed = |data: &str, version: &str| child(group, "c", applied(group, data, version));
-        let mut scene = scene(UpdateMethod::InPlace, vec![observed("v", "7")]);
+        let mut harness = harness(UpdateMethod::InPlace, vec![observed("v", "7")]);
         let wanted = || desired(group, "c", "v");
         let unchanged = vec![Ok(applied(group, "v", "7"))];
 
-        let (requests, _) = sync(&mut scene, wanted(), unchanged).await;
+        let (requests, _) = sync(&mut harness, wanted(), unchanged).await;
         assert_eq!(requests[0].1, APPLY, "once after a start");
         assert_eq!(requests[0].2["metadata"]["uid"], "u");
-        assert!(sync(&mut scene, wanted(), vec![]).await.1.unwrap());
+        assert!(sync(&mut harness, wanted(), vec![]).await.1.unwrap());
 
         let mut reported = applied(group, "v", "8");
         reported["status"] = json!({"ready": true});
         reported["metadata"]["managedFields"] = json!([{"manager": "x"}]);
-        scene.observed = vec![child(group, "c", reported)];
-        assert!(sync(&mut scene, wanted(), vec![]).await.1.unwrap());
+        harness.observed = vec![child(group, "c", reported)];
+        assert!(sync(&mut harness, wanted(), vec![]).await.1.unwrap());
 
-        scene.observed = vec![observed("drifted", "9")];
+        harness.observed = vec![observed("drifted", "9")];
         let repaired = vec![Ok(applied(group, "v", "10"))];
-        assert_eq!(sent(&sync(&mut scene, wanted(), repaired).await.0), ["patch c"]);
+        assert_eq!(sent(&sync(&mut harness, wanted(), repaired).await.0), ["patch c"]);
 
         let mut labelled = applied(group, "v", "11");
         labelled["metadata"]["labels"] = json!({"drift": "x"});
-        scene.observed = vec![child(group, "c", labelled.clone())];
-        let (requests, _) = sync(&mut scene, wanted(), vec![Ok(labelled)]).await;
+        harness.observed = vec![child(group, "c", labelled.clone())];
+        let (requests, _) = sync(&mut harness, wanted(), vec![Ok(labelled)]).await;
         assert_eq!(sent(&requests), ["patch c"], "metadata, whose generation is the same");
-        assert!(sync(&mut scene, wanted(), vec![]).await.1.unwrap());
+        assert!(sync(&mut harness, wanted(), vec![]).await.1.unwrap());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflict_is_forced_and_the_other_manager_is_recorded_once() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
     let replies = vec![Err(FIELD_CONFLICT), Ok(applied(0, "v", "8"))];
 
-    let (requests, _) = sync(&mut scene, desired(0, "c", "v"), replies).await;
+    let (requests, _) = sync(&mut harness, desired(0, "c", "v"), replies).await;
 
     let queries: Vec<_> = requests.iter().map(|(_, query, _)| &**query).collect();
     assert_eq!(queries, [APPLY, FORCED]);
     assert_eq!(requests[0].2, requests[1].2, "with its uid");
-    let writes = &scene.apply.parents.writes;
-    assert_eq!(writes.taken_over(&scene.parent.key).len(), 1);
-    assert_eq!(writes.taken_over(&scene.parent.key).len(), 0);
+    let writes = &harness.apply.parents.writes;
+    assert_eq!(writes.taken_over(&harness.parent.key).len(), 1);
+    assert_eq!(writes.taken_over(&harness.parent.key).len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflict_that_is_not_about_a_field_is_not_forced() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
     let replies = vec![Err((409, "Conflict"))];
 
-    let (requests, result) = sync(&mut scene, desired(0, "c", "v"), replies).await;
+    let (requests, result) = sync(&mut harness, desired(0, "c", "v"), replies).await;
 
     assert_eq!((sent(&requests), &*requests[0].1), (vec!["patch c"], APPLY));
     assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
@@ -184,26 +184,26 @@ async fn throttled_sync_keeps_the_digests_of_children_that_it_did_not_reach() {
         all.map(|(group, name, data)| child(group, name, stored(group, name, data))).to_vec()
     };
     let wanted = || [(0, "a"), (1, "b"), (1, "c"), (1, "d")].map(|(g, n)| desired(g, n, "v"));
-    let mut scene = scene(UpdateMethod::InPlace, observed("v"));
+    let mut harness = harness(UpdateMethod::InPlace, observed("v"));
     let mut tasks = tokio::task::JoinSet::new();
-    scene.execute(&mut tasks, wanted().to_vec());
-    for held in scene.server.sent().await {
+    harness.execute(&mut tasks, wanted().to_vec());
+    for held in harness.server.sent().await {
         held.answer(stored(0, "a", "v"));
     }
-    for held in scene.server.sent().await {
+    for held in harness.server.sent().await {
         let name = held.name.trim_start_matches("patch ").to_owned();
         held.answer(stored(1, &name, "v"));
     }
     assert!(tasks.join_next().await.unwrap().unwrap().is_ok());
 
-    scene.observed = observed("drifted");
-    scene.execute(&mut tasks, wanted().to_vec());
-    scene.server.sent().await.remove(0).refuse(429, "TooManyRequests");
+    harness.observed = observed("drifted");
+    harness.execute(&mut tasks, wanted().to_vec());
+    harness.server.sent().await.remove(0).refuse(429, "TooManyRequests");
     assert!(tasks.join_next().await.unwrap().unwrap().is_err());
-    scene.execute(&mut tasks, wanted().to_vec());
+    harness.execute(&mut tasks, wanted().to_vec());
     let mut sent = Vec::new();
     loop {
-        let held = scene.server.sent().await;
+        let held = harness.server.sent().await;
         if held.is_empty() {
             break;
         }
@@ -216,23 +216,24 @@ async fn throttled_sync_keeps_the_digests_of_children_that_it_did_not_reach() {
 
 #[tokio::test(start_paused = true)]
 async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
     let replies = vec![Err((409, "Conflict"))];
 
-    let (requests, result) = sync(&mut scene, desired(0, "c", "v"), replies).await;
+    let (requests, result) = sync(&mut harness, desired(0, "c", "v"), replies).await;
 
     assert_eq!(requests[0].2["metadata"]["uid"], "u");
     assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
-    assert!(scene.apply.parents.writes.taken_over(&scene.parent.key).is_empty());
+    assert!(harness.apply.parents.writes.taken_over(&harness.parent.key).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_of_a_kind_with_a_generation_is_recreated_if_its_dry_run_changes_it() {
     for dry_run in [Ok(applied(1, "v", "7")), Err((422, "Invalid"))] {
-        let mut scene = scene(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
+        let mut harness =
+            harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
         let replies = vec![dry_run, Err((409, "AlreadyExists")), Ok(json!({}))];
 
-        let (requests, _) = sync(&mut scene, desired(1, "c", "v"), replies).await;
+        let (requests, _) = sync(&mut harness, desired(1, "c", "v"), replies).await;
 
         assert_eq!(sent(&requests), ["patch c", "post c", "delete c"]);
         assert_eq!(requests[0].1, DRY_RUN);
@@ -243,27 +244,28 @@ async fn child_of_a_kind_with_a_generation_is_recreated_if_its_dry_run_changes_i
 
 #[tokio::test(start_paused = true)]
 async fn child_that_is_as_desired_is_not_recreated_and_compared_once() {
-    let mut scene = scene(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "v", "7"))]);
+    let mut harness = harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "v", "7"))]);
     let mut stored = applied(1, "v", "7");
     stored["metadata"]["managedFields"] = json!([{"manager": "team a"}]);
 
-    let (requests, _) = sync(&mut scene, desired(1, "c", "v"), vec![Ok(stored)]).await;
+    let (requests, _) = sync(&mut harness, desired(1, "c", "v"), vec![Ok(stored)]).await;
 
     assert_eq!(requests[0].1, DRY_RUN);
-    assert!(sync(&mut scene, desired(1, "c", "v"), vec![]).await.1.unwrap());
+    assert!(sync(&mut harness, desired(1, "c", "v"), vec![]).await.1.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_dry_run_keeps_the_child_and_is_reported_once() {
     for refusal in [(403, "Forbidden"), (400, "BadRequest")] {
-        let mut scene = scene(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
+        let mut harness =
+            harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
         let mut reports = Vec::new();
         for _ in 0..3 {
-            scene.apply.parents.writes.begin(&scene.parent.key);
+            harness.apply.parents.writes.begin(&harness.parent.key);
             let refused = vec![Err(refusal)];
-            let (_, result) = sync(&mut scene, desired(1, "c", "v"), refused).await;
+            let (_, result) = sync(&mut harness, desired(1, "c", "v"), refused).await;
             assert!(!result.unwrap());
-            let (_, unreported) = scene.apply.parents.writes.contested(&scene.parent.key);
+            let (_, unreported) = harness.apply.parents.writes.contested(&harness.parent.key);
             reports.extend(unreported.into_iter().map(|(_, contested)| contested.message));
         }
         assert_eq!(reports.len(), 1, "{reports:?}");
@@ -286,30 +288,30 @@ fn managed(mut object: Value, manager: &str, operation: &str, annotated: bool) -
 #[tokio::test(start_paused = true)]
 async fn child_of_dynamic_apply_is_transferred_in_one_write_then_applied() {
     let live = managed(applied(0, "v", "7"), "metacontroller", "Update", true);
-    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", live.clone())]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![child(0, "c", live.clone())]);
     let handed = applied(0, "v", "8");
 
     let (requests, _) =
-        sync(&mut scene, desired(0, "c", "v"), vec![Ok(live), Ok(handed.clone())]).await;
+        sync(&mut harness, desired(0, "c", "v"), vec![Ok(live), Ok(handed.clone())]).await;
 
     assert_eq!(sent(&requests), ["get c", "patch c"]);
     let patch = &requests[1].2["metadata"];
     assert_eq!((&patch["uid"], &patch["resourceVersion"]), (&json!("u"), &json!("7")));
     assert_eq!(patch["managedFields"][0]["operation"], "Apply");
     assert_eq!(patch["annotations"], json!({LAST_APPLIED: null}));
-    scene.observed = vec![child(0, "c", handed)];
+    harness.observed = vec![child(0, "c", handed)];
     let (requests, _) =
-        sync(&mut scene, desired(0, "c", "v"), vec![Ok(applied(0, "v", "9"))]).await;
+        sync(&mut harness, desired(0, "c", "v"), vec![Ok(applied(0, "v", "9"))]).await;
     assert_eq!(requests[0].1, APPLY);
 }
 
 #[tokio::test(start_paused = true)]
 async fn fields_that_dynamic_apply_still_owns_are_taken_over_after_a_write_that_was_due() {
-    let mut scene = scene(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let mut harness = harness(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
     let response = managed(applied(0, "v", "8"), "metacontroller", "Update", false);
 
     let (requests, _) =
-        sync(&mut scene, desired(0, "c", "v"), vec![Ok(response.clone()), Ok(response)]).await;
+        sync(&mut harness, desired(0, "c", "v"), vec![Ok(response.clone()), Ok(response)]).await;
 
     assert_eq!(sent(&requests), ["patch c", "patch c"]);
     assert_eq!(requests[1].2["metadata"]["resourceVersion"], "8");
@@ -317,38 +319,38 @@ async fn fields_that_dynamic_apply_still_owns_are_taken_over_after_a_write_that_
 }
 
 /// Returns a sync with dynamic apply after one with server-side apply.
-fn back(method: UpdateMethod, observed: Vec<Child>) -> Scene {
-    let mut scene = scene(method, observed);
-    scene.set_strategy(ApplyStrategy::DynamicApply);
-    scene
+fn back(method: UpdateMethod, observed: Vec<Child>) -> Harness {
+    let mut harness = harness(method, observed);
+    harness.set_strategy(ApplyStrategy::DynamicApply);
+    harness
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_of_server_side_apply_gets_the_annotation_back_and_is_not_recreated() {
     for method in [UpdateMethod::InPlace, UpdateMethod::Recreate] {
         let live = managed(applied(0, "v", "7"), "team a", "Apply", false);
-        let mut scene = back(method, vec![child(0, "c", applied(0, "v", "7"))]);
+        let mut harness = back(method, vec![child(0, "c", applied(0, "v", "7"))]);
         let same = Ok(applied(0, "v", "7"));
 
         let (requests, _) =
-            sync(&mut scene, desired(0, "c", "v"), vec![Ok(live), same, Ok(json!({}))]).await;
+            sync(&mut harness, desired(0, "c", "v"), vec![Ok(live), same, Ok(json!({}))]).await;
 
         assert_eq!(sent(&requests), ["get c", "patch c", "patch c"]);
         assert_eq!(requests[1].1, DRY_RUN);
         let mut handed = applied(0, "v", "8");
         handed["metadata"]["annotations"] = requests[2].2["metadata"]["annotations"].clone();
-        scene.observed = vec![child(0, "c", handed)];
-        assert!(sync(&mut scene, desired(0, "c", "v"), vec![]).await.1.unwrap(), "{method:?}");
+        harness.observed = vec![child(0, "c", handed)];
+        assert!(sync(&mut harness, desired(0, "c", "v"), vec![]).await.1.unwrap(), "{method:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_without_annotation_that_was_never_applied_is_updated_as_before() {
     let live = managed(applied(0, "x", "7"), "kubectl", "Update", false);
-    let mut scene = back(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
+    let mut harness = back(UpdateMethod::InPlace, vec![child(0, "c", applied(0, "x", "7"))]);
 
     let (requests, _) =
-        sync(&mut scene, desired(0, "c", "v"), vec![Ok(live), Ok(applied(0, "v", "8"))]).await;
+        sync(&mut harness, desired(0, "c", "v"), vec![Ok(live), Ok(applied(0, "v", "8"))]).await;
 
     assert_eq!(sent(&requests), ["get c", "put c"]);
 }

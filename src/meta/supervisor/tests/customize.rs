@@ -105,7 +105,7 @@ async fn sync_request_has_the_objects_that_the_rules_select() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn change_of_a_related_object_syncs_its_parents_without_asking_for_rules_again() {
+async fn change_of_a_related_object_syncs_its_parents_without_a_customize_call() {
     let (harness, calls) = declared("v2", maps(json!({"matchLabels": {"a": "b"}}))).await;
     harness.server.apply(config_map("default", "l", json!({"a": "b"}), "1")).unwrap();
     pass().await;
@@ -126,13 +126,13 @@ async fn change_of_a_related_object_syncs_its_parents_without_asking_for_rules_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn rules_are_asked_for_again_when_the_parent_is_declared_differently_or_after_20_minutes() {
+async fn rules_are_requested_again_when_the_parent_is_declared_differently_or_after_20_minutes() {
     let (harness, calls) = declared("v2", maps(json!({}))).await;
-    let asked = || count(&calls, HookKind::Customize);
-    assert_eq!(asked(), 1);
+    let calls_so_far = || count(&calls, HookKind::Customize);
+    assert_eq!(calls_so_far(), 1);
     harness.server.apply(config_map("default", "l", json!({}), "1")).unwrap();
     pass().await;
-    assert_eq!(asked(), 1);
+    assert_eq!(calls_so_far(), 1);
 
     let labelled = json!({
         "apiVersion": "example.com/v1", "kind": "Thing",
@@ -140,7 +140,7 @@ async fn rules_are_asked_for_again_when_the_parent_is_declared_differently_or_af
     });
     harness.server.merge(&labelled).unwrap();
     pass().await;
-    assert_eq!(asked(), 2);
+    assert_eq!(calls_so_far(), 2);
     let status = json!({
         "apiVersion": "example.com/v1", "kind": "Thing",
         "metadata": {"name": "p"}, "status": {"by": "another client"},
@@ -149,13 +149,13 @@ async fn rules_are_asked_for_again_when_the_parent_is_declared_differently_or_af
     harness.server.merge(&status).unwrap();
     pass().await;
     assert!(count(&calls, HookKind::Sync) > synced);
-    assert_eq!(asked(), 2, "the status is no declaration");
+    assert_eq!(calls_so_far(), 2, "the status is no declaration");
 
     sleep(Duration::from_secs(20 * 60)).await;
-    assert_eq!(asked(), 2, "nothing happens to the parent");
+    assert_eq!(calls_so_far(), 2, "nothing happens to the parent");
     harness.server.apply(config_map("default", "l", json!({}), "2")).unwrap();
     pass().await;
-    assert_eq!(asked(), 3);
+    assert_eq!(calls_so_far(), 3);
     harness.end().await;
 }
 
@@ -275,7 +275,7 @@ async fn refused_rule_is_reported_and_its_parent_is_not_synced() {
     let (harness, calls) = declared("v2", rules).await;
 
     assert_eq!(count(&calls, HookKind::Sync), 0);
-    assert!(count(&calls, HookKind::Customize) > 1, "it is asked again");
+    assert!(count(&calls, HookKind::Customize) > 1, "the hook is called again");
     let events = harness.server.list("v1", "Event").unwrap();
     let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
     let message = event["message"].as_str().unwrap();

@@ -276,7 +276,7 @@ impl Wire {
         };
         let names: Vec<_> = (0..size).map(name_of).collect();
         if !names.iter().any(|name| name == except) {
-            // The response asks for this deletion.
+            // The response requires this deletion.
             return Vec::new();
         }
         names.into_iter().filter(|name| name != except && !is_available(name)).collect()

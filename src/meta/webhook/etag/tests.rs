@@ -379,10 +379,10 @@ async fn response_that_expires_during_its_confirmation_is_used() {
     let harness = harness(rule, |named| tagged("one", named)).await;
     harness.call("a", "u").await.unwrap();
     let parent = key("a");
-    let asked = harness.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
+    let call = harness.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
 
     harness.hook.etags.as_ref().unwrap().lock().sweep(Instant::now() + seconds(20));
-    let response = asked.await;
+    let response = call.await;
 
     assert_eq!(response, Ok(Bytes::from_static(b"one")));
     assert!(harness.named().is_some());

@@ -34,13 +34,14 @@ async fn redirect_is_an_error_and_is_not_followed() {
     // A metadata service, plain http and a loop are treated like any other redirect.
     for location in [&target_url, "/sync", "http://169.254.169.254/latest/meta-data"] {
         for code in [301, 302, 303, 307, 308] {
-            let answer = ask(response(&format!("{code} Word\r\nLocation: {location}"), "")).await;
+            let answer =
+                answer_of(response(&format!("{code} Word\r\nLocation: {location}"), "")).await;
 
             assert_eq!(answer, Err(HookError::Status { code, body: String::new(), proxy: None }));
         }
     }
-    let asked = timeout(Duration::from_millis(50), target.accept()).await;
-    assert!(asked.is_err(), "a connection was made: {asked:?}");
+    let accepted = timeout(Duration::from_millis(50), target.accept()).await;
+    assert!(accepted.is_err(), "a connection was made: {accepted:?}");
 }
 
 #[tokio::test]

@@ -48,6 +48,22 @@ impl Bench {
         own.map(|request| request.info.resource.clone()).collect()
     }
 
+    /// Rolls the children to a text, which takes one write of each.
+    async fn rolls_one_by_one_to(&self, text: &str) {
+        self.wire.take_writes();
+        self.roll_to(text);
+        self.done(text).await;
+        assert_eq!(self.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    }
+
+    /// Message of the condition `Ready`, which must be false for this reason.
+    #[track_caller]
+    fn unready(&self, expected: &str) -> String {
+        let [status, reason, message] = self.condition("Ready").unwrap();
+        assert_eq!((&*status, &*reason), ("False", expected), "{message}");
+        message
+    }
+
     /// Condition of the declared controller: status, reason and message.
     fn condition(&self, type_: &str) -> Option<[String; 3]> {
         let version = "metacontroller.k8s.io/v1alpha1";
@@ -86,10 +102,7 @@ async fn method_becomes_rolling_and_plain_again_in_the_running_epoch_without_a_r
     sleep(STATUS).await;
     let health = || bench.condition("RolledOut").map(|[status, ..]| status);
     assert_eq!(health().as_deref(), Some("True"));
-    bench.wire.take_writes();
-    bench.roll_to("two");
-    bench.done("two").await;
-    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.rolls_one_by_one_to("two").await;
     bench.roll_to("three");
     while bench.texts() != ["three", "two", "two"] {
         sleep(Duration::from_millis(50)).await;
@@ -128,8 +141,7 @@ async fn edit_to_a_rolling_method_waits_for_the_right_to_list_revisions() {
     bench.roll_to("two");
     bench.all_have("two").await;
 
-    let [status, reason, message] = bench.condition("Ready").unwrap();
-    assert_eq!((&*status, &*reason), ("False", "SpecPending"), "{message}");
+    let message = bench.unready("SpecPending");
     assert!(message.contains(RESOURCE) && message.contains("forbidden"), "{message}");
     assert_eq!(bench.harness.epoch("roll"), Some(1));
     bench.harness.server.set_rbac([]);
@@ -137,10 +149,7 @@ async fn edit_to_a_rolling_method_waits_for_the_right_to_list_revisions() {
     // Until now all children were updated together.
     bench.wire.violations.lock().unwrap().clear();
     bench.done("two").await;
-    bench.wire.take_writes();
-    bench.roll_to("three");
-    bench.done("three").await;
-    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.rolls_one_by_one_to("three").await;
     bench.end().await;
 }
 
@@ -155,8 +164,7 @@ async fn no_child_is_written_before_the_first_list_of_revisions() {
     sleep(Duration::from_secs(300)).await;
 
     assert_eq!(bench.wire.child_writes(), [""; 0]);
-    let [status, reason, message] = bench.condition("Ready").unwrap();
-    assert_eq!((&*status, &*reason), ("False", "Forbidden"), "{message}");
+    let message = bench.unready("Forbidden");
     assert!(message.contains(RESOURCE), "{message}");
     bench.harness.server.set_rbac([]);
     bench.done("one").await;
@@ -202,18 +210,14 @@ async fn edit_to_a_rolling_method_waits_for_the_crd_of_revisions() {
     bench.update_by("RollingInPlace");
     sleep(Duration::from_secs(5)).await;
 
-    let [status, reason, message] = bench.condition("Ready").unwrap();
-    assert_eq!((&*status, &*reason), ("False", "SpecPending"), "{message}");
+    let message = bench.unready("SpecPending");
     assert!(message.contains(RESOURCE), "{message}");
     let running = bench.condition("Running").map(|[status, ..]| status);
     assert_eq!(running.as_deref(), Some("True"), "the plain method stays in effect");
     bench.harness.install_own();
     bench.harness.running("roll", 2).await;
     bench.done("one").await;
-    bench.wire.take_writes();
-    bench.roll_to("two");
-    bench.done("two").await;
-    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    bench.rolls_one_by_one_to("two").await;
     bench.end().await;
 }
 

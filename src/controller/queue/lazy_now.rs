@@ -7,9 +7,9 @@ use tokio::time::Instant;
 /// A read costs as much as the rest of an operation, and most operations of a queue without
 /// metrics need no time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moment(Option<Instant>);
+pub(super) struct LazyNow(Option<Instant>);
 
-impl Moment {
+impl LazyNow {
     pub(super) fn at(now: Instant) -> Self {
         Self(Some(now))
     }

@@ -1,4 +1,4 @@
-//! A hundred handovers between two replicas leave a free lease and nothing else.
+//! A hundred leader changes between two replicas leave a free lease and nothing else.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::support::{PATIENCE, alone};
 
-const HANDOVERS: usize = 100;
+const LEADER_CHANGES: usize = 100;
 /// Limit of the median time between the release of the lease and the first write of the next holder.
 const MEDIAN: Duration = Duration::from_millis(100);
 /// Users of the replicas, which lead in turn.
-const USERS: [&str; 2] = ["handover-a", "handover-b"];
+const USERS: [&str; 2] = ["leader-change-a", "leader-change-b"];
 
 /// Elected runnable that writes without a pause, and ends its last write before it stops.
 struct Writer {
@@ -74,7 +74,7 @@ impl Replica {
         let options = ElectionOptions {
             identity: user.into(),
             metrics: metrics.election.clone(),
-            ..ElectionOptions::new(namespace, "handovers")
+            ..ElectionOptions::new(namespace, "leader-changes")
         };
         let election = Election::new(options, connect).unwrap();
         let status = election.status();
@@ -113,15 +113,16 @@ struct Metrics {
 }
 
 #[tokio::test]
-async fn a_hundred_handovers_leave_a_free_lease_and_nothing_else() {
-    let name = "election::handovers::a_hundred_handovers_leave_a_free_lease_and_nothing_else";
+async fn a_hundred_leader_changes_leave_a_free_lease_and_nothing_else() {
+    let name =
+        "election::leader_changes::a_hundred_leader_changes_leave_a_free_lease_and_nothing_else";
     alone(name, Box::pin(hand_over())).await;
 }
 
 #[expect(clippy::print_stdout, reason = "the figures are the result")]
 async fn hand_over() {
     let plane = ControlPlane::shared();
-    let scope = plane.scope("handovers").await.unwrap();
+    let scope = plane.scope("leader-changes").await.unwrap();
     let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
     let map = json!({ "metadata": { "name": "written" } });
     maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
@@ -146,7 +147,7 @@ async fn hand_over() {
     let mut standby = start(1).await;
     standby.until(|status| status.holder.as_deref() == Some(USERS[0])).await;
     let (baseline, before) = (oracle.baseline().await, series());
-    for number in 1..=HANDOVERS {
+    for number in 1..=LEADER_CHANGES {
         leader.until_written().await;
         leader.end().await;
         leader = standby;
@@ -163,18 +164,18 @@ async fn hand_over() {
 
     oracle.assert_baseline(&resting).await;
     let leases = Api::<Lease>::namespaced(scope.client(), &scope.namespace);
-    let lease = leases.get("handovers").await.unwrap().spec.unwrap();
-    assert_eq!(lease.lease_transitions, Some(i32::try_from(HANDOVERS).unwrap()));
+    let lease = leases.get("leader-changes").await.unwrap().spec.unwrap();
+    assert_eq!(lease.lease_transitions, Some(i32::try_from(LEADER_CHANGES).unwrap()));
     assert_eq!(lease.holder_identity.as_deref().unwrap_or_default(), "");
     plane.audit_settled().await.unwrap();
     let mut times = takeovers(plane, &scope.namespace);
-    assert_eq!(times.len(), HANDOVERS, "each replica writes only while it leads");
+    assert_eq!(times.len(), LEADER_CHANGES, "each replica writes only while it leads");
     times.sort();
-    let median = times[HANDOVERS / 2];
+    let median = times[LEADER_CHANGES / 2];
     println!(
-        "{HANDOVERS} handovers: first write after the release in {median:?} p50, {:?} p99, {:?} max",
-        times[HANDOVERS * 99 / 100],
-        times[HANDOVERS - 1]
+        "{LEADER_CHANGES} leader changes: first write after the release in {median:?} p50, {:?} p99, {:?} max",
+        times[LEADER_CHANGES * 99 / 100],
+        times[LEADER_CHANGES - 1]
     );
     assert!(median <= MEDIAN, "{median:?}");
 }
