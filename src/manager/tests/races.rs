@@ -102,7 +102,7 @@ async fn commands_that_race_the_end_of_the_manager_are_answered() {
 
 /// Timers do not use up the budget of a task, so that a whole batch is ready at once.
 #[tokio::test(start_paused = true)]
-async fn none_of_a_thousand_restarts_that_are_due_at_once_is_lost() {
+async fn a_thousand_restarts_that_are_due_at_once_all_take_place() {
     let restart_backoff = RestartBackoff { first: Duration::from_millis(1), ..Default::default() };
     let harness =
         Harness::start(Manager::new(ManagerOptions { restart_backoff, ..Default::default() }));
