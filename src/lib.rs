@@ -364,7 +364,7 @@ pub mod testing;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub mod fuzzing;
 
-/// Compiles the program of the guide.
-#[cfg(all(doctest, feature = "signals", feature = "tls"))]
+/// Compiles the programs of the guide.
+#[cfg(all(doctest, feature = "server", feature = "signals", feature = "testing"))]
 #[doc = include_str!("../docs/library.md")]
 struct Guide;

@@ -247,6 +247,17 @@ impl Manager {
         self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options)
     }
 
+    /// Adds a runnable under a name, or under that name with the lowest number that is free.
+    pub(crate) fn add_numbered(
+        &mut self,
+        name: &str,
+        runnable: Arc<dyn ConditionalRunnable>,
+    ) -> Result<(), AddError> {
+        let is_free = |name: &ControllerName| self.waiting.iter().all(|(other, ..)| other != name);
+        let name = name::numbered(name).find(is_free).expect("numbers are endless");
+        self.add(name, runnable, RunnableOptions::default())
+    }
+
     /// Runs until `stop` is cancelled or a runnable with [`FailurePolicy::FailManager`] fails; then
     /// stops every runnable, group by group.
     ///

@@ -124,6 +124,56 @@ fn every_row_about_controller_runtime_names_a_test_or_a_reason() {
     assert!(rows > 200, "only {rows} rows were found");
 }
 
+#[test]
+fn code_of_the_guide_is_compiled_or_quoted_from_an_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let lines = |text: &str| -> String {
+        text.lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .map(|it| format!("{it}\n"))
+            .collect()
+    };
+    let examples = fs::read_dir(root.join("examples")).unwrap().map(|entry| entry.unwrap().path());
+    let examples: String = examples
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .map(|path| lines(&fs::read_to_string(path).unwrap()))
+        .collect();
+    let guide = fs::read_to_string(root.join("docs/library.md")).unwrap();
+    let (mut compiled, mut quoted, mut wrong) = (0, 0, Vec::new());
+    for block in guide.split("```rust").skip(1) {
+        let (attributes, rest) = block.split_once('\n').unwrap();
+        let code = lines(rest.split("```").next().unwrap());
+        match attributes {
+            "" | ",no_run" => compiled += 1,
+            _ if examples.contains(&code) => quoted += 1,
+            _ => wrong.push(code),
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(compiled >= 6 && quoted >= 3, "{compiled} compiled, {quoted} quoted");
+}
+
+#[test]
+fn guide_states_the_lines_of_its_examples_and_none_is_longer_than_its_original() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_to_string(root.join("docs/library.md")).unwrap();
+    let mut rows = 0;
+    for row in guide.lines().filter(|line| line.starts_with("| [`")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let name = cells[0].split('`').nth(1).unwrap();
+        let source = fs::read_to_string(root.join("examples").join(name)).unwrap();
+        let stated: usize = cells[1].parse().unwrap();
+        let original: usize = cells[3].parse().unwrap();
+
+        assert_eq!(stated, source.lines().count(), "{name}");
+        assert!(stated <= original, "{name}");
+        rows += 1;
+    }
+    assert_eq!(rows, 3);
+}
+
 /// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -92,6 +92,11 @@ impl InputHandle {
     /// Waits until the input has started, and the inputs that it replaces have ended. Waits for as
     /// long as no epoch runs, or its type is not served.
     ///
+    /// A reconcile that awaits this holds its worker, and a type may be missing for ever. Return
+    /// from the reconcile instead: the input adds requests for its objects once it has started.
+    /// [`InputHandle::state`] has the reason until then. Or bound the wait by
+    /// `tokio::time::timeout`, and return [`Outcome::RequeueAfter`](super::Outcome::RequeueAfter).
+    ///
     /// # Errors
     ///
     /// [`InputError::Ended`] if the input ends first.

@@ -12,29 +12,30 @@ use crate::{
     informer::{InformerKey, InformerProgress, Object, ObjectKey},
     kind::{Scope, TypeRef},
     manager::{
-        Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, UnmetRequirement, Verdict, all_of, publish, type_served,
+        AddError, Condition, ConditionalRunnable, Epoch, Manager, ManagerHandle, Readiness, Reason,
+        RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, all_of, publish,
+        type_served,
     },
 };
 
 /// Condition that is met while one object passes a check.
 ///
 /// The condition is unmet while the object's type is not served, and unknown while the object cannot be read.
-/// The condition is a runnable too, which watches the object: add it to the manager. Cheap to clone.
+/// The condition is a runnable too, which watches the object: add it to the manager once, by
+/// [`ObjectCondition::add_to`]. Cheap to clone.
 ///
 /// ```no_run
-/// # use std::sync::Arc;
 /// # use pilotlight::{controller::*, kind::TypeRef, informer::ObjectKey, manager::*};
 /// # fn example(cluster: Cluster, manager: &mut Manager, builder: Builder) -> Result<(), AddError> {
 /// let metrics = ObjectCondition::api_service(&cluster, "v1beta1.metrics.k8s.io");
-/// manager.add("metrics-available", Arc::new(metrics.clone()), RunnableOptions::default())?;
+/// metrics.add_to(manager)?;
 /// let switch = ObjectCondition::new(
 ///     &cluster,
 ///     TypeRef::kind("", "v1", "ConfigMap"),
 ///     ObjectKey::namespaced("ops", "switches"),
 ///     |switches| switches.header().labels.get("autoscaling") == Some("on"),
 /// );
-/// manager.add("autoscaling-on", Arc::new(switch.clone()), RunnableOptions::default())?;
+/// switch.add_to(manager)?;
 /// let builder = builder.when(metrics).when(switch);
 /// # drop(builder);
 /// # Ok(())
@@ -72,7 +73,7 @@ impl ObjectCondition {
         check: impl Fn(Option<&Object>) -> bool + Send + Sync + 'static,
     ) -> Self {
         let (cluster, type_ref, check) = (cluster.clone(), type_ref.into(), Arc::new(check));
-        let not_read = "was not read yet: add its condition to a manager";
+        let not_read = "was not read yet: call ObjectCondition::add_to";
         let verdicts = watch::Sender::new(Verdict::Unknown(Vec::new()));
         let condition = Self { cluster, type_ref, key, check, verdicts };
         condition.verdicts.send_replace(condition.unknown(not_read));
@@ -104,6 +105,30 @@ impl ObjectCondition {
         Self::new(cluster, crds, ObjectKey::cluster(crd), move |crd| {
             crd.header().labels.get(&label) == Some(&*value)
         })
+    }
+
+    /// Adds the condition to a manager that does not run yet, with default options. Its name has
+    /// the object, and a number if several conditions are on the same one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(&self, manager: &mut Manager) -> Result<(), AddError> {
+        manager.add_numbered(&self.name(), Arc::new(self.clone()))
+    }
+
+    /// Adds the condition by a handle of a manager that may run already, as
+    /// [`ObjectCondition::add_to`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_to_running(&self, manager: &ManagerHandle) -> Result<(), AddError> {
+        manager.add_numbered(&self.name(), Arc::new(self.clone())).await
+    }
+
+    fn name(&self) -> String {
+        format!("state of {}", self.describe())
     }
 
     fn describe(&self) -> String {

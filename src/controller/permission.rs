@@ -15,8 +15,9 @@ use tokio::{
 use super::Cluster;
 use crate::{
     manager::{
-        Condition, ConditionalRunnable, Epoch, Readiness, Reason, RunResult, Runnable,
-        RunnableGroup, UnmetRequirement, Verdict, always, publish, request_json,
+        AddError, Condition, ConditionalRunnable, Epoch, Manager, ManagerHandle, Readiness, Reason,
+        RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, always, publish,
+        request_json,
     },
     redaction,
 };
@@ -33,15 +34,14 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// The review is repeated once a minute, and when a reconcile of a controller with this condition
 /// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a
-/// review without a response leaves them running. The condition is also a runnable, which sends the reviews: add
-/// it to the manager. Cheap to clone.
+/// review without a response leaves them running. The condition is a runnable too, which sends the reviews: add
+/// it to the manager once, by [`Permission::add_to`]. Cheap to clone.
 ///
 /// ```no_run
-/// # use std::sync::Arc;
-/// # use pilotlight::{controller::*, kind::TypeRef, manager::*};
+/// # use pilotlight::{controller::*, manager::*};
 /// # async fn example(cluster: Cluster, manager: &mut Manager, builder: Builder) -> Result<(), AddError> {
 /// let may_create = Permission::new(&cluster, "create", "apps", "deployments").namespace("prod");
-/// manager.add("may-create", Arc::new(may_create.clone()), RunnableOptions::default())?;
+/// may_create.add_to(manager)?;
 /// let builder = builder.when(may_create);
 /// # drop(builder);
 /// # Ok(())
@@ -71,7 +71,7 @@ impl Permission {
         group: impl Into<Arc<str>>,
         resource: impl Into<Arc<str>>,
     ) -> Self {
-        let not_requested = "the permission was not requested yet: add its condition to a manager";
+        let not_requested = "the permission was not requested yet: call Permission::add_to";
         Self {
             client: PermissionClient(cluster.unfenced_client().clone()),
             verb: verb.into(),
@@ -97,6 +97,32 @@ impl Permission {
     #[must_use]
     pub fn interval(self, interval: Duration) -> Self {
         Self { interval, ..self }
+    }
+
+    /// Adds the condition to a manager that does not run yet, with default options. Its name has
+    /// the permission, and a number if several conditions are on the same one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_to(&self, manager: &mut Manager) -> Result<(), AddError> {
+        manager.add_numbered(&self.describe(), Arc::new(self.clone()))
+    }
+
+    /// Adds the condition by a handle of a manager that may run already, as [`Permission::add_to`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_to_running(&self, manager: &ManagerHandle) -> Result<(), AddError> {
+        manager.add_numbered(&self.describe(), Arc::new(self.clone())).await
+    }
+
+    fn describe(&self) -> String {
+        let Self { verb, group, resource, namespace, .. } = self;
+        let scope = namespace.iter().map(|namespace| format!(" in {namespace}"));
+        let dot = if group.is_empty() { "" } else { "." };
+        format!("permission to {verb} {resource}{dot}{group}{}", scope.collect::<String>())
     }
 
     /// Reviews the permission once, and returns the verdict.

@@ -41,6 +41,7 @@ mod events;
 mod flapping;
 mod handlers;
 mod interests;
+mod lifetimes;
 mod mistakes;
 mod named;
 mod options;

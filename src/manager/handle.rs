@@ -10,6 +10,7 @@ use super::{
     Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions, RunnableStatus,
     RunnableWithCondition, Snapshot, Transition,
     command::{AddError, ManagerCommand, ManagerReply},
+    name,
     runnable_spec::RunnableSpec,
 };
 use crate::guard;
@@ -79,6 +80,22 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options).await
+    }
+
+    /// Adds a runnable under a name, or under that name with the lowest number that is free.
+    pub(crate) async fn add_numbered(
+        &self,
+        name: &str,
+        runnable: Arc<dyn ConditionalRunnable>,
+    ) -> Result<(), AddError> {
+        let mut names = name::numbered(name);
+        loop {
+            let name = names.next().expect("numbers are endless");
+            match self.add(name, Arc::clone(&runnable), RunnableOptions::default()).await {
+                Err(AddError::AlreadyThere(_)) => {}
+                end => return end,
+            }
+        }
     }
 
     /// Replaces the specification of a runnable.

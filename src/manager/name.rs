@@ -13,6 +13,12 @@ impl ControllerName {
     }
 }
 
+/// Returns a name, and then that name with the numbers from 2 on.
+pub(super) fn numbered(name: &str) -> impl Iterator<Item = ControllerName> {
+    let more = (2_usize..).map(move |number| ControllerName::from(format!("{name} {number}")));
+    std::iter::once(ControllerName::from(name)).chain(more)
+}
+
 impl<T: AsRef<str>> From<T> for ControllerName {
     fn from(name: T) -> Self {
         Self(name.as_ref().into())

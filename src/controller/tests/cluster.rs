@@ -8,6 +8,7 @@ use crate::{
     discovery::{DiscoveryOptions, TypeRegistry},
     informer::{EndReason, InformerKey, InformerOptions, InformerSet},
     manager::{AddError, metrics_text},
+    testing::{Action, Rule},
 };
 
 #[tokio::test(start_paused = true)]
@@ -59,6 +60,22 @@ async fn cluster_is_running_once_discovery_has_answered() {
 
     let health = harness.cluster.types.health();
     assert!(health.is_current(), "{health:?}");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn runnables_start_once_the_first_discovery_of_their_cluster_has_succeeded() {
+    let harness = Harness::new();
+    let slow = Rule::new(Action::Delay(Duration::from_secs(2))).path_contains("/apis");
+    harness.server.fault(slow);
+    let began = Instant::now();
+
+    harness.add(Controller::builder(NAME).source(ChannelSource::new(1).1)).await;
+    assert_eq!(harness.status().reason, "NotStarted");
+    harness.state(ControllerState::Running).await;
+
+    assert!((2..5).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(harness.cluster.types.health().is_current());
     harness.shutdown().await;
 }
 

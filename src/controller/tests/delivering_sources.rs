@@ -2,7 +2,11 @@
 
 use tokio::sync::Notify;
 
-use super::{unknown_outcome::make, *};
+use super::{
+    types::{assert_absent, tasks},
+    unknown_outcome::make,
+    *,
+};
 use crate::{
     informer::{Delta, InformerKey},
     manager::{DoneReason, Readiness, type_served},
@@ -83,6 +87,8 @@ async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
     let ends = Arc::clone(&source.ends);
     harness.add(builder().watches_source(source, handler).predicate(predicate).conditional()).await;
     harness.state(ControllerState::Waiting).await;
+    let before = tasks().await;
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
 
     for _ in 0..2 {
         harness.install("Widget");
@@ -111,6 +117,7 @@ async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
         ends.notify_one();
         let done = harness.state(ControllerState::BackingOff).await;
         assert_eq!(done.last_done.as_ref().unwrap().reason, DoneReason::Completed);
+        assert_eq!(done.report.watches.len(), 0, "nothing of the epoch is left");
         harness.server.apply(widget("a", "unseen"));
         assert!(harness.log().await.is_empty());
         assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch + 1);
@@ -120,8 +127,7 @@ async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
 
         harness.server.uninstall("widgets");
         harness.state(ControllerState::Waiting).await;
-        assert!(harness.log().await.is_empty());
-        assert_eq!(harness.server.watches(WIDGETS), 0);
+        assert_absent(&harness, WIDGETS, before).await;
     }
     harness.shutdown().await;
 }

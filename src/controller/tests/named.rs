@@ -72,3 +72,33 @@ async fn replaced_type_stays_readable_and_no_change_between_is_lost() {
     assert_eq!((harness.server.watches(WIDGETS), harness.status().epoch), (1, 1));
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_that_adds_an_input_of_a_missing_type_and_returns_holds_no_worker() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(widget("b", "b"));
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let add = |input: Builder| input.watches_type(parts(), Handler::Object).optional();
+        // The second reconcile finds the input of the first one.
+        let added = context.inputs().and_then(|inputs| inputs.add("parts", add).ok());
+        let listed = context.store(&parts()).map(|store| store.all().len());
+        let state = added.map(|added| added.state());
+        log.lock().unwrap().push(format!("{request} {listed:?} {}", state.is_some()));
+        async { Ok(Outcome::Done) }
+    };
+    let described = builder().for_type(widgets()).conditional().max_concurrent_reconciles(1);
+    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/a None true", "ns/b None false"]);
+
+    harness.install("Part");
+    harness.server.apply(part("p", "a"));
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(harness.log().await, ["ns/p Some(1) false"]);
+    harness.shutdown().await;
+}

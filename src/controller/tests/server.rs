@@ -96,6 +96,11 @@ impl Server {
         self.simulated.apply(object).unwrap();
     }
 
+    /// Creates or changes an object without a namespace.
+    pub(super) fn apply_cluster_scoped(&self, object: Value) {
+        self.simulated.apply(object).unwrap();
+    }
+
     pub(super) fn delete(&self, kind: &str, name: &str) {
         self.simulated.remove(&format!("{GROUP}/v1"), kind, NAMESPACE, name).unwrap();
     }

@@ -1,14 +1,22 @@
 //! Controllers whose types appear, disappear and change.
 
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 use super::*;
 use crate::manager::{Readiness, UnmetRequirement, Verdict, WatchState};
 
-/// Returns whether nothing of a type is left: no watch, no informer, and no request or reconcile
-/// within an hour.
-async fn assert_absent(harness: &Harness, path: &str) {
+/// Returns the number of live tasks once nothing more can run.
+pub(super) async fn tasks() -> usize {
+    run_until_idle().await;
+    Handle::current().metrics().num_alive_tasks()
+}
+
+/// Asserts that nothing of a type is left: no watch, no informer, no task beside those of before,
+/// and no request or reconcile within an hour.
+pub(super) async fn assert_absent(harness: &Harness, path: &str, before: usize) {
     assert_eq!(harness.server.watches(path), 0);
+    let alive = tasks().await;
+    assert!(alive <= before, "{alive} tasks, {before} before");
     let informers = harness.cluster.informers.status();
     assert!(informers.iter().all(|it| !path.ends_with(&*it.key.identity.plural)), "{informers:?}");
     let before = harness.server.requests_of(path);
@@ -24,6 +32,7 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
     let waiting = harness.until(|status| status.reason == "TypeAbsent").await;
     assert_eq!(waiting.message, "widgets.example.com/v1 is not installed");
     assert_eq!(harness.server.requests_of(WIDGETS), 0);
+    let before = tasks().await;
 
     for (epoch, mark) in [(1, "first"), (2, "second")] {
         harness.install("Widget");
@@ -37,7 +46,7 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
         harness.server.uninstall("widgets");
         harness.state(ControllerState::Waiting).await;
         assert!(harness.cluster.informers.status().is_empty());
-        assert_absent(&harness, WIDGETS).await;
+        assert_absent(&harness, WIDGETS, before).await;
     }
     harness.shutdown().await;
 }
@@ -52,10 +61,8 @@ async fn controller_lives_with_a_type_that_it_owns_or_watches_twice_round() {
         harness.install("Widget");
         harness.add(described).await;
         harness.until(|status| status.reason == "TypeAbsent").await;
-        assert_eq!(
-            (harness.server.requests_of(PARTS), harness.server.requests_of(WIDGETS)),
-            (0, 0)
-        );
+        assert_eq!((harness.server.requests_of(PARTS), harness.server.requests_of(WIDGETS)), (0, 0));
+        let before = tasks().await;
 
         for epoch in 1..=2 {
             harness.install("Part");
@@ -66,8 +73,11 @@ async fn controller_lives_with_a_type_that_it_owns_or_watches_twice_round() {
 
             harness.server.uninstall("parts");
             harness.state(ControllerState::Waiting).await;
-            assert_absent(&harness, PARTS).await;
-            assert_absent(&harness, WIDGETS).await;
+            assert_eq!(harness.server.watches(PARTS), 0);
+            // Longer than the informer of widgets lingers.
+            sleep(Duration::from_secs(20)).await;
+            assert_absent(&harness, PARTS, before).await;
+            assert_absent(&harness, WIDGETS, before).await;
         }
         harness.shutdown().await;
     }
@@ -78,6 +88,7 @@ async fn controller_lives_with_the_served_version_of_its_type_twice_round() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "kept"));
+    let before = tasks().await;
     harness.add(builder().for_type(widgets()).conditional()).await;
 
     for epoch in 1..=2 {
@@ -90,7 +101,7 @@ async fn controller_lives_with_the_served_version_of_its_type_twice_round() {
         assert!(waiting.message.contains("widgets.example.com/v1"), "{}", waiting.message);
         // Longer than an informer lingers.
         sleep(Duration::from_secs(20)).await;
-        assert_absent(&harness, WIDGETS).await;
+        assert_absent(&harness, WIDGETS, before).await;
         harness.install("Widget");
     }
     harness.state(ControllerState::Running).await;
@@ -126,6 +137,7 @@ async fn optional_type_appears_and_disappears_within_one_epoch() {
     assert_eq!(degraded.report.missing, [widgets()]);
     harness.server.apply(object("Part", "x", "x"));
     assert_eq!(harness.log().await, ["ns/x missing"]);
+    let before = tasks().await;
 
     for mark in ["first", "second"] {
         harness.install("Widget");
@@ -135,13 +147,15 @@ async fn optional_type_appears_and_disappears_within_one_epoch() {
         harness.server.install(crd("Widget"), &["v2"]);
         harness.until(|status| status.reason == "Degraded").await;
         assert_eq!(harness.log().await, ["ns/a missing"], "its objects are out of sight");
-        assert_eq!(harness.server.watches(WIDGETS), 0);
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+        assert_absent(&harness, WIDGETS, before).await;
         harness.install("Widget");
         harness.until(|status| status.reason == "Running").await;
         harness.server.uninstall("widgets");
         harness.until(|status| status.reason == "Degraded").await;
-        assert_eq!(harness.server.watches(WIDGETS), 0);
-        harness.log().await;
+        assert_absent(&harness, WIDGETS, before).await;
+        assert_eq!(harness.server.watches(PARTS), 1, "the required type is watched on");
     }
 
     assert_eq!(harness.status().epoch, 1);

@@ -432,6 +432,28 @@ async fn standby_that_stops_starts_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn runnable_that_is_added_to_a_standby_starts_once_its_replica_leads() {
+    let server = server();
+    let mut a = Replica::start(&server, "a", cold());
+    a.until_leading().await;
+    let mut b = Replica::start(&server, "b", cold());
+    sleep(Duration::from_secs(5)).await;
+
+    let late = cold();
+    let epochs = late.epochs.subscribe();
+    let options = RunnableOptions::default();
+    b.harness.handle.add_runnable("late", Arc::new(late), options).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert!(epochs.borrow().is_none());
+    assert_eq!(b.harness.handle.status_of("late").unwrap().reason, "Standby");
+
+    a.harness.stop().await.unwrap();
+    b.until_leading().await;
+    assert!(epochs.borrow().as_ref().unwrap().leads());
+    b.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn leader_changes_leave_no_task() {
     let server = server();
     let mut leader = Replica::start(&server, "r", warm());

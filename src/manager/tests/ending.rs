@@ -98,6 +98,23 @@ async fn a_failed_run_ends_the_manager_when_it_returns_and_not_when_it_is_done()
 }
 
 #[tokio::test(start_paused = true)]
+async fn error_of_a_run_and_runnables_that_were_late_are_both_returned() {
+    let graceful_shutdown_timeout = Some(Duration::from_secs(1));
+    let options = ManagerOptions { graceful_shutdown_timeout, ..Default::default() };
+    let harness = Harness::start(Manager::new(options));
+    harness.add("deaf", &Probe::new(Body::IgnoresStop).arc()).await;
+    harness.until("deaf", ControllerState::Running).await;
+    let fails = Probe::new(Body::Fails).arc();
+    harness.handle.add("server", fails, RunnableOptions::fail_fast()).await.unwrap();
+
+    let end = timeout(Duration::from_secs(60), harness.running).await.expect("it ends").unwrap();
+
+    let Err(ManagerError::Late { names, before: Some(before) }) = end else { panic!("{end:?}") };
+    assert_eq!(names, ["deaf".into()]);
+    assert_eq!(before.to_string(), "server failed: boom");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_next_epoch_begins_at_done_and_no_sooner_than_the_back_off_after_the_return() {
     // Jitter shortens the back-off by up to a fifth.
     for (first, longest) in [(2, GRACE + Duration::from_millis(100)), (20, Duration::from_secs(20))]

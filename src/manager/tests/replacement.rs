@@ -183,3 +183,48 @@ async fn the_retry_of_a_preparation_ends_with_its_replacement() {
     assert_eq!(timers(&metrics, ""), [""; 0], "removed");
     harness.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn end_of_a_replaced_run_ends_nothing_of_its_replacement() {
+    let long = Duration::from_secs(3);
+    for old in [Body::FailsSlowly(long), Body::Drains(long), Body::IgnoresStop] {
+        let mut harness = Harness::new();
+        let fails = matches!(old, Body::FailsSlowly(_));
+        harness.add("widgets", &Probe::new(old).arc()).await;
+        let begun = if fails { ControllerState::Stopping } else { ControllerState::Running };
+        harness.until("widgets", begun).await;
+
+        let new = Probe::new(Body::UntilStopped).arc();
+        harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+        assert_eq!(harness.next_done().await.0, 1);
+        harness.until("widgets", ControllerState::Running).await;
+        // Longer than any task, grace or back-off of the old run.
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+
+        let status = harness.handle.status_of("widgets").unwrap();
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 2));
+        harness.handle.remove("widgets").await;
+        assert_eq!(harness.next_done().await, (2, DoneReason::Cancelled));
+        harness.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_of_a_runnable_that_is_being_removed_is_taken_until_its_run_has_ended() {
+    let mut harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::Drains(Duration::from_secs(3))).arc()).await;
+    harness.until("widgets", ControllerState::Running).await;
+    let new = Probe::new(Body::UntilStopped).arc();
+
+    let mut removal = Box::pin(harness.handle.remove("widgets"));
+    assert!(futures::poll!(&mut removal).is_pending());
+    let early = harness.handle.add("widgets", new.clone(), RunnableOptions::default()).await;
+    assert_eq!(early, Err(AddError::AlreadyThere("widgets".into())));
+    removal.await;
+    harness.add("widgets", &new).await;
+
+    assert_eq!(harness.next_done().await, (1, DoneReason::Cancelled));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 2);
+    harness.stop().await.unwrap();
+}

@@ -166,6 +166,24 @@ async fn input_of_the_controller_starts_in_each_epoch_and_one_of_a_context_ends_
 }
 
 #[tokio::test(start_paused = true)]
+async fn removals_of_one_input_at_once_all_wait_for_its_end() {
+    let late = Fake::new("late", &["a"]);
+    let mut harness = run(&Log::default());
+    harness.add("late", &late).unwrap().started().await.unwrap();
+    let inputs = harness.controller.inputs();
+
+    let mut first = Box::pin(inputs.remove("late"));
+    let mut second = Box::pin(inputs.remove("late"));
+    assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
+    assert_eq!(late.running(), 1);
+
+    assert!(second.await);
+    assert_eq!(late.running(), 0);
+    assert!(poll!(first).is_ready());
+    harness.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn removed_input_does_not_wait_for_one_of_its_name_that_was_added_since() {
     let (old, new) = (Fake::new("old", &[]), Fake::new("new", &[]).missing());
     let mut harness = run(&Log::default());
