@@ -70,6 +70,7 @@ mod spec;
 #[cfg(feature = "testing")]
 mod tests;
 mod type_changes;
+mod watch_error;
 pub mod write;
 
 pub use builder::{BuildError, Builder};
@@ -77,7 +78,7 @@ pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, FetchError};
 pub use defaults::{ControllerDefaults, TypeDefaults};
 pub use event::Event;
-pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
+pub use handler::{DeltaFn, Enqueue, GenericFn, Handler, MapFn};
 pub use inputs::{InputError, InputHandle, InputState, Inputs};
 pub use instance::Controller;
 pub use lister::{CachedResource, DecodedObjects, Lister, ListerError, LookupError};
@@ -101,5 +102,8 @@ pub(crate) use run::outcome::is_forbidden;
 pub(crate) use run::outcome::{ObjectGone, PostponedError};
 pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
+pub use source::event::EventSource;
 pub use source::function::FunctionSource;
+pub use source::informer::InformerSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
+pub use watch_error::WatchErrorHandler;

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 pub use self::error::BuildError;
 use self::input_options::{InputKind, InputOptions, KindOptions, Role};
 use super::{
-    Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request,
-    handler::{OnSynced, OnWatchError},
+    Cluster, ConditionalSource, Enqueue, Handler, Predicate, Request, WatchErrorHandler,
+    handler::OnSynced,
     queue::{Backoff, Limit, NewLimiter, RateLimiter},
     run::{
         input::{Input, InputConditions},
@@ -30,8 +30,8 @@ use crate::{
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
 /// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `namespaces`,
-/// `in_cluster`, `managed_fields`, `index`, `on_synced` and `on_watch_error` apply to the last
-/// input.
+/// `in_cluster`, `managed_fields`, `index`, `resync`, `on_synced` and `on_watch_error` apply to the
+/// last input.
 ///
 /// ```
 /// # use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
@@ -291,7 +291,7 @@ impl Builder {
         on_error: impl Fn(WatchState, &str) + Send + Sync + 'static,
     ) -> Self {
         self.last("on_watch_error", |kind| {
-            kind.watch_error = Some(OnWatchError(GuardedDrop::new(Arc::new(on_error))));
+            kind.watch_error = Some(WatchErrorHandler::new(on_error));
         })
     }
 
@@ -323,6 +323,30 @@ impl Builder {
     /// metadata entries are in no index: build it with [`Builder::whole`] to find all objects.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
+    }
+
+    /// Delivers all objects of this input again in each period (1 s at least), as updates whose old
+    /// and new object are the same: to repair what is outside of the cluster, for example. None by
+    /// default.
+    ///
+    /// The objects are read from the cache, without a request to the server, and spread over the
+    /// period. Their requests have low priority. An object that changes meanwhile is delivered once,
+    /// with its change. Predicates of changes, such as
+    /// [`Predicate::generation`](super::Predicate::generation), drop resyncs.
+    ///
+    /// Semantics: `cache.ByObject.SyncPeriod` of controller-runtime, except that each input has its
+    /// own period, and that it is spread.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use k8s_openapi::api::core::v1::Service;
+    /// # use pilotlight::controller::{Builder, Controller};
+    /// let hour = Duration::from_secs(3600);
+    /// let builder = Controller::builder("load-balancers").for_::<Service>().resync(hour);
+    /// # drop(builder);
+    /// ```
+    pub fn resync(self, period: Duration) -> Self {
+        self.last("resync", |kind| kind.resync = Some(period))
     }
 
     /// Adds requests each time that this input has synced, such as for an optional type, whose

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Backoff, RateLimiter, Request, queue::NewLimiter};
+use super::{Backoff, RateLimiter, Request, WatchErrorHandler, queue::NewLimiter};
 use crate::kind::TypeRef;
 
 /// Defaults of the controllers that are built with a [`Cluster`](super::Cluster), by
@@ -51,6 +51,18 @@ pub struct TypeDefaults {
     pub labels: Option<Arc<str>>,
     /// Field selector that the server applies.
     pub fields: Option<Arc<str>>,
+    /// Period of resyncs, as by [`Builder::resync`](super::Builder::resync); none by default.
+    pub resync: Option<Duration>,
+    /// Handler of watch errors, in place of none; see
+    /// [`Builder::on_watch_error`](super::Builder::on_watch_error).
+    ///
+    /// ```
+    /// # use pilotlight::controller::{TypeDefaults, WatchErrorHandler};
+    /// let on_error = WatchErrorHandler::new(|state, error| eprintln!("{state:?}: {error}"));
+    /// let defaults = TypeDefaults { on_watch_error: Some(on_error), ..TypeDefaults::default() };
+    /// # drop(defaults);
+    /// ```
+    pub on_watch_error: Option<WatchErrorHandler>,
     /// Maximum number of concurrent reconciles of a controller whose first primary type this is.
     pub max_concurrent_reconciles: Option<usize>,
 }

@@ -11,9 +11,10 @@ use crate::informer::{Delta, Object};
 /// create. An input that is narrowed by [`Builder::matching`] sees an object that begins to match as
 /// created, and one that ceases to match as deleted.
 ///
-/// There is no generic event: a source of the user adds requests itself.
+/// A generic event has no verb: its object has not changed ([`Handler::generic`]).
 ///
 /// [`Builder::matching`]: super::Builder::matching
+/// [`Handler::generic`]: super::Handler::generic
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<O> {
     /// The object is new to the input.

@@ -13,7 +13,6 @@ use crate::{
     guard::GuardedDrop,
     informer::{Delta, Object, ObjectKey, Store},
     kind::{GroupKind, Scope, TypeRef},
-    manager::WatchState,
     redaction,
 };
 
@@ -131,6 +130,9 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 /// Function that maps a change to requests.
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
+/// Function that maps the object of a generic event to requests.
+pub type GenericFn = Arc<dyn Fn(&Object, &mut Enqueue<'_>) + Send + Sync>;
+
 /// Function that adds requests when an input has synced.
 #[derive(Clone)]
 pub(super) struct OnSynced(pub(super) GuardedDrop<Arc<SyncedFn>>);
@@ -140,18 +142,6 @@ type SyncedFn = dyn Fn(&mut Enqueue<'_>) + Send + Sync;
 impl std::fmt::Debug for OnSynced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("OnSynced")
-    }
-}
-
-/// Function that is called with the errors of a watch.
-#[derive(Clone)]
-pub(super) struct OnWatchError(pub(super) GuardedDrop<Arc<WatchErrorFn>>);
-
-type WatchErrorFn = dyn Fn(WatchState, &str) + Send + Sync;
-
-impl std::fmt::Debug for OnWatchError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OnWatchError")
     }
 }
 
@@ -201,6 +191,8 @@ pub enum Handler {
     Delta(DeltaFn),
     /// Function of the whole change that decodes the objects: [`Handler::typed`].
     Decoded(DeltaFn),
+    /// Handler with a function for generic events: [`Handler::generic`].
+    Generic(Arc<Handler>, GenericFn),
 }
 
 impl Handler {
@@ -243,13 +235,55 @@ impl Handler {
         }))
     }
 
+    /// Returns this handler with a function for generic events: objects that a source delivers
+    /// without a change of them ([`EventSource`](super::EventSource),
+    /// [`SourceContext::deliver_generic`](super::SourceContext::deliver_generic)).
+    ///
+    /// Without it, `Object`, `Owner` and `Map` map the object of a generic event like a created one,
+    /// and a function of changes is not called.
+    ///
+    /// ```
+    /// use pilotlight::controller::{Enqueue, Event, Handler, Request};
+    ///
+    /// let handler = Handler::events(|event: Event<_>, queue: &mut Enqueue<'_>| {
+    ///     queue.add(event.object().key().clone());
+    /// })
+    /// .generic(|object, queue| queue.add(Request::cluster(object.key().name.clone())));
+    /// # drop(handler);
+    /// ```
+    #[must_use]
+    pub fn generic(
+        self,
+        handle: impl Fn(&Object, &mut Enqueue<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        Self::Generic(Arc::new(self), Arc::new(handle))
+    }
+
+    /// Appends the requests of a generic event, given as the creation of its object.
+    pub(super) fn generic_requests(
+        &self,
+        created: &Delta,
+        scope: impl Fn(&GroupKind) -> Option<Scope>,
+        queue: &mut Enqueue<'_>,
+    ) {
+        match self {
+            Self::Object | Self::Owner { .. } | Self::Map(_) => {
+                self.requests(created, &scope, queue);
+            }
+            Self::Delta(_) | Self::Decoded(_) => {}
+            Self::Generic(_, handle) => {
+                created.new.iter().for_each(|object| handle(object, queue));
+            }
+        }
+    }
+
     /// Appends the requests of a change, perhaps some of them twice: the queue merges them.
     ///
     /// The old object is mapped too, so that an owner that lost the object is reconciled.
     pub(super) fn requests(
         &self,
         delta: &Delta,
-        scope: impl Fn(&GroupKind) -> Option<Scope>,
+        scope: &dyn Fn(&GroupKind) -> Option<Scope>,
         queue: &mut Enqueue<'_>,
     ) {
         let both = || delta.old.iter().chain(&delta.new);
@@ -282,6 +316,7 @@ impl Handler {
                 }
             }
             Self::Delta(map) | Self::Decoded(map) => map(delta, queue),
+            Self::Generic(handler, _) => handler.requests(delta, scope, queue),
         }
     }
 }
@@ -294,6 +329,7 @@ impl std::fmt::Debug for Handler {
             Self::Map(_) => "Map",
             Self::Delta(_) => "Delta",
             Self::Decoded(_) => "Decoded",
+            Self::Generic(..) => "Generic",
         })
     }
 }
@@ -318,7 +354,7 @@ mod tests {
 
     fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
         let mut requests = Vec::new();
-        handler.requests(delta, |_| scope, &mut Enqueue::new(&mut requests, None));
+        handler.requests(delta, &|_| scope, &mut Enqueue::new(&mut requests, None));
         requests.iter().map(|(request, _)| request.to_string()).collect()
     }
 

@@ -2,7 +2,9 @@
 
 pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
+pub(in crate::controller) mod event;
 pub(in crate::controller) mod function;
+pub(in crate::controller) mod informer;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;
 
@@ -16,7 +18,7 @@ use super::{
     Request,
     metrics::Series,
     queue::{Add, Queue},
-    run::delivery::Deliveries,
+    run::delivery::{Deliveries, UnfinishedRequests},
     run::input_status::InputStatuses,
 };
 use crate::manager::{BoxError, Epoch, Readiness};
@@ -37,6 +39,8 @@ pub struct SourceContext {
     pub(super) deliveries: Arc<Deliveries>,
     // `None` for a built-in source.
     pub(super) handlers: Option<Arc<SourceHandlers>>,
+    // Keeps the mapped requests until a reconcile has finished them.
+    pub(super) keeps: Option<Arc<UnfinishedRequests>>,
 }
 
 impl std::fmt::Debug for SourceContext {

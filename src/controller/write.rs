@@ -6,6 +6,7 @@
 mod apply;
 mod condition;
 mod create_or_patch;
+mod create_or_update;
 mod finalizer;
 mod owner_reference;
 
@@ -14,6 +15,7 @@ pub use condition::{
     condition, find_condition, is_condition_true, remove_condition, set_condition,
 };
 pub use create_or_patch::{CreateOrPatchError, OperationResult, create_or_patch};
+pub use create_or_update::create_or_update;
 pub use finalizer::{add_finalizer, has_finalizer, remove_finalizer};
 pub use owner_reference::{
     OwnerReferenceError, remove_owner_reference, set_controller_reference, set_owner_reference,

@@ -80,6 +80,14 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
+    /// Adds resyncs of objects of the store.
+    pub(super) fn resync(&self, objects: impl Iterator<Item = Object>) {
+        let mut state = self.lock();
+        objects.for_each(|object| state.pending.push_resync(object));
+        drop(state);
+        self.notify.notify_one();
+    }
+
     /// Wakes the subscriber: its scan can continue.
     pub(super) fn wake(&self) {
         self.notify.notify_one();

@@ -147,9 +147,14 @@ impl Object {
         if self.is_whole() { Self::entry(self.header().clone()) } else { self.clone() }
     }
 
+    /// Returns whether both share their memory, as the objects of a resync do.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Returns whether both are the same version of the same object: same uid and resourceVersion.
     pub fn is_same_version(&self, other: &Self) -> bool {
-        if Arc::ptr_eq(&self.inner, &other.inner) {
+        if self.is(other) {
             return true;
         }
         let (mine, theirs) = (self.header(), other.header());

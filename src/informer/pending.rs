@@ -62,6 +62,14 @@ impl PendingChanges {
         self.deltas.insert(arrival, PendingDelta { delta, unseen: false });
     }
 
+    /// Adds a resync of an object of the store: an update without a difference. Without effect on an
+    /// object whose change is pending.
+    pub(super) fn push_resync(&mut self, object: Object) {
+        if !self.arrivals.contains_key(object.key()) {
+            self.push(&object.key().clone(), Some(object.clone()), Some(object), false);
+        }
+    }
+
     /// Adds the deletion of an object that has no entry and that the subscriber has not seen.
     pub(super) fn push_unseen(&mut self, key: &ObjectKey, old: Object) {
         if !self.arrivals.contains_key(key) {
@@ -236,6 +244,24 @@ mod tests {
         assert_eq!(seen(pending.pop()), ("5".into(), Some(1), None), "the last deletions are kept");
         while pending.pop().is_some() {}
         assert!(pending.gone.is_empty());
+    }
+
+    #[test]
+    fn resync_is_an_update_without_a_difference_and_merges_with_changes() {
+        let mut pending = PendingChanges::default();
+
+        change(&mut pending, "created", None, Some(1));
+        for name in ["created", "same", "changed", "deleted"] {
+            pending.push_resync(object(name, 1));
+        }
+        change(&mut pending, "changed", Some(1), Some(2));
+        change(&mut pending, "deleted", Some(1), None);
+
+        assert_eq!(seen(pending.pop()), ("created".into(), None, Some(1)));
+        assert_eq!(seen(pending.pop()), ("same".into(), Some(1), Some(1)));
+        assert_eq!(seen(pending.pop()), ("changed".into(), Some(1), Some(2)));
+        assert_eq!(seen(pending.pop()), ("deleted".into(), Some(1), None));
+        assert!(pending.pop().is_none());
     }
 
     #[test]

@@ -243,14 +243,30 @@ impl SharedInformer {
         subscriber.is_some_and(|subscriber| subscriber.scan(&self.store, complete))
     }
 
+    /// Delivers the next objects again that concern a subscriber and that `is_due` selects, as
+    /// updates without a difference. Returns the key from which to continue; `None` at the end.
+    pub(super) fn resync(
+        &self,
+        id: SubscriberId,
+        after: Option<&ObjectKey>,
+        is_due: impl Fn(&ObjectKey) -> bool,
+    ) -> Option<ObjectKey> {
+        // Under the lock, so that the store has no change that is not in the mailbox.
+        let state = self.lock();
+        let subscriber = state.subscribers.get(&id)?;
+        let own = subscriber.interests();
+        let scanned = self.store.after(after, &[Interest::Everything], REDUCED);
+        let objects = scanned.objects.into_iter();
+        subscriber
+            .mailbox
+            .resync(objects.filter(|object| is_due(object.key()) && own.concerns(object.header())));
+        scanned.last.filter(|_| !scanned.end)
+    }
+
     /// Returns the stored objects that concern a subscriber now.
     pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
-        let mut own = InterestIndex::default();
-        if let Some(subscriber) = self.lock().subscribers.get(&id) {
-            for interest in subscriber.deliver.iter().chain(subscriber.moving.values().flatten()) {
-                own.insert(interest, ());
-            }
-        }
+        let own = self.lock().subscribers.get(&id).map(|subscriber| subscriber.interests());
+        let own = own.unwrap_or_default();
         let (mut concerned, mut cursor) = (Vec::new(), None);
         loop {
             let scanned = self.store.after(cursor.as_ref(), &[Interest::Everything], REDUCED);

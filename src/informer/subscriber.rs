@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{Header, Interest, Object, ObjectKey, Store, mailbox::Mailbox};
+use super::{
+    Header, Interest, Object, ObjectKey, Store, interest::InterestIndex, mailbox::Mailbox,
+};
 
 /// Objects that one step of a scan examines at most, under the informer's lock. Few in tests, which
 /// have few objects.
@@ -42,6 +44,15 @@ impl Subscriber {
             fill,
             cursor: Cursor::At(None),
         }
+    }
+
+    /// Returns an index of all interests whose objects are delivered.
+    pub(super) fn interests(&self) -> InterestIndex<()> {
+        let mut own = InterestIndex::default();
+        for interest in self.deliver.iter().chain(self.moving.values().flatten()) {
+            own.insert(interest, ());
+        }
+        own
     }
 
     /// Delivers a change that concerns the subscriber.

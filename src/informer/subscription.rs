@@ -133,6 +133,19 @@ impl Subscription {
         self.informer.concerned(self.id)
     }
 
+    /// Delivers the stored objects again that concern the subscription and that `is_due` selects, as
+    /// updates without a difference. An object whose change is pending is left to that change.
+    pub(crate) async fn resync(&self, is_due: impl Fn(&ObjectKey) -> bool) {
+        let mut last = None;
+        loop {
+            last = self.informer.resync(self.id, last.as_ref(), &is_due);
+            if last.is_none() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Subscribes to the progress of the informer.
     pub fn progress(&self) -> watch::Receiver<InformerProgress> {
         self.informer.progress()

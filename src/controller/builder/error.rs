@@ -49,6 +49,9 @@ pub enum BuildError {
     /// Map the requests before they are sent: a handler and predicates apply to changes only.
     #[error("{0}: {1} has no effect, since the source adds requests and delivers no changes")]
     RequestsOnly(ControllerName, &'static str),
+    /// Call `generic` for the handler of a custom source: a type has no generic events.
+    #[error("{0}: Handler::generic has no effect for {1}, which is a type; use an EventSource")]
+    GenericOfType(ControllerName, TypeRef),
     /// Call `conditional` or `optional`.
     #[error("{0}: input_when does not stop a plain input; call conditional or optional for {1}")]
     PlainCondition(ControllerName, String),

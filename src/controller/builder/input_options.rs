@@ -1,14 +1,14 @@
 //! Options of one input, and the source that they become.
 
-use std::{mem, sync::Arc};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
 use super::BuildError;
 use crate::{
     controller::{
-        Cluster, ConditionalSource, Handler, Predicate,
-        handler::{OnSynced, OnWatchError},
+        Cluster, ConditionalSource, Handler, Predicate, WatchErrorHandler,
+        handler::OnSynced,
         run::input::{Input, InputConditions, InputSource},
         run::input_status::InputMode,
         source::{
@@ -47,7 +47,8 @@ pub(super) struct KindOptions {
     pub(super) predicates: Vec<Predicate>,
     pub(super) indexes: Vec<Index>,
     pub(super) synced: Option<OnSynced>,
-    pub(super) watch_error: Option<OnWatchError>,
+    pub(super) watch_error: Option<WatchErrorHandler>,
+    pub(super) resync: Option<Duration>,
     /// Interests that narrow what is delivered and kept whole; none for all.
     pub(super) interests: Vec<Interest>,
     pub(super) whole: bool,
@@ -134,7 +135,7 @@ impl KindOptions {
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
         let (interests, whole, cluster) = (Vec::new(), false, None);
-        let (namespaces, synced, watch_error) = (Vec::new(), None, None);
+        let (namespaces, synced, watch_error, resync) = (Vec::new(), None, None, None);
         Self {
             filter,
             namespaces,
@@ -144,6 +145,7 @@ impl KindOptions {
             indexes,
             synced,
             watch_error,
+            resync,
             interests,
             whole,
             cluster,
@@ -157,6 +159,8 @@ impl KindOptions {
         let of_cluster = cluster.namespace.clone();
         self.filter.labels = self.filter.labels.or(of_type.labels);
         self.filter.fields = self.filter.fields.or(of_type.fields);
+        self.resync = self.resync.or(of_type.resync);
+        self.watch_error = self.watch_error.or(of_type.on_watch_error);
         let chosen = [mem::take(&mut self.namespaces), of_type.namespaces];
         let chosen = chosen.into_iter().find(|namespaces| !namespaces.is_empty());
         let mut namespaces: Vec<Option<Arc<str>>> = Vec::new();
@@ -192,7 +196,7 @@ impl KindOptions {
         let (types, informers) = (cluster.types.clone(), cluster.informers.clone());
         let is_foreign = !types.is(&own.types);
         let Self { filter, role, predicates, indexes, synced, interests, whole, .. } = self;
-        let watch_error = self.watch_error;
+        let (watch_error, resync) = (self.watch_error, self.resync);
         let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
         let (mapping, delivery) = match role {
             Role::Primary => {
@@ -223,6 +227,7 @@ impl KindOptions {
             panics: watch::Sender::default(),
             synced,
             watch_error,
+            resync,
             mode,
             is_foreign,
             types,
@@ -236,6 +241,10 @@ impl KindOptions {
         let is_for_watches = !self.interests.is_empty() || self.cluster.is_some();
         if is_for_watches && !matches!(self.role, Role::Watched(_)) {
             return Err(BuildError::NotWatched(name.clone(), type_ref()));
+        }
+        if let Role::Watched(Handler::Generic(..)) | Role::Claimed(Handler::Generic(..)) = self.role
+        {
+            return Err(BuildError::GenericOfType(name.clone(), type_ref()));
         }
         let method = match self.filter.projection {
             Projection::Full => return Ok(()),
@@ -271,7 +280,11 @@ impl KindOptions {
             Role::Primary
             | Role::Claimed(_)
             | Role::Watched(
-                Handler::Object | Handler::Map(_) | Handler::Delta(_) | Handler::Decoded(_),
+                Handler::Object
+                | Handler::Map(_)
+                | Handler::Delta(_)
+                | Handler::Decoded(_)
+                | Handler::Generic(..),
             ) => predicates.find_map(Predicate::reads),
         };
         match field {

@@ -273,6 +273,7 @@ impl InputRun {
             series: Arc::clone(&self.series),
             deliveries: Arc::clone(&self.deliveries),
             handlers: self.input.handlers(),
+            keeps: None,
         }
     }
 

@@ -51,23 +51,55 @@ use crate::manager::{Readiness, always};
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChannelSource {
+    channel: Channel<Request>,
+}
+
+/// Receiver of a channel, and the requests of its items that no reconcile has finished.
+#[derive(Debug)]
+pub(super) struct Channel<T> {
     // Locked by the running epoch.
-    requests: Arc<Mutex<mpsc::Receiver<Request>>>,
-    taken: Arc<UnfinishedRequests>,
+    items: Arc<Mutex<mpsc::Receiver<T>>>,
+    pub(super) taken: Arc<UnfinishedRequests>,
+}
+
+impl<T> Clone for Channel<T> {
+    fn clone(&self) -> Self {
+        Self { items: Arc::clone(&self.items), taken: Arc::clone(&self.taken) }
+    }
 }
 
 impl ChannelSource {
     /// Returns the sender of a channel of `capacity` requests (at least 1), and the source that
     /// receives them.
     pub fn new(capacity: usize) -> (mpsc::Sender<Request>, Self) {
+        let (sender, channel) = Channel::new(capacity);
+        (sender, Self { channel })
+    }
+}
+
+impl<T: Send> Channel<T> {
+    /// Returns the sender of a channel of `capacity` items (at least 1), and its receiver.
+    pub(super) fn new(capacity: usize) -> (mpsc::Sender<T>, Self) {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
-        let requests = Arc::new(Mutex::new(receiver));
-        (sender, Self { requests, taken: Arc::default() })
+        (sender, Self { items: Arc::new(Mutex::new(receiver)), taken: Arc::default() })
     }
 
-    /// Enqueues the kept requests and then those that arrive, until the channel is closed.
-    async fn pump(self, context: &SourceContext) {
-        let mut requests = self.requests.lock().await;
+    /// Enqueues the kept requests, and delivers the items that arrive until the channel is closed.
+    /// Resolves when the source is to stop.
+    pub(super) async fn run(self, context: &SourceContext, deliver: impl Fn(T)) {
+        select! {
+            biased;
+            () = context.stopping() => {}
+            // Continues after the channel is closed: kept requests may be confirmed later.
+            () = async {
+                self.pump(context, deliver).await;
+                context.stopping().await;
+            } => {}
+        }
+    }
+
+    async fn pump(self, context: &SourceContext, deliver: impl Fn(T)) {
+        let mut items = self.items.lock().await;
         context.deliveries.join(&self.taken);
         for request in self.taken.requests() {
             // Set first, since a reconcile that begins at once clears it.
@@ -76,14 +108,13 @@ impl ChannelSource {
                 self.taken.set_waits(&request, false);
             }
         }
-        let capacity = requests.max_capacity();
+        let capacity = items.max_capacity();
         self.taken.wait_capacity(capacity).await;
-        // Checked before each request, since many may arrive within one poll.
+        // Checked before each item, since many may arrive within one poll.
         while !context.stop.is_cancelled()
-            && let Some(request) = requests.recv().await
+            && let Some(item) = items.recv().await
         {
-            self.taken.take(request.clone());
-            context.enqueue(request);
+            deliver(item);
             self.taken.wait_capacity(capacity).await;
         }
     }
@@ -95,17 +126,14 @@ impl ConditionalSource for ChannelSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let source = self.clone();
+        let Channel { items, taken } = self.channel.clone();
         let done = async move {
-            select! {
-                biased;
-                () = context.stopping() => {}
-                // Continues after the channel is closed: kept requests may be confirmed later.
-                () = async {
-                    source.pump(&context).await;
-                    context.stopping().await;
-                } => {}
-            }
+            let keeps = Arc::clone(&taken);
+            let deliver = |request: Request| {
+                keeps.take(request.clone());
+                context.enqueue(request);
+            };
+            Channel { items, taken }.run(&context, deliver).await;
             SourceEnd::Stopped
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }

@@ -1,8 +1,9 @@
 //! Built-in source: changes of the objects of one type, read from its shared informer.
 
+mod resync;
 mod run;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::select_all};
 use tokio::{
@@ -15,8 +16,8 @@ use super::mapping::scope_of;
 use crate::{
     controller::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
-        SourceStart,
-        handler::{OnSynced, OnWatchError},
+        SourceStart, WatchErrorHandler,
+        handler::OnSynced,
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
@@ -41,7 +42,9 @@ pub(in crate::controller) struct KindSource {
     /// Last panic of an index function, with index, object and message.
     pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
     pub(in crate::controller) synced: Option<OnSynced>,
-    pub(in crate::controller) watch_error: Option<OnWatchError>,
+    pub(in crate::controller) watch_error: Option<WatchErrorHandler>,
+    /// Period in which all objects are delivered again.
+    pub(in crate::controller) resync: Option<Duration>,
     pub(in crate::controller) mode: InputMode,
     /// True if the objects are those of a cluster other than the controller's.
     pub(in crate::controller) is_foreign: bool,
@@ -291,7 +294,7 @@ impl KindSource {
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
             Mapping::Handler(handler) => {
-                handler.requests(delta, |owner| scope_of(&self.types, owner), queue);
+                handler.requests(delta, &|owner| scope_of(&self.types, owner), queue);
             }
             Mapping::Primary(primary) => {
                 queue.add(Request::new(*primary, delta.key.clone()));
@@ -306,7 +309,7 @@ impl KindSource {
                         only_controller: *only_controller,
                     };
                     let first = queue.len();
-                    handler.requests(delta, |_| Some(primary.identity.scope), queue);
+                    handler.requests(delta, &|_| Some(primary.identity.scope), queue);
                     queue.set_primary(first, position);
                 }
             }

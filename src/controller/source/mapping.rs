@@ -14,7 +14,7 @@ use crate::{
     },
     discovery::TypeRegistry,
     guard::{self, GuardedDrop},
-    informer::{Delta, Subscription},
+    informer::{Delta, Object, Subscription},
     kind::{GroupKind, Scope, ServedType, TypeName, TypeRef},
 };
 
@@ -53,7 +53,24 @@ impl SourceContext {
         };
         let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
         self.map_change(&handlers.name, &handlers.predicates, change, &mut Vec::new(), |queue| {
-            handlers.handler.requests(change, scope, queue);
+            handlers.handler.requests(change, &scope, queue);
+        });
+    }
+
+    /// Adds the requests of a generic event: of an object that has not changed in the cluster. The
+    /// handler maps it by its function for such events ([`Handler::generic`]), and predicates decide
+    /// as about a created object. Ignored once the epoch stops.
+    ///
+    /// [`EventSource`](super::super::EventSource) delivers the objects of a channel.
+    pub fn deliver_generic(&self, object: &Object) {
+        // A request that is kept is not lost with the epoch, so that it must be known.
+        let is_late = self.feed.is_cancelled() && self.keeps.is_none();
+        let Some(handlers) = self.handlers.as_deref().filter(|_| !is_late) else { return };
+        let (key, new) = (object.key().clone(), Some(object.clone()));
+        let created = Delta { key, old: None, new, initial: false };
+        let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
+        self.map_change(&handlers.name, &handlers.predicates, &created, &mut Vec::new(), |queue| {
+            handlers.handler.generic_requests(&created, scope, queue);
         });
     }
 
@@ -164,6 +181,9 @@ impl SourceContext {
         let failed = collected.failed();
         let usual = Add { priority, ..Add::default() };
         for (request, own) in requests.drain(..) {
+            if let Some(keeps) = &self.keeps {
+                keeps.take(request.clone());
+            }
             self.queue.add_with(request, own.unwrap_or(usual));
         }
         if let Some((key, error)) = failed {
@@ -204,7 +224,8 @@ pub(super) fn scope_of(types: &TypeRegistry, owner: &GroupKind) -> Option<Scope>
 /// Returns the priority of a change: low for the initial list and for resyncs.
 fn priority(delta: &Delta) -> i32 {
     let resync = match (&delta.old, &delta.new) {
-        // An aggregated API may send no resourceVersion.
+        (Some(old), Some(new)) if old.is(new) => true,
+        // Another informer's resync. An aggregated API may send no resourceVersion.
         (Some(old), Some(new)) => {
             let (old, new) = (&old.header().resource_version, &new.header().resource_version);
             old == new && !new.is_empty()
@@ -232,5 +253,7 @@ mod tests {
         assert_eq!(priority(&delta(version("1"), version("2"))), 0);
         assert_eq!(priority(&delta(version("2"), None)), 0);
         assert_eq!(priority(&delta(version(""), version(""))), 0, "nothing is known of versions");
+        let same = version("").unwrap();
+        assert_eq!(priority(&delta(Some(same.clone()), Some(same))), LOW_PRIORITY, "a resync");
     }
 }

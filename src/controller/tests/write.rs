@@ -9,7 +9,7 @@ use kube::{
 };
 
 use super::{
-    super::write::{CreateOrPatchError, OperationResult, create_or_patch},
+    super::write::{CreateOrPatchError, OperationResult, create_or_patch, create_or_update},
     *,
 };
 
@@ -84,6 +84,42 @@ async fn object_is_created_patched_by_its_difference_or_left_alone() {
     let (same, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
     assert_eq!(written, OperationResult::Unchanged);
     assert_eq!(same.metadata.resource_version, patched.metadata.resource_version);
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_is_created_updated_whole_or_left_alone_and_a_change_since_the_read_is_a_conflict() {
+    let server = Server::new();
+    let context = context(&server);
+    let api = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+    let text = |text: &'static str| {
+        move |map: &mut ConfigMap| {
+            map.data = Some(BTreeMap::from([("text".to_owned(), text.to_owned())]));
+            Ok(())
+        }
+    };
+
+    let (_, written) = create_or_update(&api, map("a", ""), text("one")).await.unwrap();
+    assert_eq!(written, OperationResult::Created);
+    let (updated, written) = create_or_update(&api, map("a", ""), text("two")).await.unwrap();
+    assert_eq!(written, OperationResult::Updated);
+    assert_eq!(updated.data.unwrap()["text"], "two");
+    let (same, written) = create_or_update(&api, map("a", ""), text("two")).await.unwrap();
+    assert_eq!(written, OperationResult::Unchanged);
+    assert_eq!(same.metadata.resource_version, updated.metadata.resource_version);
+
+    let late = create_or_update(&api, map("a", ""), |map| {
+        server.apply(json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" },
+            "data": { "text": "of another" },
+        }));
+        map.data = None;
+        map.metadata.resource_version = None;
+        Ok(())
+    });
+    let error = late.await.unwrap_err();
+    let CreateOrPatchError::Server(kube::Error::Api(status)) = error else { panic!("{error}") };
+    assert_eq!(status.reason, "Conflict");
+    assert_eq!(api.get("a").await.unwrap().data.unwrap()["text"], "of another");
 }
 
 #[tokio::test(start_paused = true)]

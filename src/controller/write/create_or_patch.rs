@@ -11,18 +11,20 @@ use serde_json::{Map, Value};
 
 use crate::manager::BoxError;
 
-/// Write that [`create_or_patch`] has made.
+/// Write that [`create_or_patch`] or [`create_or_update`](super::create_or_update) has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationResult {
     /// The object did not exist.
     Created,
-    /// The object was different.
+    /// The object was different, and its difference was sent.
     Patched,
+    /// The object was different, and was sent whole.
+    Updated,
     /// The object was as desired: no write.
     Unchanged,
 }
 
-/// Error of [`create_or_patch`].
+/// Error of [`create_or_patch`] and [`create_or_update`](super::create_or_update).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateOrPatchError {
@@ -72,21 +74,8 @@ pub async fn create_or_patch<K>(
 where
     K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
 {
-    let name = object.meta().name.clone().ok_or(CreateOrPatchError::Identity("name"))?;
-    let found = api.get_opt(&name).await?;
-    let exists = found.is_some();
-    let mut desired = found.unwrap_or(object);
-    let mut before = serde_json::to_value(&desired)?;
-    let (namespace, version) = (desired.namespace(), desired.resource_version());
-    change(&mut desired).map_err(CreateOrPatchError::Change)?;
-    if desired.meta().name.as_ref() != Some(&name) {
-        return Err(CreateOrPatchError::Identity("name"));
-    }
-    if desired.namespace() != namespace {
-        return Err(CreateOrPatchError::Identity("namespace"));
-    }
-
-    let mut after = serde_json::to_value(&desired)?;
+    let ChangedObject { name, exists, version, mut before, desired, mut after } =
+        ChangedObject::read(api, object, change).await?;
     let (mut status_before, status) = (take_status(&mut before), take_status(&mut after));
     let (mut current, mut written) = if exists {
         match difference(&before, &after) {
@@ -111,6 +100,46 @@ where
         }
     }
     Ok((current, written))
+}
+
+/// Object that was read, or is to be created, with the change of a closure.
+pub(super) struct ChangedObject<K> {
+    pub(super) name: String,
+    /// True if the server has the object.
+    pub(super) exists: bool,
+    /// resourceVersion that was read.
+    pub(super) version: Option<String>,
+    pub(super) before: Value,
+    pub(super) desired: K,
+    pub(super) after: Value,
+}
+
+impl<K> ChangedObject<K>
+where
+    K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
+{
+    /// Reads the object live and changes it; without one, changes `object`.
+    pub(super) async fn read(
+        api: &Api<K>,
+        object: K,
+        change: impl FnOnce(&mut K) -> Result<(), BoxError>,
+    ) -> Result<Self, CreateOrPatchError> {
+        let name = object.meta().name.clone().ok_or(CreateOrPatchError::Identity("name"))?;
+        let found = api.get_opt(&name).await?;
+        let exists = found.is_some();
+        let mut desired = found.unwrap_or(object);
+        let before = serde_json::to_value(&desired)?;
+        let (namespace, version) = (desired.namespace(), desired.resource_version());
+        change(&mut desired).map_err(CreateOrPatchError::Change)?;
+        if desired.meta().name.as_ref() != Some(&name) {
+            return Err(CreateOrPatchError::Identity("name"));
+        }
+        if desired.namespace() != namespace {
+            return Err(CreateOrPatchError::Identity("namespace"));
+        }
+        let after = serde_json::to_value(&desired)?;
+        Ok(Self { name, exists, version, before, desired, after })
+    }
 }
 
 /// Sends a merge patch for this version of an object.

@@ -8,15 +8,17 @@ use tokio::{
     task::consume_budget,
 };
 
-use super::KindSource;
+use super::{
+    KindSource,
+    resync::{Resync, ResyncGroup},
+};
 use crate::{
     controller::{
         SourceContext,
-        handler::{MappedRequest, OnSynced, OnWatchError},
+        handler::{MappedRequest, OnSynced},
         queue::LOW_PRIORITY,
         run::input_status::{Attached, InputStatus},
     },
-    guard,
     informer::{
         Delta, EndReason, IndexPanic, InformerProgress, Linger, Object, Store, Subscription,
     },
@@ -63,7 +65,7 @@ impl<'a> KindRun<'a> {
         if let InformerProgress::Ended(ended) = self.report_current(&mut progress, false) {
             return Some(ended);
         }
-        let stop = self.context.stop.clone();
+        let (stop, mut resync) = (self.context.stop.clone(), None);
         loop {
             select! {
                 biased;
@@ -77,6 +79,7 @@ impl<'a> KindRun<'a> {
                     self.report(&progress.borrow_and_update(), true);
                     // The receiver is dropped if the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
+                    resync = self.source.resync.map(Resync::new);
                 }
                 Ok(()) = panics.changed() => {
                     if let Some(panic) = panics.borrow_and_update().clone() {
@@ -91,6 +94,9 @@ impl<'a> KindRun<'a> {
                     if let (InformerProgress::Ended(ended), true) = (now, attached.is_some()) {
                         return Some(ended);
                     }
+                }
+                Some(group) = due(&mut resync), if resync.is_some() => {
+                    subscription.resync(|key| group.has(key)).await;
                 }
                 delta = subscription.next(), if attached.is_none() => match delta {
                     Ok(delta) => {
@@ -118,7 +124,7 @@ impl<'a> KindRun<'a> {
 
     /// Calls the user's function with an error of the watch.
     fn call_on_error(&self, progress: &InformerProgress) {
-        let Some(OnWatchError(on_error)) = &self.source.watch_error else { return };
+        let Some(handler) = &self.source.watch_error else { return };
         let (state, error) = match progress {
             InformerProgress::Syncing(Some(error)) => (WatchState::Syncing, error),
             InformerProgress::Stale(error) => (WatchState::Stale, error),
@@ -128,7 +134,7 @@ impl<'a> KindRun<'a> {
             | InformerProgress::Synced
             | InformerProgress::Ended(_) => return,
         };
-        if let Err(panic) = guard::run(|| on_error(state, error)) {
+        if let Err(panic) = handler.call(state, error) {
             self.panicked("watch error handler", error, &panic);
         }
     }
@@ -212,6 +218,10 @@ impl<'a> KindRun<'a> {
     fn panicked(&self, place: &str, about: impl Display, error: &str) {
         self.context.panicked(self.source.type_ref(), place, about, error);
     }
+}
+
+async fn due(resync: &mut Option<Resync>) -> Option<ResyncGroup> {
+    Some(resync.as_mut()?.due().await)
 }
 
 fn gone(object: &Object) -> Delta {

@@ -1,0 +1,75 @@
+//! Event source: generic events of objects, which a program sends itself.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use tokio::sync::mpsc;
+
+use super::channel::Channel;
+use crate::{
+    controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
+    informer::Object,
+    manager::{Readiness, always},
+};
+
+/// Source of generic events from a channel: of objects that are to be handled although they have
+/// not changed in the cluster, such as after an event from outside.
+///
+/// Build it with [`Builder::watches_source`](super::super::Builder::watches_source): the handler
+/// maps each object ([`Handler::generic`](super::super::Handler::generic)), and predicates decide as
+/// about a created one. The requests are kept like those of a
+/// [`ChannelSource`](super::super::ChannelSource), and senders wait in the same way. A program that
+/// knows the request sends it through that source instead.
+///
+/// Semantics: `source.Channel` of controller-runtime (`pkg/source`) with `event.GenericEvent`,
+/// except that it can be started again.
+///
+/// ```
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use pilotlight::{controller::*, informer::Object, kind::{Scope, ServedType}};
+/// # async fn example(map: ConfigMap) -> Result<(), Box<dyn std::error::Error>> {
+/// let (events, source) = EventSource::new(100);
+/// let builder = Controller::builder("maps")
+///     .for_::<ConfigMap>()
+///     .watches_source(source, Handler::Object);
+/// // Later, for an object that the program has:
+/// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+/// events.send(Object::from_json(serde_json::to_vec(&map)?, &maps)?).await?;
+/// # drop(builder);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct EventSource {
+    channel: Channel<Object>,
+}
+
+impl EventSource {
+    /// Returns the sender of a channel of `capacity` objects (at least 1), and the source that
+    /// receives them.
+    pub fn new(capacity: usize) -> (mpsc::Sender<Object>, Self) {
+        let (sender, channel) = Channel::new(capacity);
+        (sender, Self { channel })
+    }
+}
+
+impl ConditionalSource for EventSource {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let channel = self.channel.clone();
+        let keeps = Some(Arc::clone(&channel.taken));
+        let context = SourceContext { keeps, ..context };
+        let done = async move {
+            channel.run(&context, |object: Object| context.deliver_generic(&object)).await;
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+
+    fn name(&self) -> String {
+        "a channel of events".to_owned()
+    }
+}
