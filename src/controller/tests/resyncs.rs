@@ -34,7 +34,7 @@ async fn every_object_is_delivered_again_in_each_period_at_low_priority_without_
     let mut first = harness.log().await;
     first.sort();
     assert_eq!(first, ["ns/a a", "ns/b b", "ns/c c", "part gone"]);
-    let asked = harness.server.asked(WIDGETS);
+    let requests = harness.server.requests_of(WIDGETS);
 
     for _ in 0..3 {
         sleep(PERIOD).await;
@@ -50,7 +50,7 @@ async fn every_object_is_delivered_again_in_each_period_at_low_priority_without_
     assert_eq!(rest, ["ns/a a", "ns/c c"]);
     // A watch ends after some minutes, and is resumed.
     let lists = harness.server.list_queries("widgets").len();
-    assert_eq!(lists, 1, "{asked}");
+    assert_eq!(lists, 1, "{requests}");
     harness.shutdown().await;
 }
 
