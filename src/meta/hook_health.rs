@@ -97,18 +97,11 @@ impl HookHealth {
 
     /// Adds a parent to the retry gate of a hook, because the hook was down when it was called.
     /// Returns the time until the retry.
-    pub(crate) fn wait(
-        &self,
-        kind: HookKind,
-        key: &Request,
-        backoff: Backoff,
-        failures: u32,
-    ) -> Duration {
-        let pace = Pace { longest: backoff.max, ..DOWN };
-        let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
+    pub(crate) fn wait(&self, kind: HookKind, key: &Request, failures: u32) -> Duration {
+        let wait = Wait { backoff: Backoff::default().delay(failures), at_least: Duration::ZERO };
         let (spread, now) = (fastrand::f64(), Instant::now());
         let mut state = self.lock();
-        state.gates.entry(kind).or_default().failed(key.clone(), wait, &pace, spread, now)
+        state.gates.entry(kind).or_default().failed(key.clone(), wait, &DOWN, spread, now)
     }
 
     /// Removes a parent from the gates: no hook was called for it, or the hook failed for another
@@ -236,7 +229,7 @@ mod tests {
         let hook = HookHealth::default();
         let [a, b] = ["a", "b"].map(|name| Request::namespaced("ns", name));
         for key in [&a, &b] {
-            hook.wait(HookKind::Finalize, key, Backoff::default(), 0);
+            hook.wait(HookKind::Finalize, key, 0);
         }
 
         assert!(hook.responded(HookKind::Sync, &a).is_empty());
@@ -249,7 +242,7 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Request::namespaced("ns", name));
         for key in [&a, &b] {
             hook.failed(key, timeout());
-            hook.wait(HookKind::Sync, key, Backoff::default(), 0);
+            hook.wait(HookKind::Sync, key, 0);
         }
 
         hook.forget(&b);

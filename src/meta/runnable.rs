@@ -62,7 +62,6 @@ impl DeclaredRunnable {
         let parents = Arc::new(parents(&definition, Parents::new(health_changed)));
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
-        let backoff = backoff(definition.resync_period);
         let current = CurrentSync::new(ParentReconciler {
             definition: Arc::clone(&definition),
             finalizer,
@@ -75,13 +74,13 @@ impl DeclaredRunnable {
             hooks,
             recorder,
             parents: Arc::clone(&parents),
-            backoff,
             restricted: cluster.namespace.clone(),
             types: cluster.types.clone(),
             running: TaskTracker::new(),
         });
         let mut builder = Controller::builder(name)
-            .backoff(backoff)
+            // A resync is due regardless of the back-off.
+            .backoff(Backoff::default())
             .max_concurrent_reconciles(workers)
             .most_running(MOST_SYNCS);
         builder = add_parents(builder, &definition, &current);
@@ -297,12 +296,6 @@ impl fmt::Debug for DeclaredRunnable {
             .field("name", &self.current.get().definition.name)
             .finish_non_exhaustive()
     }
-}
-
-/// Back-off of failed syncs, at most as long as the resync period.
-fn backoff(resync_period: Option<Duration>) -> Backoff {
-    let longest = Backoff::default().max;
-    Backoff { max: resync_period.unwrap_or(longest).min(longest), ..Backoff::default() }
 }
 
 /// Returns whether a change of a parent triggers a sync.

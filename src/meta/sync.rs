@@ -41,7 +41,7 @@ use super::{
     write_cause::SeenVersion,
 };
 use crate::{
-    controller::{Backoff, Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
+    controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
@@ -60,7 +60,6 @@ pub(crate) struct ParentReconciler {
     pub(crate) apply: Apply,
     pub(crate) recorder: EventRecorder,
     pub(crate) parents: Arc<Parents>,
-    pub(crate) backoff: Backoff,
     /// Namespace that is watched, if only one is.
     pub(crate) restricted: Option<Arc<str>>,
     pub(crate) types: TypeRegistry,
@@ -107,7 +106,6 @@ impl ParentReconciler {
             hooks,
             recorder: self.recorder.clone(),
             parents,
-            backoff: self.backoff,
             restricted: self.restricted.clone(),
             types: self.types.clone(),
             running: TaskTracker::new(),
@@ -244,9 +242,9 @@ impl ParentReconciler {
         let last = self.parents.writes.take_record(&parent.key);
         let mut revisions = self.revisions(parent, object, &ownership, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
-        let (related, related_of_older) = self.related(parent, object, older, context).await?;
+        let (related_rules, related) = self.related(parent, object, older, context).await?;
         if let Some(revisions) = &mut revisions {
-            revisions.related = related_of_older;
+            revisions.related_rules = related_rules;
         }
         let observation = self.observe(parent, &ownership, context).await?;
         let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();

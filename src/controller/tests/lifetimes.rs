@@ -48,7 +48,10 @@ async fn removed_controller_leaves_the_shared_watch_to_the_others() {
     harness.server.apply(widget("a", "seen"));
 
     assert_eq!(harness.log().await, ["ns/a seen"]);
-    assert_eq!((harness.server.requests_of(WIDGETS), harness.server.watches(WIDGETS)), (requests, 1));
+    assert_eq!(
+        (harness.server.requests_of(WIDGETS), harness.server.watches(WIDGETS)),
+        (requests, 1)
+    );
     harness.manager.remove(NAME).await;
     sleep(Duration::from_secs(20)).await;
     assert_eq!(harness.server.watches(WIDGETS), 0);
@@ -213,7 +216,10 @@ async fn parts_of_a_program_that_are_never_run_spawn_no_task() {
     assert_eq!(alive(), before);
     drop((manager, cluster));
     assert_eq!(alive(), before);
-    assert_eq!((server.requests_of(WIDGETS), server.requests_of(PARTS), server.creations()), (0, 0, 0));
+    assert_eq!(
+        (server.requests_of(WIDGETS), server.requests_of(PARTS), server.creations()),
+        (0, 0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]

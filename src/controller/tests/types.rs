@@ -61,7 +61,10 @@ async fn controller_lives_with_a_type_that_it_owns_or_watches_twice_round() {
         harness.install("Widget");
         harness.add(described).await;
         harness.until(|status| status.reason == "TypeAbsent").await;
-        assert_eq!((harness.server.requests_of(PARTS), harness.server.requests_of(WIDGETS)), (0, 0));
+        assert_eq!(
+            (harness.server.requests_of(PARTS), harness.server.requests_of(WIDGETS)),
+            (0, 0)
+        );
         let before = tasks().await;
 
         for epoch in 1..=2 {

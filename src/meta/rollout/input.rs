@@ -100,6 +100,9 @@ impl RevisionInput {
         // Without an input, another definition has just replaced the one of this sync, and the parent
         // is synced again.
         let handle = self.handle.lock().clone().ok_or(SyncError::Cancelled)?;
+        if let Some(listed) = listed(&handle, context) {
+            return Ok(listed);
+        }
         self.waiting.lock().insert(parent.clone());
         tokio::select! {
             biased;
@@ -107,18 +110,15 @@ impl RevisionInput {
             () = context.cancelled() => return Err(SyncError::Cancelled),
             () = tokio::time::sleep(LIST_TIMEOUT) => {}
         }
-        match (handle.state(), context.store_of(REVISIONS), context.claimed(REVISIONS)) {
-            (InputState::Started, Some(store), Some((served, moving))) => {
-                self.waiting.lock().remove(parent);
-                Ok(RevisionCache { served, store, moving })
-            }
-            (InputState::Pending(why), ..) => {
-                Err(SyncError::Outdated(format!("ControllerRevisions are not listed: {why}")))
-            }
-            (InputState::Started | InputState::Ended, ..) => {
-                Err(SyncError::Outdated("ControllerRevisions are not listed".to_owned()))
-            }
+        if let Some(listed) = listed(&handle, context) {
+            self.waiting.lock().remove(parent);
+            return Ok(listed);
         }
+        let message = "ControllerRevisions are not listed".to_owned();
+        Err(SyncError::Outdated(match handle.state() {
+            InputState::Pending(why) => format!("{message}: {why}"),
+            InputState::Started | InputState::Ended => message,
+        }))
     }
 
     /// Removes the interests of a parent that is gone, or that the controller no longer selects.
@@ -132,6 +132,13 @@ impl RevisionInput {
     pub(crate) fn clear(&self) {
         self.waiting.lock().clear();
     }
+}
+
+/// Returns the revisions, if their list is complete.
+fn listed(handle: &InputHandle, context: &Context) -> Option<RevisionCache> {
+    let store = context.store_of(REVISIONS).filter(|_| handle.state() == InputState::Started)?;
+    let (served, moving) = context.claimed(REVISIONS)?;
+    Some(RevisionCache { served, store, moving })
 }
 
 /// Describes the input. Its changes sync no parent: own writes cause them, and each sync reads them.

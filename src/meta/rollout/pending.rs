@@ -116,7 +116,8 @@ impl PendingRollouts {
         self.changed.lock().is_some()
     }
 
-    /// Records the progress of a parent's rollout.
+    /// Records the progress of a parent's rollout. A sync that ends after an edit from the last
+    /// rolling method records nothing.
     pub(crate) fn record(&self, key: &Request, progress: &RolloutProgress) -> RecordedProgress {
         let wait = match progress {
             RolloutProgress::Complete => {
@@ -127,6 +128,10 @@ impl PendingRollouts {
             RolloutProgress::Waiting(wait) => Some(wait.clone()),
         };
         let (mut state, now) = (self.state.lock(), Instant::now());
+        // Under the lock of the state, with which the observer is removed.
+        if !self.is_used() {
+            return RecordedProgress::default();
+        }
         let began =
             |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
         let known = state.remove(key);
@@ -260,13 +265,20 @@ mod tests {
 
     use super::*;
 
+    /// Rollouts of a controller with a rolling method.
+    fn following() -> PendingRollouts {
+        let rollouts = PendingRollouts::default();
+        rollouts.report_to(Some(Box::new(|_| {})));
+        rollouts
+    }
+
     fn waiting(name: &str) -> RolloutProgress {
         RolloutProgress::Waiting(RolloutWait::missing(ChildId::new("", "ConfigMap", name)))
     }
 
     #[tokio::test(start_paused = true)]
     async fn long_wait_is_reported_once_and_each_new_one_anew() {
-        let (rollouts, key) = (PendingRollouts::default(), Request::namespaced("ns", "p"));
+        let (rollouts, key) = (following(), Request::namespaced("ns", "p"));
 
         let first = rollouts.record(&key, &waiting("a"));
         assert_eq!((first.report, first.recheck), (None, Some(OVERDUE)));
@@ -286,7 +298,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn child_is_overdue_by_the_time_for_which_it_is_missing() {
-        let (rollouts, key) = (PendingRollouts::default(), Request::namespaced("ns", "p"));
+        let (rollouts, key) = (following(), Request::namespaced("ns", "p"));
         let child = ChildId::new("", "ConfigMap", "a");
         let deleting = RolloutProgress::Waiting(RolloutWait::deleting(&child));
 
@@ -298,6 +310,20 @@ mod tests {
         advance(OVERDUE).await;
 
         assert_eq!(rollouts.overdue(&key), Some(child));
+    }
+
+    #[test]
+    fn sync_that_ends_after_the_last_rolling_method_leaves_no_rollout() {
+        let seen = Arc::new(Mutex::new(RolloutHealth::default()));
+        let latest = Arc::clone(&seen);
+        let rollouts = following();
+        rollouts.report_to(None);
+
+        let late = rollouts.record(&Request::namespaced("ns", "p"), &waiting("a"));
+        rollouts.report_to(Some(Box::new(move |health| *latest.lock() = health.clone())));
+
+        assert_eq!(late, RecordedProgress::default());
+        assert_eq!(*seen.lock(), RolloutHealth::default());
     }
 
     #[tokio::test(start_paused = true)]

@@ -138,18 +138,6 @@ async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and
     }
 }
 
-#[test]
-fn failing_parent_is_resynced_as_often_as_a_healthy_one() {
-    let longest = |seconds: Option<u64>| backoff(seconds.map(Duration::from_secs)).delay(u32::MAX);
-
-    assert_eq!(longest(Some(1)), Duration::from_secs(1));
-    assert_eq!(longest(Some(60)), Duration::from_secs(60));
-    assert_eq!(longest(Some(86_400)), Duration::from_secs(1000));
-    assert_eq!(longest(Some(u64::MAX)), Duration::from_secs(1000));
-    assert_eq!(longest(None), Duration::from_secs(1000));
-    assert_eq!(backoff(Some(Duration::from_secs(1))).delay(0), Duration::from_millis(5));
-}
-
 /// Parent with additional metadata.
 fn version_of_a_parent(metadata: Value) -> Object {
     let mut object = json!({

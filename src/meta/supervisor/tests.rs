@@ -6,6 +6,7 @@ mod child_status;
 mod contested;
 mod customize;
 mod decorator;
+mod events;
 mod finalize;
 mod freed;
 mod lenience;

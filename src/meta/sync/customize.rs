@@ -18,53 +18,93 @@ use crate::{
     },
 };
 
+/// Rules of one response.
+type SharedRules = Arc<[RelatedRule]>;
+
 impl ParentReconciler {
-    /// Reads the objects that the customize hook relates to a parent, and to the parent as of each
-    /// older revision; none without such a hook.
+    /// Reads the objects that the customize hook relates to a parent; returns them with the rules,
+    /// both empty without such a hook. The rules of older revisions that are known from earlier
+    /// syncs stay in use.
     pub(super) async fn related(
         &self,
         parent: &Parent,
         object: &Object,
         older: &[OlderParent],
         context: &Context,
-    ) -> Result<(Vec<RelatedGroup>, Vec<Vec<RelatedGroup>>), SyncError> {
+    ) -> Result<(SharedRules, Vec<RelatedGroup>), SyncError> {
         let Some(hook) = self.hooks.get(HookKind::Customize) else {
             // An earlier definition may have declared the hook.
             self.parents.related.leave(&parent.key, context);
-            return Ok((Vec::new(), vec![Vec::new(); older.len()]));
+            return Ok((Arc::default(), Vec::new()));
         };
         let latest = RevisionCall { json: object.json(), name: None, digest: 0 };
-        let all = [latest].into_iter().chain(older.iter().map(OlderParent::call));
-        let mut rules = Vec::with_capacity(older.len() + 1);
-        for call in all {
-            rules.push(self.rules(hook, parent, call, context).await?);
+        let rules = self.rules(hook, parent, latest, context).await?;
+        let mut all = vec![Arc::clone(&rules)];
+        for older in older {
+            all.extend(self.known_rules(parent, older.call())?.1);
         }
-        // The parent has one set of interests, whichever revision they are of.
-        let mut wanted: Vec<RelatedRule> = Vec::new();
-        for rule in rules.iter().flat_map(|rules| rules.iter()) {
-            if !wanted.contains(rule) {
-                wanted.push(rule.clone());
-            }
+        let related = self.read_related(hook, parent, &rules, &union(&all), context).await?;
+        Ok((rules, related))
+    }
+
+    /// Reads the objects that the customize hook relates to a parent as of each older revision.
+    /// `latest` are its rules for the parent as it is.
+    pub(super) async fn related_to_older(
+        &self,
+        parent: &Parent,
+        latest: &SharedRules,
+        older: &[&OlderParent],
+        context: &Context,
+    ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
+        let Some(hook) = self.hooks.get(HookKind::Customize) else {
+            return Ok(vec![Vec::new(); older.len()]);
+        };
+        let mut all = vec![Arc::clone(latest)];
+        for older in older {
+            all.push(self.rules(hook, parent, older.call(), context).await?);
         }
+        let wanted = union(&all);
+        let mut related = Vec::with_capacity(older.len());
+        for rules in &all[1..] {
+            related.push(self.read_related(hook, parent, rules, &wanted, context).await?);
+        }
+        Ok(related)
+    }
+
+    /// Reads the objects of some of the rules of a parent. `wanted` are all of them.
+    async fn read_related(
+        &self,
+        hook: &CountedHook,
+        parent: &Parent,
+        rules: &[RelatedRule],
+        wanted: &[RelatedRule],
+        context: &Context,
+    ) -> Result<Vec<RelatedGroup>, SyncError> {
         let related = &self.parents.related;
-        let mut groups = Vec::with_capacity(rules.len());
-        for rules in &rules {
-            let read = related.read(&parent.key, rules, &wanted, &self.types, context).await;
-            groups.push(read.map_err(|error| match error {
-                RelatedError::Cancelled => SyncError::Cancelled,
-                // The parent is enqueued when the type is listed.
-                RelatedError::NotListed(why) => {
-                    SyncError::Outdated(format!("related objects: {why}"))
-                }
-                RelatedError::Invalid(wrong) => {
-                    related.forget_response(&parent.key);
-                    hook.hook.forget(&parent.key);
-                    SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
-                }
-            })?);
-        }
-        let older = groups.split_off(1);
-        Ok((groups.pop().unwrap_or_default(), older))
+        let read = related.read(&parent.key, rules, wanted, &self.types, context).await;
+        read.map_err(|error| match error {
+            RelatedError::Cancelled => SyncError::Cancelled,
+            // The parent is enqueued when the type is listed.
+            RelatedError::NotListed(why) => SyncError::Outdated(format!("related objects: {why}")),
+            RelatedError::Invalid(wrong) => {
+                related.forget_response(&parent.key);
+                hook.hook.forget(&parent.key);
+                SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
+            }
+        })
+    }
+
+    /// Returns the rules of a parent from an earlier response, if that is current, and the
+    /// fingerprint of its declaration.
+    fn known_rules(
+        &self,
+        parent: &Parent,
+        called: RevisionCall<'_>,
+    ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
+        let declared = Fingerprint::of_declared(called.json)
+            .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
+        let uid = called.parent(parent).uid;
+        Ok((declared, self.parents.related.response(&parent.key, &uid, declared)))
     }
 
     /// Returns the rules of a parent. Calls the hook if the parent's declaration has changed since
@@ -75,14 +115,12 @@ impl ParentReconciler {
         parent: &Parent,
         called: RevisionCall<'_>,
         context: &Context,
-    ) -> Result<Arc<[RelatedRule]>, SyncError> {
-        let declared = Fingerprint::of_declared(called.json)
-            .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
-        let related = &self.parents.related;
-        let revised = &called.parent(parent);
-        if let Some(rules) = related.response(&parent.key, &revised.uid, declared) {
+    ) -> Result<SharedRules, SyncError> {
+        let (declared, known) = self.known_rules(parent, called)?;
+        if let Some(rules) = known {
             return Ok(rules);
         }
+        let revised = &called.parent(parent);
         let controller = &self.definition.controller;
         let bytes = controller.len() + called.json.len() + 256;
         let room = self.reserve(bytes, context).await?;
@@ -94,13 +132,24 @@ impl ParentReconciler {
             customize::related_rules(&body, hook.rule.strict, version, namespace)
         };
         call.end(if rules.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
-        let rules: Arc<[RelatedRule]> = rules.map(Arc::from).map_err(|message| {
+        let rules: SharedRules = rules.map(Arc::from).map_err(|message| {
             hook.hook.forget(&parent.key);
             SyncError::response(hook.kind, message)
         })?;
-        related.keep_response(&parent.key, &revised.uid, declared, &rules);
+        self.parents.related.keep_response(&parent.key, &revised.uid, declared, &rules);
         Ok(rules)
     }
+}
+
+/// Returns each rule once. A parent has one set of interests, whichever revision they are of.
+fn union(all: &[SharedRules]) -> Vec<RelatedRule> {
+    let mut union: Vec<RelatedRule> = Vec::new();
+    for rule in all.iter().flat_map(|rules| rules.iter()) {
+        if !union.contains(rule) {
+            union.push(rule.clone());
+        }
+    }
+    union
 }
 
 impl OlderParent {

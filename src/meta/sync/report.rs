@@ -59,7 +59,7 @@ impl ParentReconciler {
                 let message = failure.message.clone();
                 self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
-                (message, Some(self.parents.hook.wait(kind, &parent.key, self.backoff, failures)))
+                (message, Some(self.parents.hook.wait(kind, &parent.key, failures)))
             }
             SyncError::Hook(failure) => {
                 let message = failure.message.clone();

@@ -17,9 +17,9 @@ use crate::{
     meta::{
         api::RevisionChildren,
         children::{Parent, owner_reference},
+        customize::RelatedRule,
         digest::digest,
         ownership::Ownership,
-        related::RelatedGroup,
         resource::{Resource, is_already_there, is_conflict, is_gone, is_in_ending_namespace},
         rollout::{
             OlderParent, Plan, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
@@ -43,8 +43,8 @@ pub(super) struct Revisions {
     pub(super) digest: u64,
     /// The parent, decoded.
     pub(super) parent: Value,
-    /// Objects that the customize hook relates to the parent as of each older revision.
-    pub(super) related: Vec<Vec<RelatedGroup>>,
+    /// Rules of the customize hook for the parent as it is.
+    pub(super) related_rules: Arc<[RelatedRule]>,
 }
 
 /// Write of one revision.
@@ -116,8 +116,9 @@ impl ParentReconciler {
             Some(latest) => (latest, false),
             None => altered(Revision::new(owner, namespace.clone(), patch), &mut older),
         };
-        let related = Vec::new();
-        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent: json, related }))
+        let related_rules = Arc::default();
+        let parent = json;
+        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent, related_rules }))
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them. These

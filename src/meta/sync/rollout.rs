@@ -64,13 +64,18 @@ impl ParentReconciler {
             let older = revisions.older.iter();
             older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
         };
+        let live = revisions.older.iter().zip(&ended).filter(|(_, has_ended)| !**has_ended);
+        let live: Vec<_> = live.map(|(older, _)| older).collect();
+        let related =
+            self.related_to_older(rules.parent, &revisions.related_rules, &live, context).await?;
+        let mut related = related.iter();
         let mut older_responses = Vec::with_capacity(revisions.older.len());
-        let older = revisions.older.iter().zip(&revisions.related).zip(ended);
-        for ((older, related), has_ended) in older {
+        for (older, has_ended) in revisions.older.iter().zip(ended) {
             if has_ended {
                 older_responses.push(None);
                 continue;
             }
+            let related = related.next().map_or(&[][..], Vec::as_slice);
             let call = RevisionCall {
                 json: &older.json,
                 name: Some(&older.revision.key.name),

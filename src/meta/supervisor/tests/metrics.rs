@@ -10,6 +10,15 @@ async fn series_of_a_queue_have_the_names_that_metacontroller_gives_them() {
     let (harness, _) = harness(|_, _| json!({"children": []})).await;
     harness.declare("a", good());
     harness.running("a", 1).await;
+    let decorator = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
+        "metadata": {"name": "a"},
+        "spec": {
+            "resources": [{"apiVersion": "example.com/v1", "resource": "things"}],
+            "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
+        },
+    });
+    harness.server.apply(decorator).unwrap();
     let thing = json!({
         "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
     });
@@ -18,7 +27,7 @@ async fn series_of_a_queue_have_the_names_that_metacontroller_gives_them() {
 
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &harness.metrics).unwrap();
-    let queue = "name=\"CompositeController-a\",controller=\"CompositeController-a\"";
+    let queue = |name: &str| format!("name=\"{name}\",controller=\"{name}\"");
     for series in [
         "workqueue_depth",
         "workqueue_adds_total",
@@ -28,9 +37,14 @@ async fn series_of_a_queue_have_the_names_that_metacontroller_gives_them() {
         "workqueue_unfinished_work_seconds",
         "workqueue_longest_running_processor_seconds",
     ] {
-        assert!(text.contains(&format!("\n{series}{{{queue}")), "{series}: {text}");
+        for queue in ["CompositeController-a", "DecoratorController-a"].map(queue) {
+            assert!(text.contains(&format!("\n{series}{{{queue}")), "{series} {queue}: {text}");
+        }
     }
-    for controller in ["CompositeController-a", "compositecontrollers"] {
+    let queue = queue("CompositeController-a");
+    let reconciled = ["CompositeController-a", "DecoratorController-a"];
+    for controller in reconciled.into_iter().chain(["compositecontrollers", "decoratorcontrollers"])
+    {
         let reconciles = format!("controller_runtime_reconcile_total{{controller=\"{controller}\"");
         assert!(text.contains(&reconciles), "{reconciles}: {text}");
     }

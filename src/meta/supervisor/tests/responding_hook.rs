@@ -46,6 +46,26 @@ pub(super) async fn harness_of(
     lenience: Lenience,
     response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
+    let options = MetaOptions { resync_period: Some(RESYNC), lenience, ..MetaOptions::default() };
+    over(server, client, options, response).await
+}
+
+/// Harness with these options, whose hooks give this response.
+pub(super) async fn harness_of_options(
+    options: MetaOptions,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
+    let server = SimulatedServer::new();
+    let client = server.client();
+    over(server, client, options, response).await
+}
+
+async fn over(
+    server: SimulatedServer,
+    client: kube::Client,
+    options: MetaOptions,
+    response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
+) -> (Harness, Calls) {
     let response: RespondWith = Arc::new(response);
     let calls = Calls::default();
     let made = Arc::clone(&calls);
@@ -53,8 +73,7 @@ pub(super) async fn harness_of(
         let (response, calls) = (response.clone(), Arc::clone(&made));
         Arc::new(RespondingHook { kind, response, calls })
     });
-    let (hooks, resync_period) = (Some(factory), Some(RESYNC));
-    let options = MetaOptions { resync_period, hooks, lenience, ..MetaOptions::default() };
+    let options = MetaOptions { hooks: Some(factory), ..options };
     (Harness::over(server, client, options).await, calls)
 }
 

@@ -1,6 +1,7 @@
 //! Rolling updates of children, one at a time, with crashes at each write.
 
 mod crashes;
+mod customize;
 mod events;
 mod method;
 mod outside_changes;

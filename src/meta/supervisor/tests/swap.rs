@@ -100,7 +100,7 @@ async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn edit_reads_no_child_that_exists_in_the_running_epoch_and_in_a_new_one() {
+async fn edit_reads_no_object_that_stays_in_the_running_epoch_and_in_a_new_one() {
     let (harness, calls) = harness(|_, request| {
         let name = &request["parent"]["metadata"]["name"];
         json!({"children": [{
@@ -109,6 +109,8 @@ async fn edit_reads_no_child_that_exists_in_the_running_epoch_and_in_a_new_one()
         }]})
     })
     .await;
+    let gadgets = CrdBuilder::new("example.com", "Gadget").cluster_scoped();
+    harness.server.install(&gadgets.build()).unwrap();
     for name in ["p", "q"] {
         harness.server.apply(thing(name)).unwrap();
     }
@@ -130,11 +132,18 @@ async fn edit_reads_no_child_that_exists_in_the_running_epoch_and_in_a_new_one()
     assert_eq!(reads(&harness), [""; 0]);
 
     spec["childResources"] = json!([child("configmaps"), child("secrets")]);
-    harness.declare("a", spec);
+    harness.declare("a", spec.clone());
     harness.running("a", 2).await;
     pass().await;
     assert_eq!(take(&calls, HookKind::Sync), ["p", "q"]);
     assert_eq!(reads(&harness), ["List secrets"]);
+
+    harness.server.forget_requests();
+    spec["parentResource"]["resource"] = json!("gadgets");
+    harness.declare("a", spec);
+    harness.running("a", 3).await;
+    pass().await;
+    assert_eq!(reads(&harness), ["List gadgets.example.com"]);
     harness.end().await;
 }
 
@@ -281,6 +290,28 @@ async fn resync_period_is_swapped_without_a_sync() {
     harness.declare("a", good());
     sleep(Duration::from_secs(1000)).await;
     assert_eq!(take(&calls, HookKind::Sync), [""; 0], "the default period is a day");
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_parent_is_retried_by_the_resync_period_of_the_current_definition() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (harness, calls) = harness(|_, _| json!("not an object")).await;
+    harness.server.apply(thing("p")).unwrap();
+    for (period, expected) in [(60, 60..=61), (86_400, 3..=5), (30, 120..=121)] {
+        let mut spec = good();
+        spec["resyncPeriodSeconds"] = json!(period);
+
+        harness.declare("a", spec);
+        // The back-off begins anew, and has its full length after half an hour.
+        sleep(HOUR).await;
+        calls.lock().unwrap().clear();
+        sleep(HOUR).await;
+
+        let count = calls.lock().unwrap().len();
+        assert!(expected.contains(&count), "{count} calls in an hour, with {period} s");
+    }
     assert_eq!(harness.epoch("a"), Some(1));
     harness.end().await;
 }
