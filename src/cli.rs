@@ -277,7 +277,10 @@ mod tests {
     const ACCEPTED: [(&str, &[&str]); 23] = [
         ("discovery-interval", &["20s", "1h30m", "1.5m", ".5s", "+1s", "500ms", "1us", "1\u{b5}s"]),
         ("cache-flush-interval", &["30m", "0", "-1s", "100us", "2562047h47m"]),
-        ("metrics-address", &["0", ":9999", "", "127.0.0.1:0", "[::1]:0", "localhost:9999"]),
+        (
+            "metrics-address",
+            &["0", ":9999", "", "127.0.0.1:0", "[::1]:0", "localhost:9999", ":", ":http"],
+        ),
         ("client-go-qps", &["5", "-1", "1e3", "0.5", "+Inf", "NaN", ".5", "0x1p-2"]),
         ("client-go-burst", &["10", "-1", "0x10", "1_000", "+5"]),
         ("workers", &["5", "0", "-1", "0x10", "010", "1_000", "+5"]),
@@ -287,7 +290,7 @@ mod tests {
         ("leader-election-resource-lock", &["leases", "endpointsleases", ""]),
         ("leader-election-namespace", &["", "metacontroller"]),
         ("leader-election-id", &["metacontroller", "a.b-c"]),
-        ("health-probe-bind-address", &["0", "", ":8081", "[::]:8081"]),
+        ("health-probe-bind-address", &["0", "", ":8081", "[::]:8081", "127.0.0.1:"]),
         (
             "target-label-selector",
             &[
@@ -303,7 +306,7 @@ mod tests {
                 "a>1,b < -2",
             ],
         ),
-        ("apply-strategy", &["dynamic-apply", "server-side-apply"]),
+        ("apply-strategy", &["", "dynamic-apply", "server-side-apply"]),
         ("apply-strategy-ssa-field-manager", &["metacontroller", "", "a/b c"]),
         ("kubeconfig", &["", "/does/not/exist"]),
         ("zap-encoder", &["json", "console", "JSON"]),

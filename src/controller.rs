@@ -104,6 +104,5 @@ pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
 pub use source::event::EventSource;
 pub use source::function::FunctionSource;
-pub use source::informer::InformerSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
 pub use watch_error::WatchErrorHandler;

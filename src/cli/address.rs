@@ -24,8 +24,14 @@ impl FromStr for BindAddress {
             return Ok(Self::Off);
         }
         let (host, port) = text.rsplit_once(':').ok_or(hint)?;
-        let port = port.parse().map_err(|_| format!("{port:?} is not a port; {hint}"))?;
-        Ok(if host.is_empty() { Self::Any(port) } else { Self::Host(text.to_owned()) })
+        let port = match port {
+            // As in Go, no port means any, and a port may have the name of its service.
+            "" => 0,
+            "http" => 80,
+            "https" => 443,
+            _ => port.parse().map_err(|_| format!("{port:?} is not a port; {hint}"))?,
+        };
+        Ok(if host.is_empty() { Self::Any(port) } else { Self::Host(format!("{host}:{port}")) })
     }
 }
 
@@ -76,9 +82,12 @@ mod tests {
         assert_eq!("0".parse(), Ok(BindAddress::Off));
         assert_eq!(":9999".parse(), Ok(BindAddress::Any(9999)));
         assert_eq!("[::1]:0".parse(), Ok(BindAddress::Host("[::1]:0".into())));
+        assert_eq!(":".parse(), Ok(BindAddress::Any(0)));
+        assert_eq!(":http".parse(), Ok(BindAddress::Any(80)));
+        assert_eq!("127.0.0.1:".parse(), Ok(BindAddress::Host("127.0.0.1:0".into())));
         assert_eq!(metrics(""), Ok(BindAddress::Any(8080)));
         assert_eq!(probes(""), Ok(BindAddress::Off));
-        for wrong in ["", "9999", ":", ":http", ":70000"] {
+        for wrong in ["", "9999", ":gopher", ":70000"] {
             assert!(wrong.parse::<BindAddress>().is_err(), "{wrong}");
         }
     }

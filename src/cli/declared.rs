@@ -24,6 +24,8 @@ pub(super) struct DeclaredObject {
     pub(super) generation: Option<i64>,
     /// Plural and `apiVersion` of each parent type that the object names.
     pub(super) parents: Vec<(String, String)>,
+    /// True if it declares a finalize hook.
+    pub(super) has_finalize_hook: bool,
     pub(super) status: ControllerStatus,
 }
 
@@ -53,23 +55,32 @@ impl DeclaredObject {
             name: object.metadata.name.clone().unwrap_or_default(),
             generation: object.metadata.generation,
             parents: distinct,
+            has_finalize_hook: spec["hooks"]["finalize"]["webhook"].is_object(),
             status: status.unwrap_or_default(),
         }
     }
 
+    /// Returns whether the controller does not free the objects of this type with its finalizer: it
+    /// no longer declares the type, or it declares no finalize hook while it is not ready.
+    pub(super) fn abandons(&self, report: &TypeReport) -> bool {
+        self.has_dropped(report) || !(self.has_finalize_hook || self.is_ready())
+    }
+
+    fn is_ready(&self) -> bool {
+        let is_ready = |it: &StatusCondition| it.type_ == "Ready" && it.status == "True";
+        self.status.conditions.iter().any(is_ready)
+    }
+
     /// Returns whether a manager runs the newest specification, and that does not declare this type
     /// at any version.
-    pub(super) fn has_dropped(&self, report: &TypeReport) -> bool {
-        let is_ready = |it: &StatusCondition| it.type_ == "Ready" && it.status == "True";
+    fn has_dropped(&self, report: &TypeReport) -> bool {
         let is_newest = self.status.observed_generation == self.generation;
         let declares = |(resource, version): &(String, String)| {
             let group = version.rsplit_once('/').map_or("", |(group, _)| group);
             let plural = report.name.strip_suffix(&format!(".{group}")).unwrap_or(&report.name);
             (group, resource.as_str()) == (report.group.as_str(), plural)
         };
-        is_newest
-            && self.status.conditions.iter().any(is_ready)
-            && !self.parents.iter().any(declares)
+        is_newest && self.is_ready() && !self.parents.iter().any(declares)
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) struct MetacontrollerArgs {
     pprof_address: Option<String>,
     /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply.
     /// The annotation pilotlight.dev/apply-strategy of a controller takes precedence.
-    #[arg(long, value_name = "STRATEGY")]
+    #[arg(long, value_name = "STRATEGY", value_parser = apply_strategy)]
     apply_strategy: Option<ApplyStrategy>,
     /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a
     /// controller takes precedence. Default: metacontroller.
@@ -154,6 +154,11 @@ impl MetacontrollerArgs {
     }
 }
 
+/// Parses an apply strategy. An empty one is the default, as with Metacontroller.
+fn apply_strategy(text: &str) -> Result<ApplyStrategy, String> {
+    if text.is_empty() { Ok(ApplyStrategy::default()) } else { text.parse() }
+}
+
 /// Parses a field manager. An empty one counts as not given: Metacontroller refuses it only when
 /// it applies a child.
 fn field_manager(text: &str) -> Result<FieldManager, String> {
@@ -244,6 +249,8 @@ mod tests {
         assert_eq!(set(&[]), (ApplyStrategy::DynamicApply, usual.clone()));
         let applied = (ApplyStrategy::ServerSideApply, usual);
         assert_eq!(set(&["--apply-strategy=server-side-apply"]), applied);
+        assert_eq!(set(&["--apply-strategy="]).0, ApplyStrategy::DynamicApply);
+        assert!(parse(&["--apply-strategy=ssa"]).is_err());
         assert_eq!(set(&["--apply-strategy-ssa-field-manager=team"]).1, "team");
         assert_eq!(set(&["--apply-strategy-ssa-field-manager="]).1, "metacontroller");
     }

@@ -21,7 +21,8 @@ pub(super) struct ReleaseArgs {
     connection: ConnectionArgs,
     /// Name of a declared controller that was removed. Its finalizer is removed from every object
     /// that has it; the finalize hook is not called. Of a controller that exists and is ready, the
-    /// objects of types that it no longer declares are released.
+    /// objects of types that it no longer declares are released. Of one that is not ready and
+    /// declares no finalize hook, all are.
     #[arg(value_name = "NAME")]
     name: String,
     /// Kind of the controller: CompositeController or DecoratorController.
@@ -60,7 +61,7 @@ async fn release(
 ) -> anyhow::Result<FinalizerSearch> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &declared::resource(kind));
     match api.get(name).await {
-        Ok(object) => return release_dropped(client, kind, &object, dry_run).await,
+        Ok(object) => return release_abandoned(client, kind, &object, dry_run).await,
         Err(error) if names_missing(&error) => {}
         Err(kube::Error::Api(status))
             if status.code == 404 && crd_is_missing(client, kind).await => {}
@@ -74,24 +75,25 @@ async fn release(
         .await
 }
 
-/// Frees the objects of an existing controller whose types it no longer declares.
-async fn release_dropped(
+/// Frees the objects that an existing controller does not free itself.
+async fn release_abandoned(
     client: &Client,
     kind: ControllerKind,
     object: &DynamicObject,
     dry_run: bool,
 ) -> anyhow::Result<FinalizerSearch> {
     let declared = DeclaredObject::of(kind, object);
-    let of_dropped = |of: ControllerKind, controller: &str, report: &TypeReport| {
-        (of, controller) == (kind, &*declared.name) && declared.has_dropped(report)
+    let is_abandoned = |of: ControllerKind, controller: &str, report: &TypeReport| {
+        (of, controller) == (kind, &*declared.name) && declared.abandons(report)
     };
-    let search = finalizer_search::search(client, of_dropped, !dry_run).await?;
+    let search = finalizer_search::search(client, is_abandoned, !dry_run).await?;
     if search.parents.is_empty() && search.errors.is_empty() {
         let name = &declared.name;
         bail!(
-            "the {kind} {name} exists, and its finalize hook frees its parents; delete it, or remove \
-             hooks.finalize from it. Objects of types that it no longer declares are released once \
-             it is ready with its newest specification"
+            "the {kind} {name} exists, and frees its parents itself: by its finalize hook, or without \
+             a call once hooks.finalize is removed and it is ready. While it is not ready, remove \
+             hooks.finalize from it, and run this command again. Objects of types that it no longer \
+             declares are released once it is ready with its newest specification"
         );
     }
     Ok(search)
@@ -214,7 +216,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn controller_that_exists_is_not_released() {
         let server = server().await;
-        let spec = json!({"parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"}});
+        let spec = json!({
+            "parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"},
+            "hooks": {"finalize": {"webhook": {"url": "http://hook"}}},
+        });
         let kind = "CompositeController";
         let controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": kind,
@@ -225,8 +230,27 @@ mod tests {
         let refused =
             release(&server.client(), COMPOSITE, "a", false).await.unwrap_err().to_string();
 
-        assert!(refused.contains("delete it"), "{refused}");
+        assert!(refused.contains("remove hooks.finalize"), "{refused}");
         assert_eq!(finalizers(&server, "one"), json!([OF_A, OF_B]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_a_controller_that_is_not_ready_are_released_once_it_has_no_finalize_hook() {
+        let server = server().await;
+        let client = server.client();
+        declare(&server, "False", 1);
+        assert!(release(&client, COMPOSITE, "a", false).await.is_err());
+        assert!(!orphans(&client).await.iter().any(|(_, name)| name == "a"));
+
+        let without = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "a"}, "spec": {"hooks": {"finalize": null}},
+        });
+        server.merge(&without).unwrap();
+
+        assert!(orphans(&client).await.iter().any(|(_, name)| name == "a"));
+        let freed = release(&client, COMPOSITE, "a", false).await.unwrap();
+        assert_eq!(names(&freed), [("configmaps", "three"), ("widgets.x.test", "one")]);
     }
 
     /// Declares the composite `a` of config maps, with this status.
@@ -234,7 +258,10 @@ mod tests {
         let mut controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
             "metadata": {"name": "a"},
-            "spec": {"parentResource": {"apiVersion": "v1", "resource": "configmaps"}},
+            "spec": {
+                "parentResource": {"apiVersion": "v1", "resource": "configmaps"},
+                "hooks": {"finalize": {"webhook": {"url": "http://hook"}}},
+            },
         });
         let condition = json!({
             "type": "Ready", "status": ready, "reason": "R", "message": "",

@@ -170,7 +170,7 @@ pub(super) async fn unproven(client: &Client, listed: &DeclaredList) -> Vec<Cont
 }
 
 /// Returns whether a finalizer on an object of this type is removed by no controller: its
-/// controller does not exist, or no longer declares the type.
+/// controller does not exist, or does not free the object.
 fn is_orphan(
     listed: &DeclaredList,
     unproven: &[ControllerKind],
@@ -179,8 +179,8 @@ fn is_orphan(
     report: &TypeReport,
 ) -> bool {
     let is_same = |it: &&declared::DeclaredObject| (it.kind, &*it.name) == (kind, name);
-    let is_dropped = |it: &declared::DeclaredObject| it.has_dropped(report);
-    !unproven.contains(&kind) && listed.objects.iter().find(is_same).is_none_or(is_dropped)
+    let is_abandoned = |it: &declared::DeclaredObject| it.abandons(report);
+    !unproven.contains(&kind) && listed.objects.iter().find(is_same).is_none_or(is_abandoned)
 }
 
 /// Returns all objects with a finalizer that no controller removes.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     guard::{self, GuardedDrop},
-    informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
+    informer::{Index, InformerKey, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup, WatchState},
 };
@@ -127,6 +127,36 @@ impl Builder {
     /// Like [`Builder::watches`], for a type known at run time only.
     pub fn watches_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
         self.kind(type_ref.into(), Role::Watched(handler), false)
+    }
+
+    /// Adds the informer of this key, such as one to which the program has a
+    /// [`Subscription`](crate::informer::Subscription): both share a watch and a cache. Without one it
+    /// is started. The input follows the type of the key through all of its identities.
+    ///
+    /// Where the key selects no namespace, labels or fields, the defaults of the cluster apply.
+    ///
+    /// Semantics: `source.Informer` of controller-runtime (`pkg/source`), except that the input can be
+    /// started again, and lives with the type.
+    ///
+    /// ```
+    /// use pilotlight::{controller::*, informer::Subscription};
+    ///
+    /// # fn example(subscription: &Subscription, builder: Builder) -> Builder {
+    /// // The program reads the subscription itself; the controller watches the same informer.
+    /// builder.watches_informer(subscription.key(), Handler::Object)
+    /// # }
+    /// ```
+    pub fn watches_informer(self, key: &InformerKey, handler: Handler) -> Self {
+        let identity = &key.identity;
+        let type_ref = TypeRef::resource(&*identity.group, &*identity.version, &*identity.plural);
+        let key = key.clone();
+        self.watches_type(type_ref, handler).last("watches_informer", |kind| {
+            kind.namespaces = key.namespace.into_iter().collect();
+            kind.filter.labels = key.labels;
+            kind.filter.fields = key.fields;
+            kind.filter.projection = key.projection;
+            kind.filter.managed_fields = key.managed_fields;
+        })
     }
 
     /// Adds a type whose objects the reconciler selects for each request by

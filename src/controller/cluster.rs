@@ -149,7 +149,7 @@ impl Cluster {
 
     /// Returns a cluster of parts that the caller runs, and the runnable that must run with it. The
     /// runnable propagates removed types from the registry to the informers; without it no informer
-    /// ends.
+    /// ends with its type.
     ///
     /// [`InformerOptions::on_missing`] should call [`TypeRegistry::hint`], as in [`Cluster::new`],
     /// so that a 404 from the server leads to a new discovery.

@@ -173,8 +173,11 @@ impl Predicate {
     fn changed(changed: impl Fn(&Header, &Header) -> bool + Send + Sync + 'static) -> Self {
         Self::new(move |delta| match (&delta.old, &delta.new) {
             (Some(old), Some(new)) => {
-                let (old, new) = (old.header(), new.header());
-                old.uid != new.uid || changed(old, new)
+                // The two are one object in a resync.
+                !old.is(new) && {
+                    let (old, new) = (old.header(), new.header());
+                    old.uid != new.uid || changed(old, new)
+                }
             }
             (None, _) | (_, None) => true,
         })
@@ -224,6 +227,20 @@ mod tests {
         ] {
             assert!(predicate.passes(&delta(None, any())));
             assert!(predicate.passes(&delta(any(), None)));
+        }
+    }
+
+    #[test]
+    fn resync_passes_no_predicate_of_changes_also_without_generations_and_versions() {
+        let object = widget(json!({}));
+        let resync = delta(Some(object.clone()), Some(object));
+        for predicate in [
+            Predicate::generation(),
+            Predicate::resource_version(),
+            Predicate::labels(),
+            Predicate::annotations(),
+        ] {
+            assert!(!predicate.passes(&resync));
         }
     }
 

@@ -4,7 +4,6 @@ pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
 pub(in crate::controller) mod event;
 pub(in crate::controller) mod function;
-pub(in crate::controller) mod informer;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;
 

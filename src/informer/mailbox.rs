@@ -80,9 +80,12 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// Adds resyncs of objects of the store.
+    /// Adds resyncs of objects of the store. Without effect once the subscription has ended.
     pub(super) fn resync(&self, objects: impl Iterator<Item = Object>) {
         let mut state = self.lock();
+        if state.ended.is_some() {
+            return;
+        }
         objects.for_each(|object| state.pending.push_resync(object));
         drop(state);
         self.notify.notify_one();
@@ -167,5 +170,20 @@ impl MailboxState {
             (true, true, 0) => Extent::Drained,
             (true, ..) => Extent::Complete,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::fixture::Fixture;
+
+    #[test]
+    fn resync_after_the_end_adds_nothing() {
+        let mailbox = Mailbox::closed(EndReason::Shutdown);
+
+        mailbox.resync([Fixture::new("a").object()].into_iter());
+
+        assert_eq!(mailbox.lock().pending.len(), 0);
     }
 }

@@ -3,7 +3,7 @@
 //! Only the task changes the store. It does so under the informer's lock, so that each subscriber's
 //! scan finds an object or a later change delivers it.
 
-use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
@@ -243,23 +243,29 @@ impl SharedInformer {
         subscriber.is_some_and(|subscriber| subscriber.scan(&self.store, complete))
     }
 
-    /// Delivers the next objects again that concern a subscriber and that `is_due` selects, as
-    /// updates without a difference. Returns the key from which to continue; `None` at the end.
+    /// Returns the number of objects that a resync of all objects of a subscriber examines.
+    pub(super) fn resync_len(&self, id: SubscriberId) -> usize {
+        let state = self.lock();
+        let subscriber = state.subscribers.get(&id);
+        subscriber.map_or(0, |subscriber| self.store.scan_len(&resynced(subscriber)))
+    }
+
+    /// Delivers the next objects again that concern a subscriber, as updates without a difference.
+    /// Examines at most `examine` objects after a key; returns the last one, `None` at the end.
     pub(super) fn resync(
         &self,
         id: SubscriberId,
         after: Option<&ObjectKey>,
-        is_due: impl Fn(&ObjectKey) -> bool,
+        examine: usize,
     ) -> Option<ObjectKey> {
         // Under the lock, so that the store has no change that is not in the mailbox.
         let state = self.lock();
         let subscriber = state.subscribers.get(&id)?;
-        let own = subscriber.interests();
-        let scanned = self.store.after(after, &[Interest::Everything], REDUCED);
+        let scanned = self.store.after(after, &resynced(subscriber), examine);
+        let is_static = subscriber.moving.is_empty();
         let objects = scanned.objects.into_iter();
-        subscriber
-            .mailbox
-            .resync(objects.filter(|object| is_due(object.key()) && own.concerns(object.header())));
+        let concerned = objects.filter(|object| is_static || state.concerns(object.header(), id));
+        subscriber.mailbox.resync(concerned);
         scanned.last.filter(|_| !scanned.end)
     }
 
@@ -554,6 +560,13 @@ impl InformerContents {
         }
     }
 
+    /// Returns whether an object concerns a subscriber now.
+    fn concerns(&self, object: &Header, id: SubscriberId) -> bool {
+        let mut found = false;
+        self.index.visit(object, |visited| found |= *visited == id);
+        found
+    }
+
     /// Delivers a change to the subscribers that the old or the new object concerns.
     fn deliver(&mut self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         let visited = &mut self.visited;
@@ -567,6 +580,16 @@ impl InformerContents {
                 subscriber.deliver(key, old, new, self.complete.is_none());
             }
         }
+    }
+}
+
+/// Returns the interests by which a resync of a subscriber examines objects. The static ones alone
+/// may have an index.
+fn resynced(subscriber: &Subscriber) -> Cow<'_, [Interest]> {
+    if subscriber.moving.is_empty() {
+        Cow::Borrowed(&subscriber.deliver[..])
+    } else {
+        Cow::Owned(vec![Interest::Everything])
     }
 }
 

@@ -398,6 +398,16 @@ impl Store {
         self.read().objects.after(key, interests, examine)
     }
 
+    /// Returns the number of objects that [`Store::after`] examines in all, at most.
+    pub(super) fn scan_len(&self, interests: &[Interest]) -> usize {
+        let state = self.read();
+        let indexed = |interest: &Interest| {
+            let Interest::OwnerKind(kind) = interest else { return None };
+            Some(state.objects.count_of(kind).objects)
+        };
+        interests.iter().map(indexed).sum::<Option<usize>>().unwrap_or_else(|| self.cached())
+    }
+
     /// Returns whether an interest concerns an object that is kept as a metadata entry.
     pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
         self.entries() > 0

@@ -133,17 +133,16 @@ impl Subscription {
         self.informer.concerned(self.id)
     }
 
-    /// Delivers the stored objects again that concern the subscription and that `is_due` selects, as
-    /// updates without a difference. An object whose change is pending is left to that change.
-    pub(crate) async fn resync(&self, is_due: impl Fn(&ObjectKey) -> bool) {
-        let mut last = None;
-        loop {
-            last = self.informer.resync(self.id, last.as_ref(), &is_due);
-            if last.is_none() {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
+    /// Returns the number of objects that a resync of all objects examines.
+    pub(crate) fn resync_len(&self) -> usize {
+        self.informer.resync_len(self.id)
+    }
+
+    /// Delivers the stored objects again that concern the subscription, as updates without a
+    /// difference. An object whose change is pending is left to that change. Examines at most
+    /// `examine` objects after a key; returns the last one, `None` at the end.
+    pub(crate) fn resync(&self, after: Option<&ObjectKey>, examine: usize) -> Option<ObjectKey> {
+        self.informer.resync(self.id, after, examine)
     }
 
     /// Subscribes to the progress of the informer.

@@ -142,11 +142,12 @@ impl ManagerTask {
             }
         }
         self.publish();
+        // Runs that are abandoned must not write when another replica leads, nor after the end of
+        // the commands has answered a removal.
+        self.end_epochs();
         self.commands.close();
         self.runs.abort_all();
         self.prepares.shutdown().await;
-        // Runs that are abandoned must not write when another replica leads.
-        self.end_epochs();
         self.election.ended().await;
         for entry in self.entries.values() {
             entry.watching.cancel();

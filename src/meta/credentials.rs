@@ -2,8 +2,8 @@
 //! endpoint of each hook from them. A change takes effect with the next call.
 //!
 //! The runnable `hook-credentials` owns all watches, one for each object, shared by all hooks that
-//! name it. Content that is deleted or becomes unusable is reported, and the last usable one stays
-//! in use.
+//! name it. Content that is deleted or becomes unusable is reported. The last usable one of that
+//! object stays in use, beside the current one of the others.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -68,6 +68,8 @@ struct NamedObject {
     readers: usize,
     /// Last content that the server has sent.
     content: Option<Arc<ObjectContent>>,
+    /// Last content that an endpoint was resolved from.
+    usable: Option<Arc<ObjectContent>>,
     /// Reason why the content is not current.
     problem: Option<EndpointError>,
 }
@@ -126,7 +128,7 @@ impl HookCredentials {
         }
         let report = Arc::new(report);
         let mut holder = Holder { rule, endpoint, verdict, reported: None, report };
-        let pending = holder.resolve(&state.objects);
+        let pending = holder.resolve(&mut state.objects);
         state.holders.insert(id, holder);
         drop(state);
         send(pending);
@@ -173,7 +175,7 @@ impl Holder {
     /// Publishes the endpoint that follows from the objects. Returns a problem to report.
     fn resolve(
         &mut self,
-        objects: &HashMap<ObjectReference, NamedObject>,
+        objects: &mut HashMap<ObjectReference, NamedObject>,
     ) -> Option<PendingReport> {
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
@@ -183,16 +185,21 @@ impl Holder {
         };
         let problem = match self.rule.resolve(read) {
             Ok(endpoint) => {
-                self.endpoint.send_replace(Some(Arc::new(endpoint)));
-                self.verdict.send_if_modified(|verdict| {
-                    let is_news = !matches!(verdict, Verdict::Met(_));
-                    *verdict = Verdict::Met(Vec::new());
-                    is_news
-                });
+                for object in self.rule.references() {
+                    if let Some(named) = objects.get_mut(object) {
+                        named.usable.clone_from(&named.content);
+                    }
+                }
+                self.publish(endpoint);
                 let stale = self.rule.references().filter_map(|object| objects.get(object));
                 stale.filter_map(|named| named.problem.clone()).next()
             }
-            Err(problem) => Some(problem),
+            Err(problem) => {
+                if let Some(endpoint) = self.resolve_each(objects) {
+                    self.publish(endpoint);
+                }
+                Some(problem)
+            }
         };
         if self.endpoint.borrow().is_none() {
             self.verdict.send_replace(match problem {
@@ -211,6 +218,47 @@ impl Holder {
             return Some((Arc::clone(&self.report), message));
         }
         None
+    }
+
+    /// Returns the endpoint from the last usable content of each object, and from the current one
+    /// where that is usable beside the others; `None` if an object was never usable.
+    fn resolve_each(
+        &self,
+        objects: &mut HashMap<ObjectReference, NamedObject>,
+    ) -> Option<Endpoint> {
+        let usable = |object: &ObjectReference| {
+            let named = objects.get(object)?;
+            Some((object.clone(), Arc::clone(named.usable.as_ref()?)))
+        };
+        let mut contents: HashMap<_, _> = self.rule.references().filter_map(usable).collect();
+        let resolve = |contents: &HashMap<ObjectReference, Arc<ObjectContent>>| {
+            let read = |object: &ObjectReference| {
+                let content = contents.get(object).map(|content| &**content);
+                content.ok_or_else(|| EndpointError::Unread(object.clone()))
+            };
+            self.rule.resolve(read).ok()
+        };
+        let mut endpoint = resolve(&contents)?;
+        for object in self.rule.references() {
+            let Some(named) = objects.get_mut(object) else { continue };
+            let Some(current) = named.content.clone() else { continue };
+            let before = contents.insert(object.clone(), Arc::clone(&current));
+            match (resolve(&contents), before) {
+                (Some(new), _) => (endpoint, named.usable) = (new, Some(current)),
+                (None, Some(before)) => drop(contents.insert(object.clone(), before)),
+                (None, None) => drop(contents.remove(object)),
+            }
+        }
+        Some(endpoint)
+    }
+
+    fn publish(&self, endpoint: Endpoint) {
+        self.endpoint.send_replace(Some(Arc::new(endpoint)));
+        self.verdict.send_if_modified(|verdict| {
+            let is_news = !matches!(verdict, Verdict::Met(_));
+            *verdict = Verdict::Met(Vec::new());
+            is_news
+        });
     }
 }
 

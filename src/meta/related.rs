@@ -43,7 +43,8 @@ pub(crate) struct RelatedObjects {
 
 #[derive(Debug, Default)]
 struct RelatedState {
-    /// Responses by parent, then by uid with revision.
+    /// Responses by parent, then by uid with revision. Bounded by the older revisions that the last
+    /// sync of the parent found.
     responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
@@ -114,7 +115,13 @@ impl RelatedObjects {
         is_current.then(|| Arc::clone(&response.rules))
     }
 
-    /// Keeps the rules of a parent.
+    /// Returns the rules of a parent from its last response, even if that is outdated.
+    pub(crate) fn last_response(&self, key: &Request, uid: &str) -> Option<Arc<[RelatedRule]>> {
+        let state = self.lock();
+        state.responses.get(key)?.get(uid).map(|response| Arc::clone(&response.rules))
+    }
+
+    /// Keeps the rules of a parent, until [`RelatedObjects::retain_responses`] removes them.
     pub(crate) fn keep_response(
         &self,
         key: &Request,
@@ -125,11 +132,15 @@ impl RelatedObjects {
         let (rules, at) = (Arc::clone(rules), Instant::now());
         let mut state = self.lock();
         let responses = state.responses.entry(key.clone()).or_default();
-        // A parent that was created anew has another uid, and revisions are added and removed.
-        responses.retain(|known, response| {
-            is_same_parent(known, uid) && response.at.elapsed() < RESPONSE_LIFETIME
-        });
         responses.insert(uid.clone(), CachedRules { declared, at, rules });
+    }
+
+    /// Removes the responses for a parent except those of these uids: a parent that was created
+    /// anew has another uid, and revisions end.
+    pub(crate) fn retain_responses(&self, key: &Request, uids: &[Arc<str>]) {
+        if let Some(responses) = self.lock().responses.get_mut(key) {
+            responses.retain(|uid, _| uids.contains(uid));
+        }
     }
 
     /// Forgets the response for a parent, so that the next sync calls the hook.
@@ -139,7 +150,8 @@ impl RelatedObjects {
 
     /// Reads the related objects of a parent, in one group for each type of the rules. A type that
     /// is not served has an empty group if its kind is known, and none otherwise. `wanted` are the
-    /// rules of all revisions of the parent, which determine what concerns it.
+    /// rules of all revisions of the parent, which determine what concerns it. `kept` are these and
+    /// others whose types keep their inputs.
     ///
     /// # Cancel safety
     ///
@@ -149,11 +161,12 @@ impl RelatedObjects {
         parent: &Request,
         rules: &[RelatedRule],
         wanted: &[RelatedRule],
+        kept: &[RelatedRule],
         types: &TypeRegistry,
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, RelatedError> {
         let inputs = context.inputs().ok_or(RelatedError::Cancelled)?;
-        self.update_inputs(parent, wanted, &inputs, context)?;
+        self.update_inputs(parent, kept, &inputs, context)?;
         let namespaces = self.namespaces(parent, wanted, types, context).await?;
         let mut by_type: BTreeMap<String, Vec<&RelatedRule>> = BTreeMap::new();
         for rule in wanted {
@@ -413,12 +426,6 @@ fn select(store: &Store, interests: &[Interest]) -> Vec<Object> {
     let found = interests.iter().flat_map(|interest| store.concerned_by(interest));
     let found: BTreeMap<_, _> = found.map(|object| (object.key().clone(), object)).collect();
     found.into_values().collect()
-}
-
-/// Returns whether two uids, each with or without the name of a revision, are those of one parent.
-fn is_same_parent(one: &str, other: &str) -> bool {
-    let uid = |text: &str| text.split('/').next().map(str::to_owned);
-    uid(one) == uid(other)
 }
 
 fn input_of(type_ref: &TypeRef) -> String {

@@ -159,7 +159,7 @@ impl ControllerRow {
     }
 
     pub(super) fn of_object(controller: &DeclaredObject) -> Self {
-        let DeclaredObject { kind, name, generation, parents, status } = controller;
+        let DeclaredObject { kind, name, generation, parents, status, .. } = controller;
         let name = kind.runnable_name(name).to_string();
         Self::of_declared(name, parents, *generation, status.clone())
     }

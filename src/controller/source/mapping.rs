@@ -181,10 +181,15 @@ impl SourceContext {
         let failed = collected.failed();
         let usual = Add { priority, ..Add::default() };
         for (request, own) in requests.drain(..) {
+            let add = own.unwrap_or(usual);
             if let Some(keeps) = &self.keeps {
                 keeps.take(request.clone());
+                if !add.after.is_zero() || add.rate_limited {
+                    // A request with a time of its own takes no capacity of the channel.
+                    keeps.set_waits(&request, false);
+                }
             }
-            self.queue.add_with(request, own.unwrap_or(usual));
+            self.queue.add_with(request, add);
         }
         if let Some((key, error)) = failed {
             error!(%input, object = %key, error, "an object cannot be decoded");

@@ -48,6 +48,32 @@ async fn generic_event_is_mapped_by_the_handler_or_by_its_own_function_and_passe
 }
 
 #[tokio::test(start_paused = true)]
+async fn delayed_request_of_a_generic_event_takes_no_capacity_of_its_channel() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let (events, source) = EventSource::new(1);
+    let handler = Handler::Object.generic(|object, queue| {
+        let after = Duration::from_secs(600);
+        queue.add_with(Request::cluster(&*object.key().name), Add { after, ..Add::default() });
+    });
+    harness.add(builder().for_type(widgets()).watches_source(source, handler)).await;
+    harness.state(ControllerState::Running).await;
+
+    for name in ["a", "b", "c"] {
+        let object = sent(&harness, name, name).await;
+        tokio::time::timeout(Duration::from_secs(60), events.send(object))
+            .await
+            .expect("taken")
+            .unwrap();
+    }
+    assert_eq!(harness.log().await, [""; 0]);
+    sleep(Duration::from_secs(600)).await;
+
+    assert_eq!(harness.log().await, ["a gone", "b gone", "c gone"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn request_of_a_generic_event_survives_the_end_of_its_epoch() {
     let harness = Harness::new();
     harness.install("Widget");

@@ -107,6 +107,14 @@ async fn object_is_created_updated_whole_or_left_alone_and_a_change_since_the_re
     assert_eq!(written, OperationResult::Unchanged);
     assert_eq!(same.metadata.resource_version, updated.metadata.resource_version);
 
+    let (_, written) = create_or_update(&api, map("a", ""), |map| {
+        map.metadata.resource_version = None;
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(written, OperationResult::Unchanged);
+
     let late = create_or_update(&api, map("a", ""), |map| {
         server.apply(json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" },

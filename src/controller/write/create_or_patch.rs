@@ -137,6 +137,8 @@ where
         if desired.namespace() != namespace {
             return Err(CreateOrPatchError::Identity("namespace"));
         }
+        // A closure that replaces the metadata changes nothing thereby.
+        desired.meta_mut().resource_version.clone_from(&version);
         let after = serde_json::to_value(&desired)?;
         Ok(Self { name, exists, version, before, desired, after })
     }

@@ -55,7 +55,7 @@ pub async fn create_or_update<K>(
 where
     K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
 {
-    let ChangedObject { name, exists, version, before, mut desired, after } =
+    let ChangedObject { name, exists, before, desired, after, .. } =
         ChangedObject::read(api, object, change).await?;
     if !exists {
         let created = api.create(&PostParams::default(), &desired).await?;
@@ -64,7 +64,6 @@ where
     if before == after {
         return Ok((desired, OperationResult::Unchanged));
     }
-    desired.meta_mut().resource_version = version;
     let updated = api.replace(&name, &PostParams::default(), &desired).await?;
     Ok((updated, OperationResult::Updated))
 }

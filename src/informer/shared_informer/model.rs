@@ -65,6 +65,12 @@ enum Step {
         subscriber: usize,
         changes: usize,
     },
+    /// Deliver objects again.
+    Resync {
+        subscriber: usize,
+        after: usize,
+        examine: usize,
+    },
     /// List anew: finds the changes that were not seen.
     List,
     /// Time passes.
@@ -324,11 +330,38 @@ impl Model {
                     }
                 }
             }
+            Step::Resync { subscriber, after, examine } => {
+                if let Some(at) = some(&self.views, subscriber) {
+                    self.resync(at, after.checked_sub(1).map(key).as_ref(), examine);
+                }
+            }
             Step::List => self.list(),
             Step::Wait { seconds } => {
                 Handle::current().block_on(tokio::time::advance(Duration::from_secs(seconds)));
             }
             Step::Reduce => self.reduce(),
+        }
+    }
+
+    /// Delivers the next objects after a key again, as `Subscription::resync` does after the sync.
+    fn resync(&mut self, at: usize, after: Option<&ObjectKey>, examine: usize) {
+        let view = &mut self.views[at];
+        if view.joined.mailbox.reaches(Extent::Drained).now_or_never().is_none() {
+            return;
+        }
+        let last = self.informer.resync(view.joined.id, after, examine);
+        for object in self.informer.store.all() {
+            let key = object.key();
+            let is_examined = after.is_none_or(|after| key > after)
+                && last.as_ref().is_none_or(|last| key <= last);
+            if is_examined && view.concerns(&object) {
+                let same = Some(identity(&object));
+                let due = view.due.entry(key.clone()).or_default();
+                // A pending change stays as it is.
+                if due.is_empty() {
+                    due.push(Concerned { old: same.clone(), new: same, settled: true });
+                }
+            }
         }
     }
 
@@ -458,6 +491,9 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         4 => (0..4_usize, 1..4_usize)
             .prop_map(|(subscriber, changes)| Step::Receive { subscriber, changes }),
+        2 => (0..4_usize, 0..7_usize, 1..5_usize).prop_map(|(subscriber, after, examine)| {
+            Step::Resync { subscriber, after, examine }
+        }),
         1 => Just(Step::List),
         1 => (1..8_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::Reduce),

@@ -24,8 +24,10 @@ const VOLATILE_FIELDS: [&str; 3] = ["resourceVersion", "managedFields", "generat
 pub(super) enum DryRunApply {
     /// The apply would change nothing.
     Unchanged,
-    /// The apply would change the object, or is invalid because a field is immutable.
+    /// The apply would change the object.
     Changed,
+    /// The apply is invalid: the desired object is, or a field that it changes is immutable.
+    Invalid,
     /// The server or a policy refuses the apply, so that it shows no difference. The child stays.
     Refused(String),
 }
@@ -43,7 +45,7 @@ pub(super) fn dry_run_apply(
     match response {
         Ok(applied) if same(observed, applied.get().as_bytes()) => Ok(DryRunApply::Unchanged),
         Ok(_) => Ok(DryRunApply::Changed),
-        Err(error) if is_invalid(error) && !is_other_uid(error) => Ok(DryRunApply::Changed),
+        Err(error) if is_invalid(error) && !is_other_uid(error) => Ok(DryRunApply::Invalid),
         Err(error) if is_refused(error) => Ok(DryRunApply::Refused(format!(
             "comparing {what}: the child is kept, since the dry run is refused: {}",
             redaction::request_error(error)
@@ -106,7 +108,7 @@ mod tests {
 
     #[test]
     fn refused_dry_run_shows_no_difference_unless_a_field_is_immutable() {
-        assert_eq!(refused(422, "Invalid").unwrap(), DryRunApply::Changed);
+        assert_eq!(refused(422, "Invalid").unwrap(), DryRunApply::Invalid);
         for (code, reason) in [(400, "BadRequest"), (403, "Forbidden")] {
             let DryRunApply::Refused(why) = refused(code, reason).unwrap() else {
                 panic!("{code} is a refusal")

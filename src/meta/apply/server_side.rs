@@ -49,6 +49,7 @@ impl Apply {
                 let served = &target.rules.groups[group].served;
                 let resource = Resource::new(target.context.requester(), served);
                 let parent = &target.rules.parent.key;
+                let mut is_invalid = false;
                 // An aggregated server may ignore `dryRun`, and carry the apply out.
                 if served.version_order == VersionOrder::Comparable {
                     let manager = &self.rule.manager;
@@ -56,6 +57,7 @@ impl Apply {
                     match dry_run_apply(&observed, &response, &target.what)? {
                         DryRunApply::Unchanged => return Ok(target.digests.observed),
                         DryRunApply::Changed => {}
+                        DryRunApply::Invalid => is_invalid = true,
                         DryRunApply::Refused(why) => {
                             self.parents.writes.contest(parent, target.what.clone(), why, None);
                             return Ok(None);
@@ -65,7 +67,8 @@ impl Apply {
                 if target.is_halted() {
                     return Ok(None);
                 }
-                if !self.parents.recreates_at_once {
+                // The dry run of the creation tells an invalid object from an immutable field.
+                if is_invalid || !self.parents.recreates_at_once {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
                     dry_run_create(&resource, served, &created, refused_for).await?;
                 }

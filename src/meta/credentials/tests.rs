@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::HeaderValue;
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -10,7 +11,7 @@ use super::*;
 use crate::{
     controller::ClusterOptions,
     manager::{Manager, ManagerOptions, RunnableOptions},
-    meta::endpoint::AuthorizationRule,
+    meta::endpoint::{AuthorizationRule, CaRule},
     testing::simulated::SimulatedServer,
 };
 
@@ -127,6 +128,66 @@ async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_st
     harness.store("two");
     until(&mut endpoint, "Bearer two").await;
     drop(endpoint);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_secret_is_reported_and_its_last_content_stays() {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let reports = Arc::<Mutex<Vec<String>>>::default();
+    let noted = Arc::clone(&reports);
+    let mut endpoint =
+        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
+    until(&mut endpoint, "Bearer one").await;
+
+    harness.server.remove("v1", "Secret", "default", "token").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
+    let reported = "Secret default/token does not exist; the last usable content stays in use";
+    assert_eq!(*reports.lock(), [reported]);
+    drop(endpoint);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_is_rotated_and_a_hook_is_edited_while_its_ca_is_unusable() {
+    let harness = Harness::start().await;
+    let key = KeyPair::generate().unwrap();
+    let ca = CertificateParams::new(vec!["ca".to_owned()]).unwrap();
+    let usable = ca.self_signed(&key).unwrap().pem();
+    let store_ca = |pem: &str| {
+        harness.server.apply(json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "ca", "namespace": "default"}, "data": {"ca.crt": pem},
+        }))
+    };
+    let map = ObjectReference {
+        kind: ReferenceKind::ConfigMap,
+        namespace: "default".into(),
+        name: "ca".into(),
+    };
+    let ca_bundle = Some(CaRule::Key(map, "ca.crt".to_owned()));
+    let rule = EndpointRule { ca_bundle, ..bearer() };
+    harness.store("one");
+    store_ca(&usable).unwrap();
+    let ignored = |_problem: String| {};
+    let mut endpoint = harness.credentials.endpoint(rule.clone(), ignored);
+    until(&mut endpoint, "Bearer one").await;
+
+    store_ca("broken").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    harness.store("two");
+    until(&mut endpoint, "Bearer two").await;
+    harness.store("hu\nsh");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(authorization(&endpoint).unwrap(), "Bearer two");
+
+    let edited = harness.credentials.endpoint(rule, ignored);
+    assert_eq!(authorization(&edited).unwrap(), "Bearer two");
+    assert!(edited.current().unwrap().tls.is_some());
+    drop((endpoint, edited));
     harness.end().await;
 }
 

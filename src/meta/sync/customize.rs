@@ -23,8 +23,9 @@ type SharedRules = Arc<[RelatedRule]>;
 
 impl ParentReconciler {
     /// Reads the objects that the customize hook relates to a parent; returns them with the rules,
-    /// both empty without such a hook. The rules of older revisions that are known from earlier
-    /// syncs stay in use.
+    /// both empty without such a hook. The last rules of older revisions stay in use, even if they
+    /// are outdated. [`Self::related_to_older`] requests them anew only after the sync hook was
+    /// called, and until then their types would lose their caches.
     pub(super) async fn related(
         &self,
         parent: &Parent,
@@ -32,19 +33,51 @@ impl ParentReconciler {
         older: &[OlderParent],
         context: &Context,
     ) -> Result<(SharedRules, Vec<RelatedGroup>), SyncError> {
+        let related = &self.parents.related;
         let Some(hook) = self.hooks.get(HookKind::Customize) else {
             // An earlier definition may have declared the hook.
-            self.parents.related.leave(&parent.key, context);
+            related.leave(&parent.key, context);
             return Ok((Arc::default(), Vec::new()));
         };
+        let mut uids: Vec<_> = older.iter().map(|older| older.call().parent(parent).uid).collect();
+        let last = |uid: &Arc<str>| related.last_response(&parent.key, uid);
+        // A revision without a response was the latest one until now, or was not synced yet.
+        let kept = uids.iter().filter_map(|uid| last(uid).or_else(|| last(&parent.uid)));
+        let kept: Vec<_> = kept.collect();
+        uids.push(parent.uid.clone());
+        related.retain_responses(&parent.key, &uids);
         let latest = RevisionCall { json: object.json(), name: None, digest: 0 };
         let rules = self.rules(hook, parent, latest, context).await?;
         let mut all = vec![Arc::clone(&rules)];
+        all.extend(kept);
+        let all = union(&all);
+        let read = match self.read_related(hook, parent, &rules, &all, &all, context).await {
+            Err(SyncError::Outdated(why)) => {
+                // Outdated rules may name a type that cannot be listed. That must not delay the
+                // call that replaces them.
+                let current = union(&self.current_rules(parent, &rules, older)?);
+                if current == all {
+                    return Err(SyncError::Outdated(why));
+                }
+                self.read_related(hook, parent, &rules, &current, &all, context).await?
+            }
+            read => read?,
+        };
+        Ok((rules, read))
+    }
+
+    /// Returns the rules of the latest revision, and those of older ones that are not outdated.
+    fn current_rules(
+        &self,
+        parent: &Parent,
+        latest: &SharedRules,
+        older: &[OlderParent],
+    ) -> Result<Vec<SharedRules>, SyncError> {
+        let mut current = vec![Arc::clone(latest)];
         for older in older {
-            all.extend(self.known_rules(parent, older.call())?.1);
+            current.extend(self.known_rules(parent, older.call())?.1);
         }
-        let related = self.read_related(hook, parent, &rules, &union(&all), context).await?;
-        Ok((rules, related))
+        Ok(current)
     }
 
     /// Reads the objects that the customize hook relates to a parent as of each older revision.
@@ -66,22 +99,24 @@ impl ParentReconciler {
         let wanted = union(&all);
         let mut related = Vec::with_capacity(older.len());
         for rules in &all[1..] {
-            related.push(self.read_related(hook, parent, rules, &wanted, context).await?);
+            related.push(self.read_related(hook, parent, rules, &wanted, &wanted, context).await?);
         }
         Ok(related)
     }
 
-    /// Reads the objects of some of the rules of a parent. `wanted` are all of them.
+    /// Reads the objects of some of the rules of a parent. `wanted` are those of all its revisions,
+    /// and `kept` are these and others whose types stay cached.
     async fn read_related(
         &self,
         hook: &CountedHook,
         parent: &Parent,
         rules: &[RelatedRule],
         wanted: &[RelatedRule],
+        kept: &[RelatedRule],
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, SyncError> {
         let related = &self.parents.related;
-        let read = related.read(&parent.key, rules, wanted, &self.types, context).await;
+        let read = related.read(&parent.key, rules, wanted, kept, &self.types, context).await;
         read.map_err(|error| match error {
             RelatedError::Cancelled => SyncError::Cancelled,
             // The parent is enqueued when the type is listed.

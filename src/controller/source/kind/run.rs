@@ -5,13 +5,10 @@ use std::{fmt::Display, pin::pin};
 use tokio::{
     select,
     sync::{oneshot, watch},
-    task::consume_budget,
+    task::{consume_budget, yield_now},
 };
 
-use super::{
-    KindSource,
-    resync::{Resync, ResyncGroup},
-};
+use super::{KindSource, resync::Resync};
 use crate::{
     controller::{
         SourceContext,
@@ -95,9 +92,6 @@ impl<'a> KindRun<'a> {
                         return Some(ended);
                     }
                 }
-                Some(group) = due(&mut resync), if resync.is_some() => {
-                    subscription.resync(|key| group.has(key)).await;
-                }
                 delta = subscription.next(), if attached.is_none() => match delta {
                     Ok(delta) => {
                         self.deliver(&delta);
@@ -106,6 +100,13 @@ impl<'a> KindRun<'a> {
                     }
                     Err(ended) => return Some(ended),
                 },
+                // Polled last, so that the changes of a step are delivered before the next step.
+                Some(()) = due(&mut resync), if resync.is_some() => {
+                    if let Some(resync) = &mut resync {
+                        resync.step(subscription);
+                    }
+                    yield_now().await;
+                }
             }
         }
     }
@@ -220,8 +221,10 @@ impl<'a> KindRun<'a> {
     }
 }
 
-async fn due(resync: &mut Option<Resync>) -> Option<ResyncGroup> {
-    Some(resync.as_mut()?.due().await)
+/// Waits until a step of the resync is due.
+async fn due(resync: &mut Option<Resync>) -> Option<()> {
+    resync.as_mut()?.due().await;
+    Some(())
 }
 
 fn gone(object: &Object) -> Delta {

@@ -243,6 +243,27 @@ async fn child_of_a_kind_with_a_generation_is_recreated_if_its_dry_run_changes_i
 }
 
 #[tokio::test(start_paused = true)]
+async fn invalid_child_is_kept_also_if_others_are_recreated_without_dry_runs() {
+    let invalid = || Err((422, "Invalid"));
+    for (replies, expected) in [
+        (vec![invalid(), invalid()], vec!["patch c", "post c"]),
+        (vec![Ok(applied(1, "v", "7")), Ok(json!({}))], vec!["patch c", "delete c"]),
+    ] {
+        let mut harness =
+            harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
+        let mut parents = Parents::new(|| ());
+        parents.recreates_at_once = true;
+        let (rule, budget) = (harness.apply.rule.clone(), harness.apply.budget.clone());
+        harness.apply = Arc::new(Apply { rule, budget, parents: Arc::new(parents) });
+        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+
+        let (requests, _) = sync(&mut harness, desired(1, "c", "v"), replies).await;
+
+        assert_eq!(sent(&requests), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn child_that_is_as_desired_is_not_recreated_and_compared_once() {
     let mut harness = harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "v", "7"))]);
     let mut stored = applied(1, "v", "7");

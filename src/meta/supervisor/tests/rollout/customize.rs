@@ -1,6 +1,7 @@
 //! Customize hook in a rollout: its rules and related objects are those of each live revision.
 
 use super::*;
+use crate::testing::simulated::SimulatedRequest;
 
 const CHECKED: Variant = Variant { has_checks: true, ..PLAIN };
 
@@ -14,22 +15,33 @@ fn config_map(name: &str, data: &str) -> Value {
     })
 }
 
-/// Starts a controller whose customize hook relates the ConfigMap of the template. It cannot read a
-/// parent without a size.
+fn secret(name: &str, data: &str) -> Value {
+    let mut secret = config_map(name, data);
+    secret["kind"] = json!("Secret");
+    secret
+}
+
+/// Starts a controller whose customize hook relates the ConfigMap of the template, or the Secret of
+/// the template `secret`. It cannot read a parent without a size. The sync hook is busy while a
+/// related object says so.
 async fn customizing(variant: Variant) -> (Bench, Calls) {
     let (server, calls) = (SimulatedServer::new(), Calls::default());
     let called = Arc::clone(&calls);
     let response = move |kind: HookKind, request: &Value| {
         let spec = &request["parent"]["spec"];
         let text = spec["template"]["text"].as_str().unwrap_or_default().to_owned();
-        let related = request["related"]["ConfigMap.v1"].as_object();
-        let related = related.into_iter().flat_map(|it| it.keys().cloned()).collect();
-        called.lock().unwrap().push((kind, text.clone(), related));
+        let groups = request["related"].as_object().into_iter().flat_map(|groups| groups.values());
+        let related: Vec<_> = groups.filter_map(Value::as_object).flatten().collect();
+        let is_busy = related.iter().any(|(_, object)| object["data"]["value"] == "busy");
+        let names = related.iter().map(|(name, _)| (*name).clone()).collect();
+        called.lock().unwrap().push((kind, text.clone(), names));
+        let resource = if text == "secret" { "secrets" } else { "configmaps" };
         match kind {
             HookKind::Customize if spec["size"].is_null() => json!("no size"),
             HookKind::Customize => json!({"relatedResources": [{
-                "apiVersion": "v1", "resource": "configmaps", "names": [format!("for-{text}")],
+                "apiVersion": "v1", "resource": resource, "names": [format!("for-{text}")],
             }]}),
+            HookKind::Sync | HookKind::Finalize if is_busy => Value::Null,
             HookKind::Sync | HookKind::Finalize => variant.answer(kind, request),
         }
     };
@@ -59,6 +71,24 @@ fn take(calls: &Calls) -> (Vec<String>, Vec<(String, Vec<String>)>) {
     (rules, syncs.into_iter().map(|(_, text, related)| (text, related)).collect())
 }
 
+/// Asserts that a type has been watched without a gap. Returns the number of its lists.
+#[track_caller]
+fn lists_of_watched(server: &SimulatedServer, resource: &str) -> usize {
+    let mut requests = server.requests();
+    requests.retain(|it| it.user == "controller" && it.resource() == resource);
+    let is_list = |it: &&SimulatedRequest| {
+        it.info.verb == Verb::List || it.info.query.contains("sendInitialEvents")
+    };
+    let lists = requests.iter().filter(is_list).count();
+    requests.retain(|it| it.info.verb == Verb::Watch);
+    for pair in requests.windows(2) {
+        let gap = pair[0].ended.map(|ended| pair[1].at.saturating_sub(ended));
+        assert!(gap.is_some_and(|gap| gap < Duration::from_secs(1)), "{pair:?}");
+    }
+    assert!(requests.last().is_some_and(SimulatedRequest::is_open), "{requests:?}");
+    lists
+}
+
 #[tokio::test(start_paused = true)]
 async fn customize_hook_is_called_once_for_each_live_revision_and_relates_its_own_objects() {
     let (bench, calls) = customizing(CHECKED).await;
@@ -86,6 +116,50 @@ async fn customize_hook_is_called_once_for_each_live_revision_and_relates_its_ow
     server.apply(config_map("for-one", "3")).unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(take(&calls).1, [], "the revision has ended");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn related_type_of_an_older_revision_stays_watched_while_its_rules_are_outdated() {
+    let (bench, calls) = customizing(CHECKED).await;
+    let server = &bench.harness.server;
+    server.apply(secret("for-secret", "1")).unwrap();
+    bench.roll_to("secret");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(bench.texts(), ["secret", "one", "one"]);
+    let lists = lists_of_watched(server, "configmaps");
+    take(&calls);
+    let own = |text: &str| (text.to_owned(), vec![format!("for-{text}")]);
+
+    // The rules expire, or the parent is declared differently.
+    for (minutes, label) in [(21, None), (0, Some("x"))] {
+        sleep(Duration::from_secs(minutes * 60)).await;
+        assert_eq!(take(&calls), (Vec::new(), Vec::new()), "nothing happens to the parent");
+        server.apply(secret("for-secret", "busy")).unwrap();
+        if let Some(label) = label {
+            let labelled = json!({
+                "apiVersion": GROUP, "kind": "Widget",
+                "metadata": {"name": "p", "namespace": "default", "labels": {"label": label}},
+            });
+            server.merge(&labelled).unwrap();
+        }
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+        let (rules, syncs) = take(&calls);
+        assert_eq!(rules, ["secret"], "the sync has not reached the older revision");
+        assert!(syncs.len() > 1 && syncs.iter().all(|sync| *sync == own("secret")), "{syncs:?}");
+
+        server.apply(secret("for-secret", "2")).unwrap();
+        sleep(Duration::from_secs(60)).await;
+        let (rules, syncs) = take(&calls);
+        assert_eq!((rules, syncs), (vec!["one".to_owned()], vec![own("secret"), own("one")]));
+        assert_eq!(lists_of_watched(server, "configmaps"), lists);
+    }
+
+    server.apply(config_map("for-one", "2")).unwrap();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(take(&calls), (Vec::new(), vec![own("secret"), own("one")]));
+    bench.done("secret").await;
     bench.end().await;
 }
 
