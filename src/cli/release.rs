@@ -365,7 +365,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn kind_that_may_not_be_listed_is_named_and_the_other_is_read() {
         let server = server().await;
-        let spec = json!({"parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"}});
+        let spec = json!({
+            "parentResource": {"apiVersion": "x.test/v1", "resource": "widgets"},
+            "hooks": {"finalize": {"webhook": {"url": "http://hook"}}},
+        });
         let controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
             "metadata": {"name": "a"}, "spec": spec,

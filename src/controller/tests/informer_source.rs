@@ -5,6 +5,7 @@ use crate::informer::InformerKey;
 
 #[tokio::test(start_paused = true)]
 async fn informer_of_the_program_feeds_a_controller_and_lives_on_without_it_twice_round() {
+    let path = WIDGETS.replace("/widgets", "/namespaces/ns/widgets");
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
@@ -25,18 +26,18 @@ async fn informer_of_the_program_feeds_a_controller_and_lives_on_without_it_twic
         assert_eq!(harness.log().await, ["ns/a a"]);
         harness.server.apply(widget("b", "b"));
         assert_eq!(harness.log().await, ["ns/b b"]);
-        assert_eq!(harness.server.watches(WIDGETS), 1, "one watch for both");
+        assert_eq!(harness.server.watches(&path), 1, "one watch for both");
 
         harness.manager.remove(NAME).await;
         harness.server.apply(widget("b", "late"));
         assert!(harness.log().await.is_empty());
-        assert_eq!(harness.server.watches(WIDGETS), 1, "the program's subscription lasts");
+        assert_eq!(harness.server.watches(&path), 1, "the program's subscription lasts");
         assert_eq!(own.store().len(), 2);
         harness.server.delete("Widget", "b");
 
         drop(own);
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(harness.server.watches(WIDGETS), 0, "round {round}");
+        assert_eq!(harness.server.watches(&path), 0, "round {round}");
     }
     harness.shutdown().await;
 }
