@@ -220,7 +220,7 @@ async fn both_strategies_leave_equal_objects_and_each_is_handed_the_fields_of_th
 }
 
 #[tokio::test]
-async fn drift_of_fields_and_metadata_is_repaired_and_a_calm_child_keeps_its_version() {
+async fn drift_of_fields_and_metadata_is_repaired_and_an_unchanged_child_keeps_its_version() {
     let supervised = Supervised::start("ssa-drift").await;
     let crd = supervised.harness.widgets();
     supervised.install(&crd).await;
