@@ -12,7 +12,7 @@ use crate::{
 ///
 /// [`Builder::on_watch_error`](super::Builder::on_watch_error) sets one for an input, and
 /// [`TypeDefaults::on_watch_error`](super::TypeDefaults::on_watch_error) for the inputs of a type.
-/// It runs in the source's task, so that it must not block. A panic is reported.
+/// The source's task calls the handler, which must not block. A panic is reported.
 ///
 /// Semantics: `cache.Options.DefaultWatchErrorHandler` of controller-runtime (`pkg/cache`).
 #[derive(Clone)]

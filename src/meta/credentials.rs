@@ -243,10 +243,10 @@ impl Holder {
             let Some(named) = objects.get_mut(object) else { continue };
             let Some(current) = named.content.clone() else { continue };
             let before = contents.insert(object.clone(), Arc::clone(&current));
-            match (resolve(&contents), before) {
-                (Some(new), _) => (endpoint, named.usable) = (new, Some(current)),
-                (None, Some(before)) => drop(contents.insert(object.clone(), before)),
-                (None, None) => drop(contents.remove(object)),
+            if let Some(new) = resolve(&contents) {
+                (endpoint, named.usable) = (new, Some(current));
+            } else if let Some(before) = before {
+                contents.insert(object.clone(), before);
             }
         }
         Some(endpoint)
