@@ -15,6 +15,7 @@ mod election;
 mod finalizer_search;
 mod flag;
 mod http;
+mod ignored_arguments;
 mod instance;
 mod lenience;
 mod logging;
@@ -58,6 +59,9 @@ pub(crate) struct Cli {
     logging: logging::LoggingArgs,
     #[command(subcommand)]
     command: Command,
+    /// Arguments that are ignored as by Metacontroller; none with a command.
+    #[arg(skip)]
+    ignored: Vec<OsString>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -86,7 +90,10 @@ enum Command {
 impl Cli {
     /// Parses a command line, whose first argument is the name of the program.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_command(arguments)).map_err(with_hint_for_dev)
+        let (arguments, ignored) = with_command(arguments);
+        let mut cli = Self::try_parse_from(arguments).map_err(with_hint_for_dev)?;
+        cli.ignored = ignored;
+        Ok(cli)
     }
 
     /// Runs the command to its end.
@@ -99,6 +106,7 @@ impl Cli {
         let result = runtime.block_on(async {
             let (level, format) = (self.command.log_level(), self.command.log_format());
             self.logging.start(level, format, self.command.logs_bodies())?;
+            ignored_arguments::explain(&self.ignored);
             match self.command {
                 Command::Run(args) => args.run().await,
                 #[cfg(feature = "dev")]
@@ -189,20 +197,23 @@ fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
 
 /// Adds the command `run` to a command line of flags alone, which is how a manifest with
 /// Metacontroller's arguments starts the image. With `run`, a long flag may have one dash, as in
-/// Go.
-fn with_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+/// Go. Returns the ignored arguments as well.
+fn with_command(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
-    let at = command_position(&arguments);
+    let cli = Cli::command();
+    let at = command_position(&arguments, &cli);
     let text = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
     let flags_alone = match text(at) {
         Some("-h" | "--help" | "-V" | "--version") => false,
         Some(other) => other.starts_with('-'),
         None => at > 1 && at == arguments.len(),
     };
+    let mut ignored = Vec::new();
     if flags_alone {
         arguments.insert(at, "run".into());
+        ignored = ignored_arguments::split_off(&mut arguments, at + 1, &cli);
     } else if text(at) != Some("run") {
-        return arguments;
+        return (arguments, ignored);
     }
     for argument in arguments.iter_mut().skip(at + 1) {
         let one_dash = argument.to_str().and_then(|text| text.strip_prefix('-'));
@@ -210,12 +221,11 @@ fn with_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> 
             *argument = format!("--{name}").into();
         }
     }
-    arguments
+    (arguments, ignored)
 }
 
 /// Returns the position of the command, after the global flags.
-fn command_position(arguments: &[OsString]) -> usize {
-    let cli = Cli::command();
+fn command_position(arguments: &[OsString], cli: &clap::Command) -> usize {
     let global = |flag: &str| {
         let mut all = cli.get_arguments().filter(|argument| argument.is_global_set());
         all.any(|argument| argument.get_long() == Some(flag))
@@ -345,6 +355,31 @@ mod tests {
     }
 
     #[test]
+    fn arguments_after_the_last_flag_are_ignored_without_a_command() {
+        for (arguments, ignored) in [
+            (&["--leader-election", "true"] as &[_], &["true"] as &[_]),
+            (&["-leader-election", "true", "--workers=many"], &["true", "--workers=many"]),
+            (&["-workers", "5", "--zap-devel", "1"], &["1"]),
+            (&["--workers=5", "status"], &["status"]),
+            (&["--workers=5", "--", "--nonsense"], &["--nonsense"]),
+            (&["--workers=5", "-", "x"], &["-", "x"]),
+            (&["--workers=5", "", "x"], &["", "x"]),
+            (&["--unlimited-writes", "true"], &["true"]),
+            (&["--hook-redirects", "false", "x"], &["x"]),
+            (&["--log-level", "debug", "--client-go-burst", "-1", "--events-qps", "1"], &[]),
+            (
+                &["--kubeconfig", "status", "--log-level", "debug", "--hook-answer-children", "7"],
+                &[],
+            ),
+        ] {
+            let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+
+            assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
+            assert_eq!(cli.ignored, ignored, "{arguments:?}");
+        }
+    }
+
+    #[test]
     fn table_of_accepted_values_has_every_flag_of_metacontroller() {
         let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metacontroller.md");
         let page = std::fs::read_to_string(page).unwrap();
@@ -372,7 +407,7 @@ mod tests {
             (&["--version"], ErrorKind::DisplayVersion),
             (&["--workers=5", "-h"], ErrorKind::DisplayHelp),
             (&["--nonsense"], ErrorKind::UnknownArgument),
-            (&["--workers=5", "status"], ErrorKind::UnknownArgument),
+            (&["run", "--leader-election", "true"], ErrorKind::UnknownArgument),
             (&["nonsense"], ErrorKind::InvalidSubcommand),
         ] {
             assert_eq!(read(arguments).unwrap_err().kind(), kind, "{arguments:?}");

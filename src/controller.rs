@@ -93,7 +93,7 @@ pub use queue::{
     QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
 };
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
-pub use request::Request;
+pub use request::{KeyError, Request, for_key};
 #[cfg(feature = "runtime")]
 pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "runtime")]

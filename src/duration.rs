@@ -54,7 +54,7 @@ pub enum DurationError {
     #[error("{0:?} is negative; give a duration of 0 or more, such as 30s")]
     Negative(String),
     /// Duration beyond Go's longest. Give a shorter one.
-    #[error("{0:?} is longer than 292 years")]
+    #[error("{0:?} is longer than 292 years; give a shorter duration")]
     TooLong(String),
 }
 

@@ -33,6 +33,7 @@ mod store;
 mod string_map;
 mod subscriber;
 mod subscription;
+mod transform;
 mod wire;
 
 #[cfg(test)]
@@ -65,6 +66,7 @@ pub(crate) use store::{LiveObject, Overlay};
 pub use store::{MetadataEntriesError, Store, UnknownIndex};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};
+pub use transform::{Transform, TransformError};
 
 use std::sync::Arc;
 
@@ -97,6 +99,8 @@ pub struct InformerKey {
     pub projection: Projection,
     /// True if `managedFields` are kept; they are removed on arrival otherwise.
     pub managed_fields: bool,
+    /// Change of each whole object before it is kept; no effect with [`Projection::Keys`].
+    pub transform: Option<Transform>,
 }
 
 impl InformerKey {
@@ -109,6 +113,7 @@ impl InformerKey {
             fields: None,
             projection: Projection::Full,
             managed_fields: false,
+            transform: None,
         }
     }
 }

@@ -70,19 +70,21 @@
 //!
 //! # Walk of one event
 //!
-//! From the bytes of a watch to a reconcile, and back to the API server. An **input** is a source
-//! of a controller with the condition of its type. Declared controllers have the two kinds of
-//! Metacontroller, **composite** and **decorator**.
+//! From the bytes of a watch to a reconcile, and back to the API server. An **input** of a
+//! controller is a source, with the condition that its type is served. Declared controllers have
+//! the two kinds of Metacontroller, **composite** and **decorator**.
 //!
 //! 1. The connection pool carries the watch (`src/transport/pool.rs`).
-//! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
+//! 2. The reader cuts its bytes into lines of a bounded length (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
 //!    the object (`src/informer/decode.rs`) and compares resourceVersions
 //!    (`src/informer/resume_version.rs`).
-//! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`): whole, or as
-//!    a metadata entry (`src/informer/retention.rs::keeps`). It finds the subscribers that the
-//!    change concerns (`src/informer/interest.rs::visit`) and adds it to their mailboxes, which
-//!    merge the unseen changes of one object (`src/informer/pending.rs`).
+//! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`), whole or as a
+//!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
+//!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
+//!    concerns (`src/informer/shared_informer.rs::deliver`, by the index of
+//!    `src/informer/interest.rs::visit`). The mailbox of a subscriber merges the unseen changes of
+//!    one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
 //!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests
@@ -94,8 +96,9 @@
 //! 7. The run of the epoch starts a reconcile for a request
 //!    (`src/controller/run.rs::spawn`), once the caches hold the earlier writes of the request
 //!    (`src/controller/run/unconfirmed.rs`).
-//! 8. The [`Reconciler`](controller::Reconciler) of the user runs. A declared controller has that
-//!    of the definition in effect (`src/meta/current.rs::reconcile`), the same for both kinds:
+//! 8. The [`Reconciler`](controller::Reconciler) of the user runs. A declared controller runs the
+//!    reconciler of its definition in effect (`src/meta/current.rs::reconcile`), which is the same
+//!    for both kinds:
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
 //!       first, if that is due (`src/meta/finalizer.rs::first_step`). The other steps are one sync
 //!       (`src/meta/sync.rs::sync`);
@@ -117,22 +120,26 @@
 //!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`);
 //!       for a decorator the decorated object with its status, then its attachments
 //!       (`src/meta/sync/decorator.rs::decorate`);
-//!    8. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
+//!    8. the writes of children are ordered (`src/meta/children.rs::plan`): deletions and
+//!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
+//!       (`src/meta/apply/order.rs::admits`);
+//!    9. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
 //!       equal before (`src/meta/equal_children.rs::contains`): by a three-way merge
 //!       (`src/meta/children.rs::step`, `src/meta/merge.rs`) or for server-side apply
-//!       (`src/meta/children/server_side.rs`). Deletions come first, then the other writes, up to
-//!       eight of one child type at once (`src/meta/apply/order.rs`, the requests in
-//!       `src/meta/resource.rs`). The first write releases the worker slot of the reconcile.
-//! 9. Each request to the API server passes the fence of the epoch, which owns it until its
-//!    response is read (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`). A hook call
-//!    passes the fence too, and is abandoned when the epoch ends (`src/meta/hook.rs::call`).
+//!       (`src/meta/children/server_side.rs`). The requests are in `src/meta/resource.rs`. The
+//!       first write releases the worker slot of the reconcile.
+//! 9. Each request to the API server passes the fence of the epoch (`src/manager/fence.rs::pass`).
+//!    The fence owns the request until its response is read (`src/manager/fence/exchange.rs`).
+//!    Once closed (`src/manager/fence.rs::close`), it refuses every request and drops those that it
+//!    owns. A hook call passes the fence too, and is abandoned when the epoch ends
+//!    (`src/meta/hook.rs::call`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::requeue_or_forget`).
 //!
 //! # Walk of a write whose response is lost
 //!
-//! 1. The passage of the request is dropped without a response (`src/manager/fence.rs::drop`), and
-//!    the outcome counts as unknown (`src/controller/run/unconfirmed.rs::add`).
+//! 1. The fence drops its record of the request without a response (`src/manager/fence.rs::drop`).
+//!    The outcome of the write counts as unknown (`src/controller/run/unconfirmed.rs::add`).
 //! 2. The next reconcile of the same request waits (`src/controller/run/unconfirmed.rs::confirm`)
 //!    for one live read of the object (`src/controller/run/unconfirmed/expectation.rs::check`,
 //!    `src/controller/run/unconfirmed/read.rs::object`). An object with a generated name is found
@@ -178,26 +185,32 @@
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop
 //!    adding requests, and the queue closes. Reconciles have the grace to finish their writes, but
 //!    begin no further declared child (`src/meta/apply.rs::is_halted`). Then the sources end, and
-//!    the fence is closed (`src/manager/epoch.rs::drain`).
+//!    the fence is closed (`src/manager/epoch.rs::drain`). From now on it refuses every request
+//!    (`src/manager/fence.rs::pass`).
 //! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
-//! 8. The epoch ends when all its tasks have ended (`src/manager/run.rs::drive`). At the end of the
-//!    grace the manager closes the fence in any case (`src/manager/task/effect.rs::end_grace`). It
-//!    reports the epoch as done (`src/manager/task/effect.rs::done`), and the controller waits for
-//!    the type again.
+//! 8. At the end of the grace the manager closes the fence in any case
+//!    (`src/manager/task/effect.rs::end_grace`), which drops the requests without a response. The
+//!    epoch ends when its tasks have ended and the fence owns no request
+//!    (`src/manager/run.rs::drive`). The manager reports the epoch as done
+//!    (`src/manager/task/effect.rs::done`), and the controller waits for the type again.
 //!
 //! # Walk of a lost lease
 //!
 //! 1. The election has a thread of its own. It renews the lease, or decides that the lease is lost:
 //!    by the clock or by another holder (`src/manager/election/candidate.rs::decide`).
 //! 2. It ends the term (`src/manager/election/campaign.rs::lose`,
-//!    `src/manager/election/term.rs::end`). On the same thread, the term closes the fence of each
-//!    elected epoch and aborts its tasks (`src/manager/epoch.rs::lease_lost`).
-//! 3. Each write also compares the clock with the deadline of the term when it passes the fence
+//!    `src/manager/election/term.rs::end`). On the same thread, the term ends each elected epoch
+//!    without a grace (`src/manager/epoch.rs::lease_lost`): its tasks are aborted, and its fence is
+//!    closed.
+//! 3. The closed fence drops the writes in flight (`src/manager/fence.rs::close`), whose outcome is
+//!    unknown. The server may still carry one out until its time limit
+//!    (`src/manager/fence/time_limit.rs::send`), which ends before another replica may lead.
+//! 4. Each write also compares the clock with the deadline of the term when it passes the fence
 //!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`), so that a suspended
-//!    process is refused when it resumes. A write that had passed already is bounded by its time
-//!    limit (`src/manager/fence/time_limit.rs::send`) and its precondition.
-//! 4. The manager marks the runnables as waiting for leadership
+//!    process is refused when it resumes. A write that was suspended after that is bounded by its
+//!    time limit and its precondition, a resourceVersion or a uid.
+//! 5. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/task/leadership.rs::on_election`). The campaign continues.
 //!
 //! # Walk of an edit of a declared controller
@@ -235,17 +248,19 @@
 //! | mechanism | place |
 //! |---|---|
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
-//! | watch is shared by equal keys: labels in the request make another key, `matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
+//! | watch is shared by equal keys: labels in the request make another key, `Builder::matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
 //! | watch is found or started, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
 //! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
+//! | object is transformed before it is kept | `src/informer/decode.rs::transformed`, by `src/informer/transform.rs::apply` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
 //!
 //! ## Queue and reconciles
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
+//! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged`, by the priority of a change from `src/controller/source/mapping.rs::priority` |
+//! | retries of throttled requests are paced | `src/controller/run/settlement.rs::delay_throttled`, by the gate in `src/controller/queue/retry_gate.rs::failed` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
@@ -259,7 +274,7 @@
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
-//! | retries wait while a hook is down | `src/meta/hook_health.rs::wait`, by the gate in `src/controller/queue/retry_gate.rs::failed` |
+//! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/hook_health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
 //! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
@@ -284,7 +299,7 @@
 //! |---|---|
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | behaviour of Metacontroller is enabled | `src/meta/lenience.rs` |
+//! | behaviour of Metacontroller that is off by default | `src/meta/lenience.rs` |
 //!
 //! ## Process
 //!
@@ -300,7 +315,8 @@
 //!
 //! | addition | places |
 //! |---|---|
-//! | flag of `run` | `src/cli/instance.rs`, then an option of the library, such as `MetaOptions` in `src/meta/supervisor.rs` |
+//! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::new` copies it into an option of the library |
+//! | option of declared controllers | a field of `MetaOptions` in `src/meta/supervisor.rs`; `src/meta/supervisor/reconciler.rs::definition` copies it into the definition of a controller, `src/meta/supervisor/reconciler.rs::hook` into a hook |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |

@@ -4,7 +4,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-/// Costs less CPU time than that of the C library, musl's above all.
+/// Allocator that needs less CPU time than that of the C library, above all musl's.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -209,7 +209,7 @@ impl Manager {
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
         if self.has_registered.load(Ordering::Relaxed) {
-            warn!(%name, "cluster was added after register_metrics, which lacks its metrics");
+            warn!(%name, "cluster was added after register_metrics: its metrics are missing");
         }
         self.parts.push(MeteredPart { name, register: Box::new(register) });
     }

@@ -116,7 +116,7 @@ pub enum Error {
     /// Failed Go build; the end of its output shows the reason.
     #[error(
         "building {part} failed ({status}); the build needs a Go toolchain, access to a Go module \
-         proxy and about 4 GB of disk; it said:\n{output}"
+         proxy and about 4 GB of disk; its output:\n{output}"
     )]
     Build {
         /// File name of the binary.

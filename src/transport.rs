@@ -1,10 +1,9 @@
 //! Transport: connections to the API server, over HTTP/2.
 //!
 //! kube's own connector speaks HTTP/1.1 and needs a TCP connection and a TLS session for every
-//! watch. Here many requests share a connection. The pool is our own, because a server limits the
-//! streams on a connection (kube-apiserver: 100), and a request beyond the limit waits for as long
-//! as the watches before it are open. No request must wait behind a watch, least of all a lease
-//! renewal.
+//! watch. Here many requests share a connection. A server limits the streams on a connection
+//! (kube-apiserver: 100). In other pools a request beyond the limit waits until a watch ends. The
+//! pool of this module lets no request wait behind a watch, least of all a lease renewal.
 //!
 //! kube's layers for the base address, authentication and impersonation are kept. Its retry layer
 //! is not: only work queues and informers retry. The one exception is a request that the server

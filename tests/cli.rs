@@ -71,19 +71,25 @@ async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
         "--leader-election=false",
         "--metrics-address=0",
         "--health-probe-bind-address=127.0.0.1:0",
+        "true",
+        "--nonsense",
     ]);
     command.env("KUBECONFIG", &file).stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
 
     let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
     let starts = async {
-        let mut explained = Vec::new();
+        let (mut explained, mut ignored) = (Vec::new(), Value::Null);
         loop {
             let line = log.next_line().await.unwrap().expect("the process ended too early");
             let line: Value = serde_json::from_str(&line).expect("--zap-encoder=json");
             match line["message"].as_str() {
                 Some("flag of Metacontroller") => explained.push(line["flag"].clone()),
-                Some("starting") => assert_eq!(explained.len(), 4, "{explained:?}"),
+                Some(_) if line["ignored"].is_string() => ignored = line["ignored"].clone(),
+                Some("starting") => {
+                    assert_eq!(explained.len(), 4, "{explained:?}");
+                    assert_eq!(ignored, "true --nonsense", "arguments that are no flags");
+                }
                 // A debug line, because the level is debug.
                 Some(_) if line["level"] == "DEBUG" => return,
                 Some(_) | None => {}

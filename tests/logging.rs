@@ -119,7 +119,7 @@ fn cases_of_types() -> Vec<Case> {
                 bench.faults.add(of_parents(status(403, "Forbidden", "no right"), Verb::Watch));
                 cut(bench);
             },
-            message: "not permitted",
+            message: "watch is not permitted",
             error: "grant watch on widgets.bench.test",
             ..of_the_type
         },

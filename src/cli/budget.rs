@@ -1,9 +1,9 @@
-//! Flags that limit the bytes of hook responses.
+//! Flags that limit hook responses.
 
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use pilotlight::meta::{ResponseBudget, ResponseLimits};
+use pilotlight::meta::{CustomizeLimits, ResponseBudget, ResponseLimits};
 
 use super::flag;
 
@@ -26,6 +26,18 @@ pub(super) struct BudgetArgs {
     /// Maximum number of children in one hook response.
     #[arg(long, alias = "hook-answer-children", value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
     pub(super) hook_response_children: NonZeroUsize,
+    /// Maximum bytes of the response of a customize hook, within --hook-response-limit. Its rules
+    /// take many times their length in memory.
+    #[arg(long, value_name = "BYTES", default_value = "1Mi", value_parser = flag::bytes)]
+    customize_response_limit: usize,
+    /// Maximum number of rules in the response of a customize hook.
+    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = flag::at_least_one)]
+    customize_rules: NonZeroUsize,
+    /// Maximum number of names, and of requirements of a selector, in one rule of a customize hook.
+    /// Also the maximum number of names and namespaces that the rules of one parent select in one
+    /// type: each is an entry of an index, for each parent.
+    #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
+    customize_names: NonZeroUsize,
 }
 
 impl BudgetArgs {
@@ -50,6 +62,15 @@ impl BudgetArgs {
              raise --hook-response-budget to at least four times the limit"
         );
         Ok(ResponseBudget::new(ResponseLimits { process: usual.process, controller, response }))
+    }
+
+    /// Returns the limits of customize responses.
+    pub(super) fn customize(&self) -> CustomizeLimits {
+        CustomizeLimits {
+            response_bytes: self.customize_response_limit,
+            rules: self.customize_rules.get(),
+            names: self.customize_names.get(),
+        }
     }
 }
 
@@ -90,6 +111,25 @@ mod tests {
         };
         assert_eq!(children(&[]), MetaOptions::default().max_children);
         assert_eq!(children(&["--hook-response-children=200000"]), 200_000);
+    }
+
+    #[test]
+    fn limits_of_customize_responses_are_flags() {
+        let limits = |arguments: &[&str]| {
+            Flags::try_parse_from([&["test"], arguments].concat()).unwrap().budget.customize()
+        };
+        let usual = CustomizeLimits::default();
+
+        assert_eq!(limits(&[]), usual);
+        assert_eq!(
+            limits(&["--customize-response-limit=4Mi"]),
+            CustomizeLimits { response_bytes: 4 << 20, ..usual }
+        );
+        assert_eq!(limits(&["--customize-rules=7"]), CustomizeLimits { rules: 7, ..usual });
+        assert_eq!(
+            limits(&["--customize-names=50000"]),
+            CustomizeLimits { names: 50_000, ..usual }
+        );
     }
 
     #[test]

@@ -71,8 +71,8 @@ impl DeclaredObject {
         self.status.conditions.iter().any(is_ready)
     }
 
-    /// Returns whether a manager runs the newest specification, and that does not declare this type
-    /// at any version.
+    /// Returns whether a manager runs the newest specification, and the specification does not
+    /// declare this type at any version.
     fn has_dropped(&self, report: &TypeReport) -> bool {
         let is_newest = self.status.observed_generation == self.generation;
         let declares = |(resource, version): &(String, String)| {

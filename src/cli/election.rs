@@ -69,7 +69,7 @@ impl ElectionArgs {
         }
         if self.leader_election_resource_lock != LEASES {
             let given = &self.leader_election_resource_lock;
-            warn!(given, used = LEASES, "--leader-election-resource-lock");
+            warn!(given, used = LEASES, "--leader-election-resource-lock has one value");
         }
         let named = self.leader_election_namespace.as_deref().filter(|name| !name.is_empty());
         let options = ElectionOptions {

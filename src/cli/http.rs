@@ -44,7 +44,7 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
             http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await?;
         let mut tasks = JoinSet::new();
         tasks.spawn(connection);
-        // Without a user and a password that the URL may have.
+        // The host alone, since the URL may have a user and a password.
         let authority = uri.port().map_or(host.to_owned(), |port| format!("{host}:{port}"));
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
         let request = Request::get(target).header(header::HOST, authority).body(Empty::new())?;

@@ -235,6 +235,7 @@ impl Instance {
             apply_strategy: upstream.apply.0,
             field_manager: upstream.apply.1,
             max_children: manager.budget.hook_response_children.get(),
+            customize: manager.budget.customize(),
             recreate_without_dry_run: manager.lenience.recreate_without_dry_run,
             lenience: manager.lenience.lenience(),
             hook_error_excerpts: manager.hook_error_excerpts,

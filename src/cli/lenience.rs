@@ -18,6 +18,11 @@ pub(super) struct LenienceArgs {
     /// Send metadata.managedFields to hooks, and keep them in memory. Default: they are left out.
     #[arg(long)]
     hook_managed_fields: bool,
+    /// With server-side-apply, take over an object that exists in place of a new child and has no
+    /// controller. Default: the object is left alone and reported, unless its labels let it be
+    /// adopted.
+    #[arg(long)]
+    apply_strategy_ssa_takeover: bool,
     /// Skip the dry runs before a child is recreated. They show whether it differs, and whether the
     /// API server would accept its replacement. Default: dry runs are sent, and a child stays if
     /// its replacement would be refused.
@@ -31,6 +36,7 @@ impl LenienceArgs {
             unlimited_writes: self.unlimited_writes,
             repeated_children: self.repeated_children,
             managed_fields: self.hook_managed_fields,
+            takeover: self.apply_strategy_ssa_takeover,
         }
     }
 }
@@ -58,6 +64,7 @@ mod tests {
             ("--unlimited-writes", Lenience { unlimited_writes: true, ..strict }),
             ("--repeated-children", Lenience { repeated_children: true, ..strict }),
             ("--hook-managed-fields", Lenience { managed_fields: true, ..strict }),
+            ("--apply-strategy-ssa-takeover", Lenience { takeover: true, ..strict }),
         ] {
             assert_eq!(lenience(Some(flag)).lenience(), expected, "{flag}");
         }

@@ -14,7 +14,7 @@ use super::process_metrics;
 
 /// Interval of the checks. A burst of work is over when a whole interval was idle.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Maximum CPU time of a idle interval.
+/// Maximum CPU time of an idle interval.
 const IDLE: Duration = Duration::from_millis(100);
 /// CPU time since the last return after which there may be memory to return. A process at rest
 /// needs hours for it.
@@ -42,7 +42,7 @@ pub(super) async fn return_freed() {
 struct ReleasePace {
     /// CPU time at the last check.
     seen: Duration,
-    /// CPU time at the last return of memory in a idle interval.
+    /// CPU time at the last return of memory in an idle interval.
     returned: Duration,
     /// Time from which the process has been busy, or of the last return since; `None` if it is
     /// idle.

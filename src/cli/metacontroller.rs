@@ -28,7 +28,7 @@ pub(super) struct MetacontrollerArgs {
     /// actions and the fields that they change, trace has bodies of hooks without data of Secrets.
     #[arg(long, value_name = "LEVEL", value_parser = zap_level)]
     zap_log_level: Option<LevelFilter>,
-    /// Same as --log-level=debug --log-format=text.
+    /// Same as --log-level=debug --log-format=text; false is the same as --log-format=json.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = flag::go_bool, action = ArgAction::Set
@@ -100,7 +100,8 @@ impl MetacontrollerArgs {
 
     /// Returns the log format that these flags set.
     pub(super) fn log_format(&self) -> Option<LogFormat> {
-        self.zap_encoder.or((self.zap_devel == Some(true)).then_some(LogFormat::Text))
+        let of_devel = |devel| if devel { LogFormat::Text } else { LogFormat::Json };
+        self.zap_encoder.or(self.zap_devel.map(of_devel))
     }
 
     /// Logs the meaning of each given flag.
@@ -127,7 +128,8 @@ impl MetacontrollerArgs {
             (
                 self.zap_devel.is_some(),
                 "--zap-devel",
-                "true sets the log level to debug, unless --log-level is given",
+                "true sets the log level to debug and the format to text, false the format to \
+                 json, unless --log-level, --log-format or --zap-encoder is given",
             ),
             (self.zap_encoder.is_some(), "--zap-encoder", FORMAT),
             (
@@ -304,6 +306,9 @@ mod tests {
             (&["--zap-encoder=Console"], Some(LogFormat::Text)),
             (&["--zap-devel"], Some(LogFormat::Text)),
             (&["--zap-devel", "--zap-encoder=json"], Some(LogFormat::Json)),
+            (&["--zap-devel=false"], Some(LogFormat::Json)),
+            (&["--zap-devel=false", "--zap-encoder=console"], Some(LogFormat::Text)),
+            (&["--zap-log-level=4"], None),
             (&[], None),
         ] {
             assert_eq!(parse(arguments).unwrap().log_format(), format, "{arguments:?}");

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_say_what_their_controllers_watch() {
+    fn watches_of_declared_controllers_are_counted_by_their_statuses() {
         let controller = |state: &str| {
             let object = serde_json::from_value(json!({
                 "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{Backoff, RateLimiter, Request, WatchErrorHandler, queue::NewLimiter};
-use crate::kind::TypeRef;
+use crate::{informer::Transform, kind::TypeRef};
 
 /// Defaults of the controllers that are built with a [`Cluster`](super::Cluster), by
 /// [`Cluster::with_defaults`](super::Cluster::with_defaults). An option of a
@@ -38,6 +38,7 @@ pub struct ControllerDefaults {
     pub(super) backoff: Option<Backoff>,
     pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
+    pub(super) transform: Option<Transform>,
     // By the names of a type: that of `of_type`, or plural and kind.
     types: Vec<(Vec<TypeRef>, TypeDefaults)>,
 }
@@ -51,9 +52,12 @@ pub struct TypeDefaults {
     pub labels: Option<Arc<str>>,
     /// Field selector that the server applies.
     pub fields: Option<Arc<str>>,
+    /// Transform of cached objects, as by [`Builder::transform`](super::Builder::transform), in
+    /// place of that of all types. Inputs with `keys_only` have none.
+    pub transform: Option<Transform>,
     /// Period of resyncs, as by [`Builder::resync`](super::Builder::resync); none by default.
     pub resync: Option<Duration>,
-    /// Handler of watch errors, in place of none; see
+    /// Handler of watch errors; none by default. See
     /// [`Builder::on_watch_error`](super::Builder::on_watch_error).
     ///
     /// ```
@@ -97,6 +101,15 @@ impl ControllerDefaults {
     /// Sets the default of [`Builder::recover_panic`](super::Builder::recover_panic).
     pub fn recover_panic(self, recovers: bool) -> Self {
         Self { recover_panic: Some(recovers), ..self }
+    }
+
+    /// Sets the default of [`Builder::transform`](super::Builder::transform), for the inputs of all
+    /// types. That of a type, [`TypeDefaults::transform`], takes precedence. Inputs with
+    /// `keys_only` have none.
+    ///
+    /// Semantics: `cache.Options.DefaultTransform` of controller-runtime (`pkg/cache`).
+    pub fn transform(self, transform: Transform) -> Self {
+        Self { transform: Some(transform), ..self }
     }
 
     /// Sets the defaults of the inputs of a type, at any version, by the type's Rust struct.

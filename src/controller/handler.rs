@@ -240,7 +240,8 @@ impl Handler {
     /// [`SourceContext::deliver_generic`](super::SourceContext::deliver_generic)).
     ///
     /// Without it, `Object`, `Owner` and `Map` map the object of a generic event like a created one,
-    /// and a function of changes is not called.
+    /// and a function of changes is not called. An `EventSource` is not built with such a function
+    /// alone.
     ///
     /// ```
     /// use pilotlight::controller::{Enqueue, Event, Handler, Request};
@@ -257,6 +258,14 @@ impl Handler {
         handle: impl Fn(&Object, &mut Enqueue<'_>) + Send + Sync + 'static,
     ) -> Self {
         Self::Generic(Arc::new(self), Arc::new(handle))
+    }
+
+    /// Returns whether the handler maps generic events.
+    pub(super) fn takes_generic(&self) -> bool {
+        match self {
+            Self::Object | Self::Owner { .. } | Self::Map(_) | Self::Generic(..) => true,
+            Self::Delta(_) | Self::Decoded(_) => false,
+        }
     }
 
     /// Appends the requests of a generic event, given as the creation of its object.

@@ -34,7 +34,7 @@ use crate::{
 /// Default timeout of the first sync, as in controller-runtime.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Controller: a description of sources, queue and workers, which every epoch builds anew.
+/// Controller: a description from which every epoch builds its sources, queue and workers.
 ///
 /// Dropping it stops nothing, and it may be started again.
 ///
@@ -103,8 +103,9 @@ impl Controller {
         Inputs { named: Arc::clone(&self.spec.named), epoch: None }
     }
 
-    /// Returns the requests in the queue of the running epoch, for debugging; empty while none runs.
-    /// A manager shows them by [`ManagerHandle::debug`](crate::manager::ManagerHandle::debug).
+    /// Returns the requests in the queue of the running epoch, for debugging; empty while none
+    /// runs. A manager shows them by
+    /// [`ManagerHandle::debug`](crate::manager::ManagerHandle::debug).
     pub fn queue(&self) -> Vec<QueueRow<Request>> {
         let queue = self.spec.running_queue.lock().upgrade();
         queue.map(|queue| queue.dump()).unwrap_or_default()
@@ -230,7 +231,7 @@ impl Builder {
             return Err(BuildError::NoInput(self.name));
         }
         let (primaries, defaults) = (self.primaries()?, &cluster.defaults);
-        self.check_object_type(&primaries, reconciler.object_type())?;
+        self.check_reconciler(&primaries, &reconciler)?;
         let of_type = primaries.first().and_then(|primary| defaults.find(primary));
         let of_type = of_type.and_then(|of_type| of_type.max_concurrent_reconciles);
         let workers = self.workers.or(of_type).or(defaults.workers).unwrap_or(1);

@@ -45,7 +45,7 @@ pub enum Outcome {
     /// # use std::time::Duration;
     /// use pilotlight::controller::{Add, LOW_PRIORITY, Outcome};
     ///
-    /// // Nothing urgent: whatever changes meanwhile comes first.
+    /// // Not urgent: requests for changes precede it.
     /// let (priority, after) = (LOW_PRIORITY, Duration::from_secs(60));
     /// let outcome = Outcome::RequeueWith(Add { priority, after, ..Add::default() });
     /// # drop(outcome);
@@ -137,7 +137,8 @@ impl fmt::Display for ReconcileError {
 
 /// Reconciler: brings the state of one object in line with its specification.
 ///
-/// A closure is a reconciler too: see [`for_object`] for one that takes the object.
+/// A closure is a reconciler too: see [`for_object`] for one that takes the object, and
+/// [`for_key`](super::for_key) for one that takes a key of the program's own type.
 ///
 /// Called for deleted objects too. Two calls for the same request never overlap. Each call is
 /// delayed until the caches of the controller's inputs hold the writes that the last call sent
@@ -175,6 +176,13 @@ pub trait Reconciler: Send + Sync + 'static {
     /// built only if this is its only primary type. `None` for a reconciler of requests.
     fn object_type(&self) -> Option<ApiResource> {
         None
+    }
+
+    /// Returns whether the reconciler takes custom keys in place of requests for objects
+    /// ([`Request::of_key`]): the controller is built only if it has no primary type. False by
+    /// default.
+    fn takes_keys(&self) -> bool {
+        false
     }
 }
 

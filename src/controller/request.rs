@@ -1,14 +1,18 @@
-//! Request: the object to reconcile.
+//! Request: the object, or the custom key, to reconcile.
+
+mod key;
 
 use std::{fmt, ops::Deref, sync::Arc};
 
+pub use self::key::{KeyError, for_key};
 use crate::informer::ObjectKey;
 
 /// Request to reconcile an object: its type, namespace and name, never the event. The object may be
 /// deleted by now.
 ///
 /// Requests are equal if their types and keys are. A request that is made of a key alone is for the
-/// first primary type.
+/// first primary type. A controller without a primary type may have requests for keys of its own
+/// type: [`Request::of_key`].
 ///
 /// ```
 /// use pilotlight::{controller::Request, informer::ObjectKey};

@@ -146,8 +146,8 @@ impl std::fmt::Debug for SourceStart {
 /// handler and predicates ([`SourceContext::deliver`]). It may offer a cache to the reconciler
 /// ([`SourceContext::offer`]).
 ///
-/// An implementor describes a source, and every start begins anew. State kept from one epoch would
-/// pin that epoch's caches, and prevent another start.
+/// An implementor describes a source, which is started once in each epoch without state of earlier
+/// epochs. State kept from one epoch would pin that epoch's caches, and prevent another start.
 ///
 /// A source of the program's own, which requests a reconcile at each message:
 ///
@@ -210,5 +210,12 @@ pub trait ConditionalSource: Send + Sync + 'static {
     /// reach them.
     fn delivers(&self) -> bool {
         true
+    }
+
+    /// Returns whether the source delivers generic events alone
+    /// ([`SourceContext::deliver_generic`]): false by default. Such a source takes no handler of
+    /// changes alone, since nothing would reach it.
+    fn delivers_generic_only(&self) -> bool {
+        false
     }
 }

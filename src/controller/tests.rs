@@ -43,6 +43,7 @@ mod generic_events;
 mod handlers;
 mod informer_source;
 mod interests;
+mod keys;
 mod lifetimes;
 mod mistakes;
 mod named;
@@ -57,6 +58,7 @@ mod restrictions;
 mod resyncs;
 mod server;
 mod throttling;
+mod transforms;
 mod typed;
 mod types;
 mod unknown_outcome;
@@ -281,14 +283,14 @@ async fn mistakes_are_errors_of_the_build() {
     };
     let (_sender, channel) = ChannelSource::new(1);
 
-    assert_eq!(error(Controller::builder("")), "a controller needs a name");
+    assert_eq!(error(Controller::builder("")), "the controller has no name; give one to Controller::builder");
     assert_eq!(
         error(builder()),
         "widgets watches nothing: add an input with for_, owns or watches"
     );
     assert_eq!(
         error(builder().for_type(widgets()).for_type(widgets())),
-        "widgets has the primary type widgets.example.com/v1 twice"
+        "widgets has the primary type widgets.example.com/v1 twice; call for_ once for each type"
     );
     assert_eq!(
         error(builder().owns_type(parts())),
@@ -300,11 +302,12 @@ async fn mistakes_are_errors_of_the_build() {
     );
     assert_eq!(
         error(builder().source(channel).metadata_only()),
-        "widgets: metadata_only applies to a type, not to a custom source"
+        "widgets: metadata_only applies to a type, not to a custom source; select objects inside the \
+         source"
     );
     assert_eq!(
         error(builder().for_type(widgets()).max_concurrent_reconciles(0)),
-        "widgets: max_concurrent_reconciles is 0, give it at least 1"
+        "widgets: max_concurrent_reconciles is 0; give it at least 1"
     );
     harness.shutdown().await;
 }

@@ -9,8 +9,8 @@ pub struct DiscoveryOptions {
     /// missed. Clamped to 100 ms to one year. Default: 10 minutes.
     pub backstop: Duration,
     /// Longest interval while CRDs may not be watched. A type is absent then when two complete
-    /// responses, at least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
-    /// Default: 30 seconds.
+    /// responses, at least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms
+    /// to one year. Default: 30 seconds.
     ///
     /// `Duration::MAX` in effect turns polling off: discovery is read after changes of APIServices
     /// and for types that a request did not find. These responses show new types; the absence of a

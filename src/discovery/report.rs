@@ -37,7 +37,7 @@ pub struct TypeReport {
     pub state: TypePhase,
     /// Sentence that explains why it is not served.
     pub reason: Option<String>,
-    /// Since when the state holds.
+    /// Time since which the state holds.
     pub since: Timestamp,
     /// Versions that are served, the best one first.
     pub served_versions: Vec<String>,
@@ -65,7 +65,7 @@ pub struct DiscoveryHealth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceHealth {
-    /// Since when the source is stale; `None` if it is current.
+    /// Time since which the source is stale; `None` if it is current.
     pub stale_since: Option<Timestamp>,
     /// The last error.
     pub error: Option<String>,

@@ -177,7 +177,7 @@ pub struct TypeStatus {
     pub served: Option<Arc<ServedType>>,
     /// Request parameters of the type when it was last served, as long as it has subscribers.
     pub last_served: Option<Arc<ServedType>>,
-    /// Since when the state holds.
+    /// Time since which the state holds.
     pub since: Timestamp,
 }
 

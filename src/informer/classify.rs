@@ -105,15 +105,15 @@ pub(super) enum NextRequest {
 /// Delay before the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestPace {
-    /// At once the first time, then from 100 ms, doubling to 30 s.
+    /// No delay the first time, then 100 ms, doubling to 30 s.
     Prompt,
-    /// From 5 ms, doubling to 30 s: such causes end within milliseconds or last long.
+    /// Delay of 5 ms, doubling to 30 s: such causes end within milliseconds or last long.
     Quick,
-    /// From one second, doubling to 30 s.
+    /// Delay of one second, doubling to 30 s.
     Slow,
-    /// Like `Slow`, but no earlier than the server's Retry-After.
+    /// Delay as for `Slow`, and at least the server's Retry-After.
     After(Duration),
-    /// A few quick retries, then every 30 s: only a new grant helps.
+    /// Delay of a few quick retries, then 30 s: only a new grant helps.
     Forbidden,
 }
 

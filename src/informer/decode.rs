@@ -23,6 +23,7 @@ use serde_json::value::RawValue;
 
 use super::{
     Header, InformerKey, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap,
+    Transform,
 };
 use crate::{
     kind::{GroupKind, ServedType},
@@ -45,7 +46,7 @@ pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// Decoder for the objects of one type and projection.
+/// Decoder for the objects of one type, projection and transform.
 #[derive(Debug)]
 pub(super) struct Decoder {
     // `"apiVersion":"apps/v1",` and `"kind":"Deployment",`, inserted where they are missing.
@@ -53,6 +54,7 @@ pub(super) struct Decoder {
     kind: String,
     projection: Projection,
     managed_fields: bool,
+    transform: Option<Transform>,
     // Shared by the objects of a namespace.
     namespaces: InternedValues<Arc<str>>,
     // Shared by the objects with owners of a kind.
@@ -71,6 +73,13 @@ struct InternedValues<T> {
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Decoder {
+    /// Returns the decoder of the cache of this key.
+    pub(super) fn of(key: &InformerKey, served: &ServedType) -> Self {
+        let decoder = Self::new(served, key.projection, key.managed_fields);
+        Self { transform: key.transform.clone(), ..decoder }
+    }
+
+    /// Returns a decoder without a transform.
     pub(super) fn new(served: &ServedType, projection: Projection, managed_fields: bool) -> Self {
         let api_version = serde_json::Value::from(served.identity.api_version());
         let kind = serde_json::Value::from(served.kind.as_ref());
@@ -79,6 +88,7 @@ impl Decoder {
             kind: format!("\"kind\":{kind},"),
             projection,
             managed_fields,
+            transform: None,
             namespaces: InternedValues::default(),
             owner_kinds: InternedValues::default(),
             owners: InternedValues::default(),
@@ -104,14 +114,6 @@ impl Decoder {
         if !keep(&header) {
             return Ok(Object::entry(header));
         }
-        if self.projection != Projection::Keys {
-            details(&metadata, &mut header).map_err(|mut error| {
-                error.key = Some(header.key.clone());
-                error.uid = Some(header.uid.clone());
-                error.resource_version = Some(header.resource_version.clone());
-                error
-            })?;
-        }
         let cut = match metadata.managed_fields {
             Some(value) if !self.managed_fields => member(raw.get(), value.get(), "managedFields"),
             Some(_) | None => None,
@@ -119,9 +121,21 @@ impl Decoder {
         let json = match self.projection {
             Projection::Full => self.whole(json, &members, raw, cut),
             Projection::Metadata => self.metadata(raw, cut),
-            Projection::Keys => Bytes::new(),
+            Projection::Keys => return Ok(Object::new(header, Bytes::new())),
         };
-        Ok(Object::new(header, json))
+        let kept = match &self.transform {
+            None => details(&metadata, &mut header).map(|()| json),
+            Some(transform) => transformed(transform, &json, &mut header),
+        };
+        match kept {
+            Ok(json) => Ok(Object::new(header, json)),
+            Err(error) => Err(ObjectError {
+                key: Some(header.key),
+                uid: Some(header.uid),
+                resource_version: Some(header.resource_version),
+                ..error
+            }),
+        }
     }
 
     fn header(&mut self, metadata: &MetadataMembers<'_>) -> Result<Header, ObjectError> {
@@ -261,6 +275,23 @@ fn details(metadata: &MetadataMembers<'_>, header: &mut Header) -> Result<(), Ob
     Ok(())
 }
 
+/// Applies a transform to the JSON of an object, and decodes the details of its header from the
+/// result. Relations in the header stay the server's, since interests select the object by them.
+fn transformed(
+    transform: &Transform,
+    json: &[u8],
+    header: &mut Header,
+) -> Result<Bytes, ObjectError> {
+    let object = serde_json::from_slice(json).map_err(|error| syntax(&error))?;
+    let object = transform.apply(object).map_err(|error| failure("object", error))?;
+    let metadata = object["metadata"].to_string();
+    let metadata: MetadataMembers<'_> =
+        serde_json::from_str(&metadata).map_err(|error| failure("metadata", error))?;
+    details(&metadata, header)?;
+    // Copied, since the text may have spare capacity.
+    Ok(concat(&[&object.to_string()]))
+}
+
 fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, ObjectError> {
     // Go decodes a null value as an empty string.
     let map: Option<BTreeMap<Text<'_>, Option<Text<'_>>>> = read(field, raw)?;
@@ -391,7 +422,7 @@ impl Object {
         served: &ServedType,
     ) -> Result<Self, ObjectError> {
         let text = text(json.as_ref());
-        Decoder::new(served, key.projection, key.managed_fields).decode(&text, |_| true)
+        Decoder::of(key, served).decode(&text, |_| true)
     }
 }
 

@@ -5,12 +5,12 @@ use super::{Object, ObjectKey};
 /// Change of one object for one subscriber. Changes of the same object between two calls of
 /// [`Subscription::next`](super::Subscription::next) are merged.
 ///
-/// An object that the subscription does not keep whole, such as one that has just stopped to match,
-/// is a metadata entry.
+/// An object that the subscription does not keep whole, such as one that no longer matches, is a
+/// metadata entry.
 ///
 /// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
-/// then deleted, is also one change, with `new: None`; of more than ten thousand pending ones only
-/// the last are kept.
+/// then deleted, is also one change, with `new: None`. Of these, only the last ten thousand pending
+/// ones are kept.
 #[derive(Clone, Debug)]
 pub struct Delta {
     /// Key of the object.

@@ -96,7 +96,8 @@ impl LookupIndexes {
         }
     }
 
-    /// Returns objects among which are all that an interest concerns; `None` if no index has them.
+    /// Returns all objects that an interest concerns, perhaps with others; `None` if no index has
+    /// them.
     pub(super) fn find(&self, interest: &Interest) -> Option<Vec<&[Object]>> {
         match interest {
             Interest::Selected(selection) => smallest(&self.labels, selection),

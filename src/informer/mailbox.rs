@@ -1,6 +1,6 @@
 //! Mailbox: the changes that wait for one subscriber.
 
-use std::{future::pending, mem};
+use std::{future::pending, iter, mem};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
@@ -71,7 +71,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// Adds the deletion of an object that the scan had still to find.
+    /// Adds the deletion of an object that the scan has not reached.
     pub(super) fn push_unseen(&self, key: &ObjectKey, old: Object) {
         let mut state = self.lock();
         state.pending.push_unseen(key, old);
@@ -118,14 +118,14 @@ impl Mailbox {
         !state.scanned && state.pending.initial() == 0 && state.ended.is_none()
     }
 
-    /// Waits until there may be more to take or to scan.
+    /// Waits until a change may be pending, or the scan may continue.
     pub(super) async fn woken(&self) {
         self.notify.notified().await;
     }
 
+    /// Ends the deliveries. The pending changes are left to [`Mailbox::take_pending`].
     pub(super) fn end(&self, reason: EndReason) {
         let mut state = self.lock();
-        state.pending.clear();
         state.ended = Some(reason);
         drop(state);
         self.notify.notify_one();
@@ -139,6 +139,12 @@ impl Mailbox {
         let delta = state.pending.pop()?;
         self.publish(&state);
         Some(Ok(delta))
+    }
+
+    /// Takes all pending changes, also after the end.
+    pub(super) fn take_pending(&self) -> Vec<Delta> {
+        let mut pending = mem::take(&mut self.lock().pending);
+        iter::from_fn(|| pending.pop()).collect()
     }
 
     fn publish(&self, state: &MailboxState) {

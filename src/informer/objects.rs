@@ -108,7 +108,7 @@ impl Objects {
         })
     }
 
-    /// Returns objects among which are all that an interest concerns.
+    /// Returns all objects that an interest concerns, perhaps with others.
     fn candidates<'a>(
         &'a self,
         interest: &'a Interest,

@@ -62,8 +62,8 @@ impl PendingChanges {
         self.deltas.insert(arrival, PendingDelta { delta, unseen: false });
     }
 
-    /// Adds a resync of an object of the store: an update without a difference. Without effect on an
-    /// object whose change is pending.
+    /// Adds a resync of an object of the store: an update without a difference. Without effect on
+    /// an object whose change is pending.
     pub(super) fn push_resync(&mut self, object: Object) {
         if !self.arrivals.contains_key(object.key()) {
             self.push(&object.key().clone(), Some(object.clone()), Some(object), false);
@@ -128,11 +128,6 @@ impl PendingChanges {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.deltas.len()
-    }
-
-    /// Removes all changes.
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
     }
 }
 

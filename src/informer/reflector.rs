@@ -271,7 +271,7 @@ impl Reflector {
             InformerProgress::Syncing(None) | InformerProgress::Ended(_) => {}
             InformerProgress::Syncing(Some(error)) => warn!(error, "first list fails"),
             InformerProgress::Stale(error) => warn!(error, "watch fails"),
-            InformerProgress::Forbidden(error) => warn!(error, "not permitted"),
+            InformerProgress::Forbidden(error) => warn!(error, "watch is not permitted"),
             InformerProgress::ConversionFailed(error) => {
                 warn!(error, "objects cannot be converted")
             }

@@ -1,8 +1,8 @@
 //! Retention: which objects are kept whole.
 //!
 //! Depends on the object alone; whether its owner exists is not checked. A controller that starts
-//! therefore finds its children whole. The interests of a subscriber that has left are honoured for the linger
-//! time, so that its next epoch finds them whole too.
+//! therefore finds its children whole. The interests of a subscriber that has left are honoured for
+//! the linger time, so that its next epoch finds them whole too.
 
 use std::{collections::VecDeque, time::Duration};
 

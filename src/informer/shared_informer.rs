@@ -37,7 +37,7 @@ pub(super) struct SharedInformer {
     pub(super) store: Store,
     state: Mutex<InformerContents>,
     progress: watch::Sender<InformerProgress>,
-    /// Since when there are no subscribers; `None` while there are.
+    /// Time since which there are no subscribers; `None` while there are some.
     idle: watch::Sender<Option<Instant>>,
     /// Cancelled on close: the task must drop its request and end.
     stop: CancellationToken,

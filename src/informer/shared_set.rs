@@ -133,7 +133,7 @@ impl SharedSet {
         let (client, budget) = (self.client.clone(), self.budget.clone());
         let wire =
             InformerRequests::new(client, &informer.key, self.options.request_deadline, budget);
-        let decoder = Decoder::new(served, informer.key.projection, informer.key.managed_fields);
+        let decoder = Decoder::of(&informer.key, served);
         let reflector = Reflector::new(
             informer.clone(),
             wire,

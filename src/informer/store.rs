@@ -1,7 +1,7 @@
 //! Store: read access to an informer's objects.
 //!
-//! Many readers, one writer: the informer's task, between two events. What a reader returns depends
-//! on its own subscription alone, never on what others keep whole.
+//! Many readers, one writer: the informer's task, between two events. The result of a read depends
+//! on the reader's own subscription alone, not on the objects that other subscribers keep whole.
 
 mod custom_indexes;
 mod overlay;
@@ -79,7 +79,7 @@ pub struct MetadataEntriesError;
 ///
 /// Build the input with [`Builder::index`](crate::controller::Builder::index).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no index {0:?}: build the input with .index(…); the indexes of an epoch end with it")]
+#[error("no index {0:?}: build the input with .index(…), and read a store in its own epoch")]
 pub struct UnknownIndex(pub String);
 
 /// Identity of a subscription in the store of its informer.
@@ -164,8 +164,8 @@ impl Store {
         })
     }
 
-    /// Returns the objects under `value` in an index added by [`Store::add_index`]. Objects that the
-    /// subscription keeps as metadata entries are in no index.
+    /// Returns the objects under `value` in an index added by [`Store::add_index`]. Objects that
+    /// the subscription keeps as metadata entries are in no index.
     ///
     /// # Errors
     ///

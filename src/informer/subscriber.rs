@@ -18,7 +18,7 @@ pub(super) struct Subscriber {
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
-    /// Interests that have been set since, by their names.
+    /// Interests that were set after the join, by their names.
     pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>>,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
@@ -57,8 +57,8 @@ impl Subscriber {
 
     /// Delivers a change that concerns the subscriber.
     ///
-    /// Objects that the scan has still to find are left to it. A deletion is delivered in any case:
-    /// the subscriber may know the object from the store.
+    /// A change of an object that the scan has not reached is left to the scan. A deletion is
+    /// delivered in any case: the subscriber may know the object from the store.
     pub(super) fn deliver(
         &self,
         key: &ObjectKey,
@@ -77,13 +77,13 @@ impl Subscriber {
         }
     }
 
-    /// Records that a list is complete that was requested as number `filled` or before.
+    /// Records that a list is complete, which satisfies the requests up to number `filled`.
     pub(super) fn complete(&mut self, filled: u64, store: &Store) {
         if self.fill <= filled {
             self.fill = 0;
             self.mailbox.complete();
             // Ends the scan at once if there is nothing more to find. A scan that has not begun is
-            // left to the subscriber: many may wait for this list.
+            // left to the subscriber, since many may wait for this list.
             let may_end = match &self.cursor {
                 Cursor::At(None) => self.deliver.is_empty() || store.is_empty(),
                 Cursor::At(Some(_)) => true,
@@ -122,7 +122,7 @@ impl Subscriber {
         self.mailbox.scanned();
     }
 
-    /// Returns whether the scan has still to come to a key.
+    /// Returns whether the scan has not reached a key yet.
     fn is_ahead(&self, key: &ObjectKey) -> bool {
         match &self.cursor {
             Cursor::At(None) => true,

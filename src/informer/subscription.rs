@@ -102,6 +102,12 @@ impl Subscription {
         Delta { old: view(delta.old), new: view(delta.new), ..delta }
     }
 
+    /// Takes the changes that [`Subscription::next`] has not returned, also after the informer has
+    /// ended. No scan is continued: an object that it has not reached is in the store only.
+    pub(crate) fn take_pending(&self) -> Vec<Delta> {
+        self.mailbox.take_pending().into_iter().map(|delta| self.view(delta)).collect()
+    }
+
     /// Waits until the informer's first list is complete; until then the store is partial. Never
     /// resolves if the informer ends or the subscription is dropped first.
     ///

@@ -47,7 +47,7 @@ impl Checks {
         Self { runnables: Some(runnables), ..Self::default() }
     }
 
-    /// Adds a check, or replaces the check of this name. One that panics has failed.
+    /// Adds a check, or replaces the check of this name. A check that panics has failed.
     pub fn add<R: Into<CheckResult>>(
         &self,
         name: impl Into<Arc<str>>,

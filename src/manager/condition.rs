@@ -151,8 +151,7 @@ fn of_type(
     Readiness(Node::Type { type_ref: type_ref.clone(), subresource, status, mode })
 }
 
-/// Returns a condition that is met while all parts are. One part that is proven unmet makes it
-/// unmet.
+/// Returns a condition that is met while all parts are. It is unmet if any part is proven unmet.
 pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AllOf(parts.into_iter().collect(), Vec::new()))
 }

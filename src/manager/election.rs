@@ -33,7 +33,7 @@ pub use self::{
 use super::{BoxError, CheckResult};
 use crate::redaction;
 
-/// Time beyond the longest end of a campaign for which it is awaited: its thread may be late.
+/// Additional wait for the end of a campaign, whose thread may be late.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Lease and identity of an election.
@@ -78,7 +78,7 @@ pub enum ElectionError {
     #[error(transparent)]
     Times(#[from] ElectionTimesError),
     /// Namespace, name or identity is empty.
-    #[error("the {0} of the leader election is empty")]
+    #[error("the {0} of the leader election is empty; give one")]
     Empty(&'static str),
 }
 
@@ -283,11 +283,11 @@ impl ElectionRun {
         self.release.cancel();
     }
 
-    /// Waits until the lease is free, or until that takes longer than its requests may.
+    /// Waits until the lease is free, for no longer than the requests that free it may take.
     pub(super) async fn ended(&self) {
         self.release.cancel();
         if timeout(self.patience, self.ended.cancelled()).await.is_err() {
-            tracing::warn!("the election does not end, its lease expires by itself");
+            tracing::warn!("the election does not end; its lease expires by itself");
         }
     }
 }
@@ -320,10 +320,13 @@ mod tests {
 
     #[test]
     fn options_that_cannot_be_meant_are_refused() {
-        assert_eq!(error(|it| it.name = "".into()), "the name of the leader election is empty");
+        assert_eq!(
+            error(|it| it.name = "".into()),
+            "the name of the leader election is empty; give one"
+        );
         assert_eq!(
             error(|it| it.namespace = "".into()),
-            "the namespace of the leader election is empty"
+            "the namespace of the leader election is empty; give one"
         );
         assert!(error(|it| it.times.renew_deadline = Duration::from_secs(15)).contains("longer"));
     }

@@ -31,7 +31,7 @@ pub(super) enum RunEnd {
 }
 
 impl RunEnd {
-    /// Error of a run that had reported another end `before`, and failed only then.
+    /// Error of a run that failed after it had reported another end, `before`.
     pub(super) fn later_error(&self, before: &Self) -> Option<&str> {
         match (before, self) {
             (Self::Completed | Self::Aborted, Self::Failed(error))

@@ -74,8 +74,7 @@ pub(super) struct RunnableEntry {
     pub(super) stopped_at: Option<Instant>,
     /// Timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
-    /// Timer that ends the grace of a stop; after that, timer that reports a stop that takes too
-    /// long.
+    /// Timer that ends the grace of a stop. After the grace, timer that reports an overdue stop.
     pub(super) stop_timer: Option<delay_queue::Key>,
     /// True if the runnable needs leadership and this replica does not lead.
     pub(super) standby: bool,

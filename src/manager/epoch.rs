@@ -113,10 +113,10 @@ impl Epoch {
         Self { refused: Some(Arc::new(refused)), ..self }
     }
 
-    /// Reports to the conditions of the runnable that the API server has refused a request (403), as
-    /// [`Condition::refused`] describes: to those that [`RunnableWithCondition`](super::RunnableWithCondition) has
-    /// added, and to all conditions of a controller and its inputs. A controller calls it itself for
-    /// an error of its reconciler.
+    /// Reports to the conditions of the runnable that the API server has refused a request (403),
+    /// as [`Condition::refused`] describes: to those that
+    /// [`RunnableWithCondition`](super::RunnableWithCondition) has added, and to all conditions of
+    /// a controller and its inputs. A controller calls it itself for an error of its reconciler.
     ///
     /// [`Condition::refused`]: super::Condition::refused
     pub fn refused(&self) {
@@ -165,8 +165,8 @@ impl Epoch {
         self.inner.stop.borrow().map(|stop| stop.reason)
     }
 
-    /// Signals the run to stop; only the first reason counts. The grace begins with the first call. A
-    /// lost lease ends the grace at once, because another replica may already write.
+    /// Signals the run to stop; only the first reason counts. The grace begins with the first call.
+    /// A lost lease ends the grace at once, because another replica may already write.
     pub(crate) fn stop(&self, reason: StopReason) {
         self.inner.stop(reason);
     }

@@ -65,7 +65,7 @@ struct FenceState {
 /// before its whole response had arrived. In the second case the outcome of a write is unknown, and
 /// counted so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the epoch is over or does not lead, the request was dropped")]
+#[error("the epoch is over or does not lead: the request was dropped")]
 pub struct FenceClosed;
 
 /// Request that has passed the fence; under way until it is answered.
@@ -131,9 +131,9 @@ impl Fence {
         self.leadership.subscribe()
     }
 
-    /// Passes a request that may change something, such as a write or the call of a hook: only
-    /// while the fence is open and this replica leads, if it must, by the clock. The passage is
-    /// counted, but its holder sends the request: closing the fence does not cancel it.
+    /// Passes a request that may change something, such as a write or the call of a hook. The fence
+    /// must be open. If the epoch needs leadership, this replica must lead, by the clock. The
+    /// passage is counted, but its holder sends the request: closing the fence does not cancel it.
     ///
     /// # Errors
     ///
@@ -291,8 +291,8 @@ impl Drop for Passage {
         {
             term.write_dropped();
         }
-        // Called while the request still counts as under way: `wait_answered` resolves after the observer
-        // has run.
+        // Called while the request still counts as under way: `wait_answered` resolves after the
+        // observer has run.
         if let Some(on_end) = self.on_end.take() {
             on_end(WriteEnd::Unknown);
         }

@@ -131,7 +131,8 @@ impl ManagerHandle {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the restart happens even if the future is dropped.
+    /// Once polled, the restart happens even if the future is dropped, unless it is still waiting
+    /// for a place among the 64 commands that the manager queues.
     pub async fn restart(&self, name: impl Into<ControllerName>) -> Result<(), AddError> {
         let name = name.into();
         self.request(|reply| ManagerCommand::Restart(name, reply)).await
@@ -142,7 +143,8 @@ impl ManagerHandle {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the removal happens even if the future is dropped.
+    /// Once polled, the removal happens even if the future is dropped, unless it is still waiting
+    /// for a place among the 64 commands that the manager queues.
     pub async fn remove(&self, name: impl Into<ControllerName>) {
         let (reply, removed) = oneshot::channel();
         // A manager that has ended has removed everything.

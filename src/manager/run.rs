@@ -12,8 +12,7 @@ use crate::{guard, redaction};
 /// never cut short.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Time after the grace before an epoch that is not done is reported as stuck, so that a merely
-/// slow end is not.
+/// Time after the grace after which an epoch is reported as stuck. A merely slow end takes less.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// Longest wait for the tasks of an epoch's clients.

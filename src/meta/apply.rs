@@ -282,7 +282,7 @@ impl Results {
             Err(
                 other @ (SyncError::Throttled { .. }
                 | SyncError::Cancelled
-                | SyncError::Busy(_)
+                | SyncError::Busy(..)
                 | SyncError::HookDown(..)
                 | SyncError::TooDeep(_)
                 | SyncError::Hook(_)),
@@ -422,7 +422,7 @@ impl Apply {
                     }
                     ExistingObject::Passing(error) => error,
                     // Retried slowly, since nothing that this parent does changes it.
-                    ExistingObject::NotOurs { message, owner } => {
+                    ExistingObject::NotOurs { message, owner, .. } => {
                         self.parents.writes.contest(&parent.key, what.clone(), message, owner);
                         return Ok(None);
                     }

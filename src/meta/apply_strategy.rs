@@ -13,7 +13,7 @@ pub const APPLY_STRATEGY: &str = "pilotlight.dev/apply-strategy";
 /// [`MetaOptions::field_manager`](super::MetaOptions::field_manager).
 pub const APPLY_FIELD_MANAGER: &str = "pilotlight.dev/apply-field-manager";
 
-/// Field manager of Metacontroller, and of all writes that are no server-side apply.
+/// Field manager of Metacontroller, and of all writes other than server-side apply.
 pub(crate) const METACONTROLLER: &str = "metacontroller";
 /// Longest name of a field manager that the API server accepts, in bytes.
 const LONGEST_MANAGER: usize = 128;

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
-pub(crate) use self::server_side::DynamicApplyReturn;
+pub(crate) use self::server_side::{DynamicApplyReturn, with_uid};
 use super::{
     UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},

@@ -252,8 +252,15 @@ impl Holder {
         Some(endpoint)
     }
 
+    /// Publishes an endpoint if it differs: its connections would be opened again.
     fn publish(&self, endpoint: Endpoint) {
-        self.endpoint.send_replace(Some(Arc::new(endpoint)));
+        self.endpoint.send_if_modified(|current| {
+            let is_news = current.as_ref().is_none_or(|current| !current.is_same(&endpoint));
+            if is_news {
+                *current = Some(Arc::new(endpoint));
+            }
+            is_news
+        });
         self.verdict.send_if_modified(|verdict| {
             let is_news = !matches!(verdict, Verdict::Met(_));
             *verdict = Verdict::Met(Vec::new());

@@ -1,12 +1,14 @@
 //! Customize hook: its rules, which name the related objects that the other hooks receive.
 
 mod declared_rule;
+mod limits;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use self::declared_rule::{DeclaredRule, declared_rules};
+pub use self::limits::CustomizeLimits;
 use super::{
     HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejection::Problems,
     selection,
@@ -15,14 +17,6 @@ use crate::{
     informer::{Interest, ObjectKey, Selection, Selector},
     kind::{Scope, TypeRef},
 };
-
-/// Maximum number of rules in one response: the rules of a parent's revisions are compared in pairs.
-const MAX_RULES: usize = 1000;
-/// Maximum number of names or requirements in one rule. Also the maximum number of namespaces and
-/// names that the rules of one parent select in one type. Each is an entry of an index.
-pub(crate) const MAX_INTERESTS: usize = 10_000;
-/// Limit of a response in bytes: it is decoded into a tree, which takes many times its length.
-const MAX_BYTES: usize = 1024 * 1024;
 
 /// Rule for related objects of one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +56,9 @@ pub(crate) fn related_rules(
     strict: bool,
     version: HookVersion,
     parent_namespace: Option<&Arc<str>>,
+    limits: &CustomizeLimits,
 ) -> Result<Vec<RelatedRule>, String> {
-    let declared = decode(body, strict)
+    let declared = decode(body, strict, limits)
         .map_err(|error| bounded(format!("hook response is unusable: {error}")))?;
     let rules = declared.into_iter().enumerate();
     rules
@@ -75,15 +70,23 @@ pub(crate) fn related_rules(
         .map_err(|wrong| bounded(format!("hook response is unusable: {wrong}")))
 }
 
-fn decode(body: &Bytes, strict: bool) -> Result<Vec<DeclaredRule>, String> {
+fn decode(
+    body: &Bytes,
+    strict: bool,
+    limits: &CustomizeLimits,
+) -> Result<Vec<DeclaredRule>, String> {
     if !body.trim_ascii_start().starts_with(b"{") {
         return Err("must be an object with relatedResources".to_owned());
     }
-    if body.len() > MAX_BYTES {
-        return Err(format!("has {} bytes; at most {MAX_BYTES} are read", body.len()));
+    let most = limits.response_bytes;
+    if body.len() > most {
+        return Err(format!(
+            "has {} bytes; at most {most} are read, the limit of --customize-response-limit",
+            body.len()
+        ));
     }
     let text = std::str::from_utf8(body).map_err(|_| "is not text in UTF-8".to_owned())?;
-    declared_rules(text, strict)
+    declared_rules(text, strict, limits)
 }
 
 impl RelatedRule {
@@ -163,7 +166,7 @@ impl RelatedRule {
     }
 
     /// Returns the interests in objects of the rule's type; `matching` has the namespaces that
-    /// match [`RelatedRule::namespace_selector`].
+    /// match [`RelatedRule::namespace_selector`], at most `most` of them.
     ///
     /// A namespace is ignored for a type that is cluster-scoped.
     ///
@@ -175,6 +178,7 @@ impl RelatedRule {
         &self,
         scope: Scope,
         matching: &[Arc<str>],
+        most: usize,
     ) -> Result<Vec<Interest>, String> {
         let namespaces: Vec<Option<Arc<str>>> = match (&self.namespaces, scope) {
             (Namespaces::Matching(_), Scope::Cluster) => {
@@ -183,9 +187,10 @@ impl RelatedRule {
                     self.field, self.type_ref
                 ));
             }
-            (Namespaces::Matching(_), Scope::Namespaced) if matching.len() > MAX_INTERESTS => {
+            (Namespaces::Matching(_), Scope::Namespaced) if matching.len() > most => {
                 return Err(format!(
-                    "{}.namespaceSelector: matches more than {MAX_INTERESTS} namespaces",
+                    "{}.namespaceSelector: matches more than {most} namespaces, the limit of \
+                     --customize-names",
                     self.field
                 ));
             }
@@ -242,7 +247,9 @@ mod tests {
         rule["resource"] = json!("configmaps");
         let body = Bytes::from(json!({ "relatedResources": [rule] }).to_string());
         let parent = parent.map(Arc::from);
-        related_rules(&body, false, version, parent.as_ref()).map(|mut rules| rules.remove(0))
+        let limits = CustomizeLimits::default();
+        let found = related_rules(&body, false, version, parent.as_ref(), &limits);
+        found.map(|mut rules| rules.remove(0))
     }
 
     /// Texts of the interests that a rule has in namespaced and in cluster-scoped objects.
@@ -261,7 +268,7 @@ mod tests {
                     panic!("{other:?}")
                 }
             };
-            match rule.interests(scope, &["m".into(), "n".into()]) {
+            match rule.interests(scope, &["m".into(), "n".into()], 2) {
                 Ok(interests) => interests.iter().map(text).collect::<Vec<_>>().join(" "),
                 Err(error) => error,
             }
@@ -381,10 +388,19 @@ mod tests {
         }
     }
 
+    /// Parses a response in version 2 for a cluster-scoped parent.
+    fn parse(
+        body: &str,
+        strict: bool,
+        limits: CustomizeLimits,
+    ) -> Result<Vec<RelatedRule>, String> {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        related_rules(&body, strict, HookVersion::V2, None, &limits)
+    }
+
     #[track_caller]
     fn check(body: &str, strict: bool, expected: Result<usize, &str>) {
-        let found =
-            related_rules(&Bytes::copy_from_slice(body.as_bytes()), strict, HookVersion::V2, None);
+        let found = parse(body, strict, CustomizeLimits::default());
 
         match (&found, expected) {
             (Ok(rules), Ok(count)) => assert_eq!(rules.len(), count, "{body}"),
@@ -438,12 +454,46 @@ mod tests {
             false,
             Err("relatedResources[0].resource: "),
         );
-        let many = vec![rule; MAX_RULES + 1].join(",");
+        let usual = CustomizeLimits::default();
+        let many = vec![rule; usual.rules + 1].join(",");
         check(&format!(r#"{{"relatedResources":[{many}]}}"#), false, Err("more than 1000 "));
-        let names = vec!["\"n\""; MAX_INTERESTS + 1].join(",");
+        let names = vec!["\"n\""; usual.names + 1].join(",");
         let body = format!(r#"{{"relatedResources":[{{"names":[{names}]}}]}}"#);
         check(&body, false, Err("more than 10000"));
-        check(&format!("{{\"x\":\"{}\"}}", "x".repeat(MAX_BYTES)), false, Err("at most 1048576"));
+        let long = format!("{{\"x\":\"{}\"}}", "x".repeat(usual.response_bytes));
+        check(&long, false, Err("at most 1048576"));
+    }
+
+    #[test]
+    fn limits_of_a_response_are_options() {
+        let requirement = r#"{"key":"a","operator":"Exists"}"#;
+        let response = |names: &str, requirements: &str| {
+            format!(
+                r#"{{"relatedResources":[{{"apiVersion":"v1","resource":"secrets","names":{names}}},
+                   {{"apiVersion":"v1","resource":"secrets","labelSelector":
+                     {{"matchExpressions":{requirements}}}}}]}}"#
+            )
+        };
+        let two = response(r#"["a","b"]"#, &format!("[{requirement},{requirement}]"));
+        let names = response(r#"["a","b"]"#, "[]");
+        let requirements = response("[]", &format!("[{requirement},{requirement}]"));
+        let exact = CustomizeLimits { response_bytes: two.len(), rules: 2, names: 2 };
+
+        let refused = |body: &str, limits| parse(body, false, limits).unwrap_err();
+
+        assert_eq!(parse(&two, false, exact).unwrap().len(), 2);
+        let shorter = CustomizeLimits { response_bytes: two.len() - 1, ..exact };
+        assert!(refused(&two, shorter).contains(&format!("at most {} are read", two.len() - 1)));
+        let error = refused(&two, CustomizeLimits { rules: 1, ..exact });
+        assert!(error.contains("relatedResources: more than 1 of them"), "{error}");
+        let fewer = CustomizeLimits { names: 1, ..exact };
+        assert!(refused(&names, fewer).contains("[0].names: more than 1 of them"));
+        let error = refused(&requirements, fewer);
+        assert!(error.contains("labelSelector.matchExpressions: more than 1 of them"), "{error}");
+        let selector = json!({"namespaceSelector": {}});
+        let selected = rules(HookVersion::V2, None, selector).unwrap();
+        let error = selected.interests(Scope::Namespaced, &["m".into(), "n".into()], 1);
+        assert!(error.unwrap_err().contains("matches more than 1 namespaces"));
     }
 
     #[test]
@@ -451,7 +501,8 @@ mod tests {
         let rule = |rule: &str| {
             let body =
                 Bytes::from(format!(r#"{{"relatedResources":[],"relatedResources":[{rule}]}}"#));
-            related_rules(&body, false, HookVersion::V2, None).unwrap().remove(0)
+            let limits = CustomizeLimits::default();
+            related_rules(&body, false, HookVersion::V2, None, &limits).unwrap().remove(0)
         };
         let expected = rule(
             r#"{"apiVersion":"v1","resource":"secrets","labelSelector":{"matchLabels":{"a":"c"}}}"#,
@@ -472,6 +523,7 @@ mod tests {
             false,
             HookVersion::V1,
             None,
+            &CustomizeLimits::default(),
         );
         assert!(!error.unwrap_err().contains("hush"));
     }

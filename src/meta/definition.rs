@@ -18,7 +18,8 @@ use serde_json::Value;
 pub(super) use self::fields::type_ref;
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, Lenience, StatusChecks,
+    ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, Lenience,
+    StatusChecks,
     apply_strategy::{self, ApplyRule},
     finalizer,
     protocol::MAX_CHILDREN,
@@ -67,6 +68,8 @@ pub struct Definition {
     pub(crate) max_owner_depth: usize,
     /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
     pub(crate) max_children: usize,
+    /// Limits of customize responses; the defaults when parsed.
+    pub(crate) customize_limits: CustomizeLimits,
     /// True if children are recreated without dry runs; false when parsed.
     pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
@@ -224,6 +227,7 @@ impl Definition {
                 resync_period,
                 max_owner_depth,
                 max_children: MAX_CHILDREN,
+                customize_limits: CustomizeLimits::default(),
                 recreates_at_once: false,
                 lenience: Lenience::default(),
                 workers,

@@ -1,8 +1,8 @@
 //! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
-//! A change of what the inputs of the runnable are built from needs a new epoch: types of parents and
-//! children, and options of the process. Each sync reads the rest, which is replaced while the epoch
-//! runs.
+//! The inputs of the runnable are built from the types of parents and children and from options of
+//! the process. A change of these needs a new epoch. Each sync reads the rest of the definition,
+//! which is replaced while the epoch runs.
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -49,6 +49,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         resync_period,
         max_owner_depth,
         max_children,
+        customize_limits,
         recreates_at_once,
         lenience,
         workers,
@@ -60,6 +61,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         controller,
     } = old;
     let is_same_process = *max_children == new.max_children
+        && *customize_limits == new.customize_limits
         && *recreates_at_once == new.recreates_at_once
         && *lenience == new.lenience
         && *revision_namespace == new.revision_namespace;

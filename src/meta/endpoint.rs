@@ -104,6 +104,8 @@ pub(crate) struct Endpoint {
     pub(crate) anonymous_tls: Option<ClientConfig>,
     /// Value of `Authorization`.
     pub(crate) authorization: Option<HeaderValue>,
+    /// Values of the keys that the rule reads, in its order.
+    values: Vec<Option<Vec<u8>>>,
 }
 
 /// Part of a rule that cannot be used: the object with its problem.
@@ -208,6 +210,25 @@ impl EndpointRule {
         ca.into_iter().chain(client).chain(authorization)
     }
 
+    /// Returns the keys that the rule reads, with their objects.
+    fn keys(&self) -> impl Iterator<Item = (&ObjectReference, &str)> {
+        let ca = match &self.ca_bundle {
+            Some(CaRule::Key(object, key)) => Some((object, key)),
+            Some(CaRule::Inline(_)) | None => None,
+        };
+        let client = self.client_tls.iter().flat_map(|rule| {
+            [(&rule.secret, &rule.certificate), (&rule.secret, &rule.private_key)]
+        });
+        let authorization = self.authorization.iter().flat_map(|rule| match rule {
+            AuthorizationRule::Scheme { secret, key, .. } => vec![(secret, key)],
+            AuthorizationRule::Basic { secret, username, password } => {
+                vec![(secret, username), (secret, password)]
+            }
+        });
+        let keys = ca.into_iter().chain(client).chain(authorization);
+        keys.map(|(object, key)| (object, key.as_str()))
+    }
+
     /// Returns whether the endpoint is that of a hook without a rule.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -271,7 +292,17 @@ impl EndpointRule {
             }
             None => anonymous_tls.clone(),
         };
-        Ok(Endpoint { tls, anonymous_tls, authorization })
+        let values = self.keys().map(|(object, key)| read(object).ok()?.get(key).cloned());
+        let values = values.collect();
+        Ok(Endpoint { tls, anonymous_tls, authorization, values })
+    }
+}
+
+impl Endpoint {
+    /// Returns whether another endpoint of the same rule follows from the same values, so that its
+    /// connections can be used.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.values == other.values
     }
 }
 

@@ -68,8 +68,8 @@ impl Finalizer {
         }
     }
 
-    /// Returns whether the children of a parent are managed: it is alive, or it waits for this
-    /// finalizer and the garbage collector does not handle its children.
+    /// Returns whether the children of a parent are managed: it is not being deleted, or it waits
+    /// for this finalizer and the garbage collector does not handle its children.
     pub(crate) fn manages_children(&self, object: &Header) -> bool {
         let collected = || object.finalizers.iter().any(|it| COLLECTOR.contains(&it.as_str()));
         object.deletion_timestamp.is_none() || self.declared && self.is_on(object) && !collected()

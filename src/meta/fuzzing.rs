@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{
     ControllerKind, HookVersion, LabelSelector, Selector,
-    customize::related_rules,
+    customize::{CustomizeLimits, related_rules},
     last_applied, merge,
     protocol::{MAX_CHILDREN, children_field, sync_response},
     selection,
@@ -70,7 +70,8 @@ fn response_of(kind: ControllerKind, body: &Bytes) {
 fn rules(body: &Bytes) {
     for version in [HookVersion::V1, HookVersion::V2] {
         let namespace = "ns".into();
-        let of = |strict| related_rules(body, strict, version, Some(&namespace));
+        let limits = CustomizeLimits::default();
+        let of = |strict| related_rules(body, strict, version, Some(&namespace), &limits);
         match (of(false), of(true)) {
             (loose, Ok(strict)) => assert_eq!(loose, Ok(strict)),
             (_, Err(error)) => assert!(!error.is_empty()),

@@ -1,4 +1,4 @@
-//! Hook health: the parents for which the hook fails, and the pace of retries while it is down.
+//! Hook health: the parents for which each hook fails, and the pace of retries while it is down.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -23,7 +23,7 @@ const DOWN: Pace = Pace {
     longest: Duration::from_secs(1000),
 };
 
-/// Health of the hook of one controller.
+/// Health of the hooks of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct HookHealth {
     state: Mutex<HookHealthState>,
@@ -36,31 +36,40 @@ struct OnChange(Box<dyn Fn() + Send + Sync>);
 
 #[derive(Debug, Default)]
 struct HookHealthState {
-    // Failure of the last sync.
-    failing: BTreeMap<Request, Failure>,
+    // Failure of the last sync of each parent, by the hook.
+    failing: BTreeMap<Option<HookKind>, BTreeMap<Request, Failure>>,
     contested: ContestedObjects,
     // For each hook, the parents for which it was down at the last call.
     gates: BTreeMap<HookKind, RetryGate<Request>>,
 }
 
-/// Failure of the hook for one parent.
+/// Failure of a hook for one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
+    /// Hook that failed; `None` if its response is usable, and the effect of it is not.
+    pub(crate) hook: Option<HookKind>,
     /// CamelCase.
     pub(crate) reason: &'static str,
     /// A sentence.
     pub(crate) message: String,
 }
 
-/// Health of the hook, summed over all parents.
+/// Failures of one hook, summed over all parents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FailureSum {
+    /// Number of parents whose last sync failed.
+    pub(crate) count: usize,
+    /// First of them, with its failure.
+    pub(crate) example: (Request, Failure),
+}
+
+/// Health of the hooks, summed over all parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Health {
     /// At least one response was usable.
     pub(crate) proven: bool,
-    /// Number of parents whose last response was not usable.
-    pub(crate) failing: usize,
-    /// First of them, with its failure.
-    pub(crate) example: Option<(Request, Failure)>,
+    /// Failures of each hook that fails, customize before finalize and sync; last those of no hook.
+    pub(crate) failing: Vec<FailureSum>,
     /// Rollouts that are under way.
     pub(crate) rollouts: RolloutHealth,
     /// Objects that parents want and others own.
@@ -78,10 +87,20 @@ impl HookHealth {
         self.health.subscribe()
     }
 
-    /// Records a usable response for a parent.
+    /// Records that the hooks responded to a sync, and that the effect is usable.
     pub(crate) fn succeeded(&self, key: &Request) {
         let mut state = self.lock();
-        if state.failing.remove(key).is_some() || !self.health.borrow().proven {
+        if state.end_failure(key).is_some() || !self.health.borrow().proven {
+            self.publish(&state, true);
+        }
+    }
+
+    /// Records that the hooks responded to a sync, whose writes may still fail.
+    pub(crate) fn answered(&self, key: &Request) {
+        let mut state = self.lock();
+        let of_hooks = state.failing.iter_mut().filter(|(hook, _)| hook.is_some());
+        let ended = of_hooks.filter_map(|(_, failing)| failing.remove(key)).count();
+        if ended > 0 {
             self.publish(&state, true);
         }
     }
@@ -89,8 +108,8 @@ impl HookHealth {
     /// Records that a parent got no usable response. Returns whether the failure is a new one.
     pub(crate) fn failed(&self, key: &Request, failure: Failure) -> bool {
         let mut state = self.lock();
-        let new = state.failing.get(key) != Some(&failure);
-        state.failing.insert(key.clone(), failure);
+        let new = state.end_failure(key).as_ref() != Some(&failure);
+        state.failing.entry(failure.hook).or_default().insert(key.clone(), failure);
         self.publish(&state, false);
         new
     }
@@ -120,7 +139,7 @@ impl HookHealth {
 
     /// Returns the parents whose last sync got no usable response.
     pub(crate) fn failing(&self) -> Vec<Request> {
-        self.lock().failing.keys().cloned().collect()
+        self.lock().failing.values().flat_map(BTreeMap::keys).cloned().collect()
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
@@ -128,7 +147,7 @@ impl HookHealth {
         let mut state = self.lock();
         state.leave_gates(key);
         let was_contested = state.contested.set(key, Vec::new());
-        if state.failing.remove(key).is_some() || was_contested {
+        if state.end_failure(key).is_some() || was_contested {
             self.publish(&state, false);
         }
     }
@@ -162,11 +181,9 @@ impl HookHealth {
 
     fn publish(&self, state: &HookHealthState, proven: bool) {
         let changed = self.health.send_if_modified(|health| {
-            let first = state.failing.first_key_value();
             let now = Health {
                 proven: proven || health.proven,
-                failing: state.failing.len(),
-                example: first.map(|(key, failure)| (key.clone(), failure.clone())),
+                failing: state.failing.values().rev().filter_map(FailureSum::of).collect(),
                 rollouts: health.rollouts.clone(),
                 contested: state.contested.sum(),
             };
@@ -184,7 +201,31 @@ impl HookHealth {
     }
 }
 
+impl Failure {
+    /// Returns the message with the name of the hook, unless that is the sync hook.
+    pub(crate) fn text(&self) -> String {
+        match self.hook {
+            None | Some(HookKind::Sync) => self.message.clone(),
+            Some(hook @ (HookKind::Finalize | HookKind::Customize)) => {
+                format!("{}: {}", hook.word(), self.message)
+            }
+        }
+    }
+}
+
+impl FailureSum {
+    fn of(failing: &BTreeMap<Request, Failure>) -> Option<Self> {
+        let (key, failure) = failing.first_key_value()?;
+        Some(Self { count: failing.len(), example: (key.clone(), failure.clone()) })
+    }
+}
+
 impl HookHealthState {
+    /// Removes the failure of a parent.
+    fn end_failure(&mut self, key: &Request) -> Option<Failure> {
+        self.failing.values_mut().find_map(|failing| failing.remove(key))
+    }
+
     fn leave_gates(&mut self, key: &Request) {
         self.gates.values_mut().for_each(|gate| gate.forget(key));
     }
@@ -207,7 +248,20 @@ mod tests {
     use super::*;
 
     fn timeout() -> Failure {
-        Failure { reason: "HookTimeout", message: "late".to_owned() }
+        of_hook(Some(HookKind::Sync))
+    }
+
+    fn of_hook(hook: Option<HookKind>) -> Failure {
+        Failure { hook, reason: "HookTimeout", message: "late".to_owned() }
+    }
+
+    /// Hooks that fail, with the number of parents and the first one.
+    fn failing(health: &HookHealth) -> Vec<(Option<HookKind>, usize, String)> {
+        let sums = health.subscribe().borrow().failing.clone();
+        let row = |FailureSum { count, example: (parent, failure) }| {
+            (failure.hook, count, parent.to_string())
+        };
+        sums.into_iter().map(row).collect()
     }
 
     #[test]
@@ -217,11 +271,44 @@ mod tests {
 
         assert!(hook.failed(&key, timeout()));
         assert!(!hook.failed(&key, timeout()), "the same failure");
-        assert_eq!(health.borrow().failing, 1);
+        assert_eq!(failing(&hook), [(Some(HookKind::Sync), 1, "ns/a".to_owned())]);
         assert!(!health.borrow().proven);
 
         hook.succeeded(&key);
         assert_eq!(*health.borrow(), Health { proven: true, ..Health::default() });
+    }
+
+    #[test]
+    fn failures_are_summed_by_hook_and_a_parent_has_that_of_its_last_sync() {
+        let hooks = HookHealth::default();
+        let [a, b, c] = ["a", "b", "c"].map(|name| Request::namespaced("ns", name));
+        let (sync, customize) = (Some(HookKind::Sync), Some(HookKind::Customize));
+        let row = |hook, count, parent: &Request| (hook, count, parent.to_string());
+
+        hooks.failed(&b, of_hook(sync));
+        hooks.failed(&c, of_hook(sync));
+        hooks.failed(&a, of_hook(customize));
+        assert_eq!(failing(&hooks), [row(customize, 1, &a), row(sync, 2, &b)]);
+
+        assert!(hooks.failed(&a, of_hook(sync)), "another hook is another failure");
+        assert_eq!(failing(&hooks), [row(sync, 3, &a)]);
+        hooks.succeeded(&a);
+        assert_eq!(failing(&hooks), [row(sync, 2, &b)]);
+        assert_eq!(hooks.failing(), [b, c]);
+    }
+
+    #[test]
+    fn responses_end_the_failure_of_a_hook_before_the_writes() {
+        let hooks = HookHealth::default();
+        let [a, b] = ["a", "b"].map(|name| Request::namespaced("ns", name));
+        hooks.failed(&a, of_hook(Some(HookKind::Customize)));
+        hooks.failed(&b, of_hook(None));
+
+        hooks.answered(&a);
+        hooks.answered(&b);
+
+        assert_eq!(failing(&hooks), [(None, 1, "ns/b".to_owned())], "as a flapping object");
+        assert!(hooks.subscribe().borrow().proven);
     }
 
     #[tokio::test(start_paused = true)]
@@ -247,7 +334,7 @@ mod tests {
 
         hook.forget(&b);
 
-        assert_eq!(hook.subscribe().borrow().failing, 1);
+        assert_eq!(hook.failing(), [a.clone()]);
         assert!(hook.responded(HookKind::Sync, &a).is_empty(), "no other parent waits");
     }
 }

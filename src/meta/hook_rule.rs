@@ -13,7 +13,7 @@ use crate::{
 /// Timeout of a hook that declares none, or one that is not positive.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Hook of a declared controller, by what it decides.
+/// Kind of a hook of a declared controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HookKind {
     /// Decides on the children and the status of a parent.

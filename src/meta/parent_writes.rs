@@ -157,7 +157,8 @@ impl ParentWrites {
         }
     }
 
-    /// Counts the running sync as work: it takes a step that its own writes led to and that ends.
+    /// Counts the running sync as work: it takes a step of a rollout, which own writes have caused.
+    /// The number of such steps is bounded.
     pub(crate) fn begin_work(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.cause = WriteCause::ExternalChange;
@@ -173,8 +174,8 @@ impl ParentWrites {
         }
     }
 
-    /// Forgets the refusals of replacements that the running sync, which has come to all children,
-    /// did not repeat. A sync that ends before says nothing about them.
+    /// Forgets the refusals of replacements that the running sync did not repeat. Called by a sync
+    /// that has tried all children; one that ends earlier proves nothing about the refusals.
     pub(crate) fn end_replacements(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.refused.retain(|_, refused| refused.is_current);
@@ -292,7 +293,7 @@ impl ParentWrites {
     }
 
     /// Records that the replacement of a child is refused; returns the time since the first
-    /// refusal. A sync without a refusal starts anew.
+    /// refusal. A sync that tries all children without this refusal resets the time.
     pub(crate) fn refused_for(&self, key: &Request, what: &str) -> Duration {
         let mut parents = self.lock();
         let Some(entry) = parents.get_mut(key) else { return Duration::ZERO };

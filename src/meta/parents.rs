@@ -27,6 +27,8 @@ pub(crate) struct Parents {
     pub(crate) revisions: RevisionInput,
     /// True if children are recreated without dry runs, as by Metacontroller.
     pub(crate) recreates_at_once: bool,
+    /// True if server-side apply takes over objects without a controller, as by Metacontroller.
+    pub(crate) takes_over: bool,
     /// Time from which the periods of resyncs are counted.
     pub(crate) begin: Instant,
 }
@@ -42,6 +44,7 @@ impl Parents {
             rollouts: PendingRollouts::default(),
             revisions: RevisionInput::default(),
             recreates_at_once: false,
+            takes_over: false,
             begin: Instant::now(),
         }
     }

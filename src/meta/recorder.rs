@@ -317,7 +317,7 @@ async fn write(client: &Client, entry: &PendingEvent) -> Result<(), kube::Error>
         let path = format!("{path}/{}", write.name);
         let content_type = "application/strategic-merge-patch+json";
         match resource::send(client, Method::PATCH, path, content_type, Some(&patch)).await {
-            // The Event has expired, so it is created anew.
+            // The Event has expired, so it is created again.
             Err(error) if is_not_found(&error) => {}
             other => return other.map(|IgnoredAny| ()),
         }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use self::concerned::ConcernedParents;
 use super::{
-    customize::{MAX_INTERESTS, RelatedRule},
+    customize::{CustomizeLimits, RelatedRule},
     fingerprint::Fingerprint,
 };
 use crate::{
@@ -39,12 +39,14 @@ pub(crate) struct RelatedObjects {
     state: Mutex<RelatedState>,
     /// True if `managedFields` are kept.
     managed_fields: bool,
+    /// Limits of the rules of a parent.
+    limits: CustomizeLimits,
 }
 
 #[derive(Debug, Default)]
 struct RelatedState {
-    /// Responses by parent, then by uid with revision. Bounded by the older revisions that the last
-    /// sync of the parent found.
+    /// Responses by parent, then by uid with revision. Bounded by the older revisions of the last
+    /// sync that found one; a rollout that ends leaves the response of the latest one.
     responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
@@ -97,8 +99,8 @@ enum Cache {
 
 impl RelatedObjects {
     /// Returns an empty state; `managed_fields` keeps them in the objects.
-    pub(crate) fn new(managed_fields: bool) -> Self {
-        Self { state: Mutex::default(), managed_fields }
+    pub(crate) fn new(managed_fields: bool, limits: CustomizeLimits) -> Self {
+        Self { state: Mutex::default(), managed_fields, limits }
     }
 
     /// Returns the rules of a parent from an earlier response, unless the parent's declaration has
@@ -121,7 +123,9 @@ impl RelatedObjects {
         state.responses.get(key)?.get(uid).map(|response| Arc::clone(&response.rules))
     }
 
-    /// Keeps the rules of a parent, until [`RelatedObjects::retain_responses`] removes them.
+    /// Keeps the rules of a parent, until [`RelatedObjects::retain_responses`] removes them, or those
+    /// of a parent that was created anew replace them. The uid of a revision is that of its parent,
+    /// a slash and the name.
     pub(crate) fn keep_response(
         &self,
         key: &Request,
@@ -132,11 +136,11 @@ impl RelatedObjects {
         let (rules, at) = (Arc::clone(rules), Instant::now());
         let mut state = self.lock();
         let responses = state.responses.entry(key.clone()).or_default();
+        responses.retain(|kept, _| parent_of(kept) == parent_of(uid));
         responses.insert(uid.clone(), CachedRules { declared, at, rules });
     }
 
-    /// Removes the responses for a parent except those of these uids: a parent that was created
-    /// anew has another uid, and revisions end.
+    /// Removes the responses for a parent except those of these uids: revisions end.
     pub(crate) fn retain_responses(&self, key: &Request, uids: &[Arc<str>]) {
         if let Some(responses) = self.lock().responses.get_mut(key) {
             responses.retain(|uid, _| uids.contains(uid));
@@ -173,6 +177,7 @@ impl RelatedObjects {
             by_type.entry(input_of(&rule.type_ref)).or_default().push(rule);
         }
         let mut groups = Vec::with_capacity(by_type.len());
+        let most = self.limits.names;
         for (input, wanted) in by_type {
             let has_rules = wanted.iter().any(|rule| rules.contains(rule));
             let (served, store) =
@@ -193,15 +198,16 @@ impl RelatedObjects {
                 let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
                 let matching = selector.and_then(|selector| namespaces.get(&selector));
                 let matching = matching.map_or(none, Vec::as_slice);
-                let found = rule.interests(served.identity.scope, matching);
+                let found = rule.interests(served.identity.scope, matching, most);
                 let found = found.map_err(RelatedError::Invalid)?;
                 if rules.contains(rule) {
                     read.extend(found.iter().cloned());
                 }
                 interests.extend(found);
-                if interests.len() > MAX_INTERESTS {
+                if interests.len() > most {
                     return Err(RelatedError::Invalid(format!(
-                        "the rules for {} select more than {MAX_INTERESTS} namespaces and names",
+                        "the rules for {} select more than {most} namespaces and names, the limit of \
+                         --customize-names",
                         rule.type_ref
                     )));
                 }
@@ -426,6 +432,11 @@ fn select(store: &Store, interests: &[Interest]) -> Vec<Object> {
     let found = interests.iter().flat_map(|interest| store.concerned_by(interest));
     let found: BTreeMap<_, _> = found.map(|object| (object.key().clone(), object)).collect();
     found.into_values().collect()
+}
+
+/// Returns the uid of the parent in the uid of one of its revisions.
+fn parent_of(uid: &str) -> &str {
+    uid.split_once('/').map_or(uid, |(parent, _)| parent)
 }
 
 fn input_of(type_ref: &TypeRef) -> String {

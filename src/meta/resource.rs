@@ -76,7 +76,7 @@ pub(crate) struct ServerObject {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LiveMetadata {
-    uid: Option<String>,
+    pub(crate) uid: Option<String>,
     deletion_timestamp: Option<IgnoredAny>,
     pub(crate) labels: Option<BTreeMap<String, String>>,
     pub(crate) annotations: Option<BTreeMap<String, String>>,
@@ -314,8 +314,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<T, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point
-    // where it wants one.
+    // As Go does: it encodes a hook's `3.0` as the whole number 3. The server refuses a decimal
+    // point in an integer field.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }

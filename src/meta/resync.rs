@@ -1,8 +1,10 @@
 //! Resyncs of one parent: the period of all parents, and the time that a response requested.
 //!
-//! Parents are spread over the period, in groups: a sync that follows another costs half as much as
-//! one that wakes an idle process. A sync in between does not move them. Semantics: the resync of client-go's informers and the
-//! delayed add of Metacontroller, except that a newer response replaces the time of an older one.
+//! Parents are spread over the period, in groups: a sync that wakes an idle process costs twice as
+//! much as a sync that follows another. Other syncs do not move the due time of a resync.
+//!
+//! Semantics: the resync of client-go's informers and the delayed add of Metacontroller, except
+//! that a newer response replaces the time of an older one.
 
 use std::time::Duration;
 

@@ -199,10 +199,11 @@ fn add_children(
 
 /// Returns the parents of a controller as its definition declares them.
 fn parents(definition: &Definition, mut parents: Parents) -> Parents {
-    let Lenience { unlimited_writes, managed_fields, .. } = definition.lenience;
+    let Lenience { unlimited_writes, managed_fields, takeover, .. } = definition.lenience;
     parents.recreates_at_once = definition.recreates_at_once;
+    parents.takes_over = takeover;
     parents.writes.unlimited = unlimited_writes;
-    parents.related = Arc::new(RelatedObjects::new(managed_fields));
+    parents.related = Arc::new(RelatedObjects::new(managed_fields, definition.customize_limits));
     parents
 }
 

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::duration;
 
-/// Returns the object with an empty status, as Metacontroller sends it: the status that Pilotlight
-/// writes would change what hooks receive from start to start.
+/// Returns the object with an empty status, as Metacontroller sends it. The status that Pilotlight
+/// writes would change the requests of hooks with each start.
 pub(crate) fn encode(mut object: Value) -> Bytes {
     let empty = || Value::Object(Map::new());
     object["status"] = empty();

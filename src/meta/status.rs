@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     CompositeControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
     contested::ContestedSum,
-    hook_health::Health,
+    hook_health::{FailureSum, Health},
     rollout::{RolloutHealth, WaitingParent},
 };
 use crate::{
@@ -95,9 +95,11 @@ impl View<'_> {
             (Acceptance::Rejected(rejected), _) => {
                 (ConditionStatus::False, rejected.reason().to_owned(), rejected.to_string())
             }
-            (Acceptance::Paused, _) => {
-                (ConditionStatus::False, "Paused".to_owned(), "paused by annotation".to_owned())
-            }
+            (Acceptance::Paused, _) => (
+                ConditionStatus::False,
+                "Paused".to_owned(),
+                "paused by the annotation pilotlight.dev/paused".to_owned(),
+            ),
             (Acceptance::Accepted, None) => {
                 (ConditionStatus::False, "NotStarted".to_owned(), String::new())
             }
@@ -186,17 +188,26 @@ impl View<'_> {
     }
 
     fn hooks_healthy(&self) -> ConditionParts {
-        match (&self.health.example, self.health.proven) {
-            (Some((parent, failure)), _) => {
-                let parent = self.name_of(parent);
-                let message = match self.health.failing {
-                    1 => format!("{parent}: {}", failure.message),
-                    count => format!("{count} parents fail, first {parent}: {}", failure.message),
-                };
-                (ConditionStatus::False, failure.reason.to_owned(), message)
+        let Health { failing, proven, .. } = self.health;
+        match (failing.first(), proven) {
+            (Some(FailureSum { example: (_, failure), .. }), _) => {
+                let messages: Vec<_> = failing.iter().map(|sum| self.failures(sum)).collect();
+                (ConditionStatus::False, failure.reason.to_owned(), messages.join("; "))
             }
             (None, true) => (ConditionStatus::True, "HooksAnswer".to_owned(), String::new()),
             (None, false) => (ConditionStatus::Unknown, "NotAsked".to_owned(), String::new()),
+        }
+    }
+
+    /// Returns the message about the failures of one hook: its name, and the number of parents or
+    /// the name of a single one.
+    fn failures(&self, sum: &FailureSum) -> String {
+        let FailureSum { count, example: (parent, failure) } = sum;
+        let hook = failure.hook.map(|hook| format!("{}: ", hook.word())).unwrap_or_default();
+        let parent = self.name_of(parent);
+        match count {
+            1 => format!("{hook}{parent}: {}", failure.message),
+            count => format!("{hook}{count} parents fail, first {parent}: {}", failure.message),
         }
     }
 
@@ -327,7 +338,10 @@ impl ConditionStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::{RunnableGroup, UnmetRequirement, WatchReport};
+    use crate::{
+        manager::{RunnableGroup, UnmetRequirement, WatchReport},
+        meta::{HookKind, hook_health::Failure},
+    };
 
     fn run(state: ControllerState, reason: &'static str) -> RunnableStatus {
         RunnableStatus {
@@ -355,6 +369,12 @@ mod tests {
             now: Timestamp::UNIX_EPOCH,
         }
         .status()
+    }
+
+    fn failures(hook: Option<HookKind>, count: usize, parent: &str) -> FailureSum {
+        let message = "hook did not answer within 10s".to_owned();
+        let failure = Failure { hook, reason: "HookTimeout", message };
+        FailureSum { count, example: (Request::namespaced("ns", parent), failure) }
     }
 
     #[track_caller]
@@ -393,12 +413,8 @@ mod tests {
         let mut running = run(ControllerState::Running, "Running");
         running.report.failing = true;
         running.report.last_error = Some("ns/p: creating ConfigMap ns/a: quota".to_owned());
-        let failure = super::super::hook_health::Failure {
-            reason: "HookTimeout",
-            message: "hook did not answer within 10s".to_owned(),
-        };
-        let example = Some((crate::controller::Request::namespaced("ns", "p"), failure));
-        let broken = Health { proven: true, failing: 1, example, ..Health::default() };
+        let failing = vec![failures(Some(HookKind::Sync), 1, "p")];
+        let broken = Health { proven: true, failing, ..Health::default() };
 
         let of_hook = said(&Acceptance::Accepted, Some(&running), &broken);
         let of_others = said(&Acceptance::Accepted, Some(&running), &Health::default());
@@ -414,6 +430,28 @@ mod tests {
             assert_eq!(status.conditions[0].status, "False");
             assert_eq!(status.conditions[2].status, "True", "it runs");
         }
+    }
+
+    #[test]
+    fn every_failing_hook_is_named_with_the_number_of_its_parents() {
+        let message = |failing: Vec<FailureSum>| {
+            let health = Health { failing, ..Health::default() };
+            said(&Acceptance::Accepted, None, &health).conditions[3].message.clone()
+        };
+        let late = "hook did not answer within 10s";
+
+        assert_eq!(
+            message(vec![
+                failures(Some(HookKind::Customize), 1, "a"),
+                failures(Some(HookKind::Finalize), 3, "b"),
+                failures(Some(HookKind::Sync), 2, "d"),
+            ]),
+            format!(
+                "customize: ns/a: {late}; finalize: 3 parents fail, first ns/b: {late}; \
+                 sync: 2 parents fail, first ns/d: {late}"
+            )
+        );
+        assert_eq!(message(vec![failures(None, 1, "a")]), format!("ns/a: {late}"));
     }
 
     #[test]

@@ -27,8 +27,8 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    ApplyStrategy, ControllerKind, Definition, EventLimit, FieldManager, Hook, HookKind,
-    HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
+    ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager, Hook,
+    HookKind, HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
     protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
@@ -79,6 +79,8 @@ pub struct MetaOptions {
     pub resync_period: Option<Duration>,
     /// Maximum number of children in one response; 10,000 by default.
     pub max_children: usize,
+    /// Limits of the responses of customize hooks.
+    pub customize: CustomizeLimits,
     /// Namespace of the revisions of cluster-scoped parents; `default` by default. A cluster that is
     /// limited to one namespace uses that one.
     pub revision_namespace: Arc<str>,
@@ -125,6 +127,7 @@ impl Default for MetaOptions {
             target: Selector::default(),
             resync_period: None,
             max_children: MAX_CHILDREN,
+            customize: CustomizeLimits::default(),
             revision_namespace: DEFAULT_NAMESPACE.into(),
             events: EventLimit::default(),
             recreate_without_dry_run: false,

@@ -294,6 +294,7 @@ impl ParentReconciler {
                     None => None,
                 };
                 self.resync_after(parent, response.record.resync_after);
+                self.parents.hook.answered(&parent.key);
                 match self.definition.kind {
                     ControllerKind::Composite => {
                         self.compose(object, &rules, response, rollout, context).await?

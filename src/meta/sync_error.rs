@@ -20,7 +20,7 @@ pub(crate) enum SyncError {
     /// The epoch is over.
     Cancelled,
     /// The hook is busy and requests a later retry.
-    Busy(Duration),
+    Busy(HookKind, Duration),
     /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
     Outdated(String),
     /// The hook is down: the failure is not known to be specific to this parent.
@@ -51,21 +51,13 @@ impl SyncError {
     }
 
     pub(crate) fn response(kind: HookKind, message: String) -> Self {
-        Self::Hook(Failure { reason: "HookAnswerInvalid", message: named(kind, message) })
+        Self::Hook(Failure { hook: Some(kind), reason: "HookAnswerInvalid", message })
     }
 }
 
 impl Failure {
     fn of_hook(kind: HookKind, error: &HookError) -> Self {
-        Self { reason: error.reason(), message: named(kind, error.to_string()) }
-    }
-}
-
-/// Names the hook in its message, unless it is the sync hook.
-fn named(kind: HookKind, message: String) -> String {
-    match kind {
-        HookKind::Sync => message,
-        HookKind::Finalize | HookKind::Customize => format!("{}: {message}", kind.word()),
+        Self { hook: Some(kind), reason: error.reason(), message: error.to_string() }
     }
 }
 
@@ -74,7 +66,7 @@ impl SyncError {
     pub(crate) fn of_hook(kind: HookKind, error: HookError) -> Self {
         match error {
             HookError::Cancelled => Self::Cancelled,
-            HookError::Busy(after) => Self::Busy(after),
+            HookError::Busy(after) => Self::Busy(kind, after),
             HookError::Timeout(_)
             | HookError::ProxyTimeout { .. }
             | HookError::Transport(_)

@@ -1,10 +1,10 @@
 //! Write limit: bounds the writes of one object for one parent, so that a hook whose response
 //! differs on every call cannot cause a loop of writes.
 //!
-//! Each write that only own writes have led to takes a token, and tokens refill with time. Other
-//! writes are work, and are not counted (`super::write_cause`). Conflicts have tokens of their own
-//! and are always counted. Objects are counted by kind and name rather than uid, since an object
-//! that is recreated has another uid each time.
+//! Each write without another cause than earlier writes of the controller takes a token. Tokens
+//! refill with time. Other writes are work, and are not counted (`super::write_cause`). Conflicts
+//! have tokens of their own and are always counted. Objects are counted by kind and name rather
+//! than uid, since an object that is recreated has another uid each time.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) struct WriteLimit {
 struct ObjectWrites {
     // Digest of kind and name.
     what: u64,
-    // Writes that only own writes have led to: time at which their bucket is full.
+    // Time at which the bucket of writes that only own writes have caused is full.
     loop_bucket_full: Instant,
     // Time at which the bucket of conflicts is full.
     conflict_bucket_full: Instant,

@@ -7,13 +7,13 @@ use crate::{kind::TypeRef, manager::ControllerName};
 #[non_exhaustive]
 pub enum BuildError {
     /// Give the controller a name.
-    #[error("a controller needs a name")]
+    #[error("the controller has no name; give one to Controller::builder")]
     NameMissing,
     /// Call `for_` or `watches` at least once.
     #[error("{0} watches nothing: add an input with for_, owns or watches")]
     NoInput(ControllerName),
     /// Call `for_` once for each primary type.
-    #[error("{0} has the primary type {1} twice")]
+    #[error("{0} has the primary type {1} twice; call for_ once for each type")]
     PrimaryTwice(ControllerName, TypeRef),
     /// Take the request in place of the object, and read the object with
     /// [`Context::lister`](crate::controller::Context::lister). A request for an object of another
@@ -23,6 +23,13 @@ pub enum BuildError {
          request instead, and read the object with Context::lister"
     )]
     NotTheOnlyPrimary(ControllerName, TypeRef),
+    /// Add the type with `watches`, and a handler that maps its objects to keys
+    /// ([`Request::of_key`](crate::controller::Request::of_key)).
+    #[error(
+        "{0}: the reconciler takes custom keys, and requests of the primary type {1} name objects; \
+         add it with watches and a handler that maps to keys"
+    )]
+    PrimaryOfKeys(ControllerName, TypeRef),
     /// Call `for_`, which names the type of the owner.
     #[error("{0} owns {1} but has no primary type; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),
@@ -30,7 +37,7 @@ pub enum BuildError {
     #[error("{0}: {1} applies to the last input, and there is none; add an input first")]
     NoInputYet(ControllerName, &'static str),
     /// Select objects inside the custom source itself.
-    #[error("{0}: {1} applies to a type, not to a custom source")]
+    #[error("{0}: {1} applies to a type, not to a custom source; select objects inside the source")]
     NotForSources(ControllerName, &'static str),
     /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
     /// [`Context::store`](crate::controller::Context::store).
@@ -49,6 +56,13 @@ pub enum BuildError {
     /// Map the requests before they are sent: a handler and predicates apply to changes only.
     #[error("{0}: {1} has no effect, since the source adds requests and delivers no changes")]
     RequestsOnly(ControllerName, &'static str),
+    /// Call [`Handler::generic`](crate::controller::Handler::generic) on the handler, or map
+    /// objects with [`Handler::map`](crate::controller::Handler::map).
+    #[error(
+        "{0}: the source delivers generic events only, and its handler takes none; add a function \
+         for them with Handler::generic"
+    )]
+    ChangesOnly(ControllerName),
     /// Call `generic` for the handler of a custom source: a type has no generic events.
     #[error("{0}: Handler::generic has no effect for {1}, which is a type; use an EventSource")]
     GenericOfType(ControllerName, TypeRef),
@@ -71,9 +85,9 @@ pub enum BuildError {
     #[error("{0}: the name of a source panicked: {1}")]
     SourcePanicked(ControllerName, String),
     /// Call `namespace`, or add the type once for each namespace.
-    #[error("{0}: claims_type watches one namespace or all, and {1} has several")]
+    #[error("{0}: claims_type watches one namespace or all, and {1} has several; call namespace")]
     OneNamespace(ControllerName, TypeRef),
     /// Allow at least one concurrent reconcile.
-    #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
+    #[error("{0}: max_concurrent_reconciles is 0; give it at least 1")]
     NoWorkers(ControllerName),
 }

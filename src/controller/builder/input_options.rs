@@ -132,6 +132,7 @@ impl KindOptions {
             fields: None,
             projection: Projection::default(),
             managed_fields: false,
+            transform: None,
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
         let (interests, whole, cluster) = (Vec::new(), false, None);
@@ -157,6 +158,11 @@ impl KindOptions {
         let cluster = self.cluster.as_ref().unwrap_or(own);
         let of_type = cluster.defaults.find(&self.filter.type_ref).cloned().unwrap_or_default();
         let of_cluster = cluster.namespace.clone();
+        // Bare keys have no content to transform, and share a watch without it.
+        let is_transformed = self.filter.projection != Projection::Keys;
+        let of_all = cluster.defaults.transform.clone();
+        let transform = of_type.transform.or(of_all).filter(|_| is_transformed);
+        self.filter.transform = self.filter.transform.or(transform);
         self.filter.labels = self.filter.labels.or(of_type.labels);
         self.filter.fields = self.filter.fields.or(of_type.fields);
         self.resync = self.resync.or(of_type.resync);
@@ -276,6 +282,7 @@ impl KindOptions {
             Role::Owned { .. } | Role::Watched(Handler::Owner { .. }) => Some("owner references"),
             _ if self.interests.iter().any(Interest::reads_labels) => Some("labels"),
             _ if self.filter.managed_fields => Some("managedFields"),
+            _ if self.filter.transform.is_some() => Some("content to transform"),
             _ if !self.indexes.is_empty() => Some("fields to index"),
             Role::Primary
             | Role::Claimed(_)

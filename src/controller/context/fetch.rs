@@ -7,10 +7,11 @@ use kube::{
     core::{Request as HttpRequest, request},
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::Context;
 use crate::controller::ListerError;
-use crate::informer::{ObjectKey, Projection};
+use crate::informer::{ObjectKey, Projection, TransformError};
 
 /// Error of [`Context::fetch`].
 #[derive(Debug, thiserror::Error)]
@@ -28,17 +29,21 @@ pub enum FetchError {
     /// The server cannot be read.
     #[error(transparent)]
     Server(#[from] kube::Error),
+    /// The transform of the input failed for the object that the server returned.
+    #[error(transparent)]
+    Transform(#[from] TransformError),
 }
 
 impl Context {
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
     /// the input keeps only its metadata. `None` if the input has no such object. A read from the
     /// server needs the right to `get`, and may return a newer object of that name than the cache.
+    /// The transform of the input applies to either.
     ///
     /// # Errors
     ///
     /// [`FetchError::Lister`] as for [`Context::lister`]; [`FetchError::Server`] if the server
-    /// cannot be read.
+    /// cannot be read; [`FetchError::Transform`] if the transform fails.
     ///
     /// # Cancel safety
     ///
@@ -57,12 +62,22 @@ impl Context {
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {
                 let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;
-                match self.client().request(request).await {
-                    Ok(object) => Ok(Some(object)),
-                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-                    Err(error) => Err(error.into()),
-                }
+                let Some(transform) = &attached.key.transform else {
+                    return found(self.client().request(request).await);
+                };
+                let object = found(self.client().request::<Value>(request).await)?;
+                let object = object.map(|object| transform.apply(object)).transpose()?;
+                Ok(object.map(serde_json::from_value).transpose()?)
             }
         }
+    }
+}
+
+/// Returns the object of a response; `None` if it does not exist.
+fn found<T>(response: Result<T, kube::Error>) -> Result<Option<T>, FetchError> {
+    match response {
+        Ok(object) => Ok(Some(object)),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -34,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
 const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Description of an input of a controller, started anew in every epoch.
+/// Description of an input of a controller, which every epoch starts.
 #[derive(Clone)]
 pub(in crate::controller) struct Input {
     pub(in crate::controller) source: InputSource,

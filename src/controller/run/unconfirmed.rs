@@ -84,7 +84,8 @@ struct RequestWrites {
     targets: BTreeMap<Target, Expectation>,
     // True if the outcome of one of them is unknown.
     unknown: bool,
-    // True if the request's own object has to be read: such a write may have changed it.
+    // True if the request's own object has to be read, if it names one: such a write may have
+    // changed it.
     own_object: bool,
     // Time of the first comparison that found the caches behind, since one has caught up.
     behind: Option<Instant>,
@@ -180,7 +181,8 @@ impl UnconfirmedWrites {
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
     }
 
-    /// Returns the time at which [`UnconfirmedWrites::with_deleted_reads`] is due; `None` without live reads.
+    /// Returns the time at which [`UnconfirmedWrites::with_deleted_reads`] is due; `None` without
+    /// live reads.
     pub(in crate::controller) fn recheck(&self) -> Option<Instant> {
         self.state().recheck
     }
@@ -278,6 +280,8 @@ impl Reconciling {
     ) -> Result<Overlays, Behind> {
         let Some(writes) = &mut self.writes else { return Ok(Overlays::default()) };
         let primary = primaries.get(self.request.primary);
+        // Without a primary type a request names no object, such as one of a custom key.
+        writes.own_object &= primary.is_some();
         let attached = primary.and_then(|primary| statuses.attached(None, primary));
         if let Some(attached) = attached.filter(|_| writes.own_object) {
             writes.own_object = false;
@@ -320,8 +324,8 @@ impl RequestWrites {
         }
     }
 
-    /// Returns the wait for the caches. `count` is the number of targets before the comparison: it
-    /// starts anew whenever a cache has caught up with one.
+    /// Returns the wait for the caches. `count` is the number of targets before the comparison: the
+    /// wait restarts whenever a cache has caught up with one.
     fn behind(&mut self, why: Unconfirmed, count: usize) -> Behind {
         if self.targets.len() != count {
             self.behind = None;

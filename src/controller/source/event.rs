@@ -17,7 +17,7 @@ use crate::{
 ///
 /// Build it with [`Builder::watches_source`](super::super::Builder::watches_source): the handler
 /// maps each object ([`Handler::generic`](super::super::Handler::generic)), and predicates decide as
-/// about a created one. The requests are kept like those of a
+/// about a created one. A handler of changes alone is an error of the build. The requests are kept like those of a
 /// [`ChannelSource`](super::super::ChannelSource), and senders wait in the same way. A program that
 /// knows the request sends it through that source instead.
 ///
@@ -71,5 +71,9 @@ impl ConditionalSource for EventSource {
 
     fn name(&self) -> String {
         "a channel of events".to_owned()
+    }
+
+    fn delivers_generic_only(&self) -> bool {
+        true
     }
 }

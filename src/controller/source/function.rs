@@ -16,8 +16,8 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Source whose requests come from a function.
 ///
-/// The function runs anew in each epoch, and is dropped when the source is to stop. The source ends
-/// when the function returns, as described at [`SourceEnd`]. Semantics: `source.Func` of
+/// The function is called once in each epoch, and is dropped when the source is to stop. The source
+/// ends when the function returns, as described at [`SourceEnd`]. Semantics: `source.Func` of
 /// controller-runtime, except that the function may take as long as the epoch.
 ///
 /// ```

@@ -24,7 +24,7 @@ use crate::{
     guard::GuardedDrop,
     informer::{
         Delta, EndReason, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
-        Projection, Subscription,
+        Projection, Subscription, Transform,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
     manager::{Readiness, type_served},
@@ -61,6 +61,7 @@ pub(in crate::controller) struct SourceFilter {
     pub(in crate::controller) fields: Option<Arc<str>>,
     pub(in crate::controller) projection: Projection,
     pub(in crate::controller) managed_fields: bool,
+    pub(in crate::controller) transform: Option<Transform>,
 }
 
 /// Mapping of a change to requests.
@@ -113,6 +114,7 @@ impl KindSource {
             fields: filter.fields.clone(),
             projection: filter.projection,
             managed_fields: filter.managed_fields,
+            transform: filter.transform.clone(),
             ..InformerKey::new(served.identity.clone())
         }
     }
@@ -218,12 +220,14 @@ impl KindSource {
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();
         if ended.is_none() && !context.stop.is_cancelled() {
+            run.deliver_pending(&subscription);
             // Reconciles continue over this cache until the one with the current interests has
             // synced.
             drop(Self::hold(&context, subscription));
             return SourceEnd::TypeGone;
         }
         if let Some(ended @ (EndReason::Panicked(_) | EndReason::Shutdown)) = ended {
+            run.deliver_pending(&subscription);
             // The objects may still exist: reconciles continue over the cache, until the run ends
             // or another start of this source has synced.
             drop(Self::hold(&context, subscription));
@@ -237,6 +241,7 @@ impl KindSource {
             }
             DetachReason::TypeGone => run.delete_all(&subscription),
             DetachReason::TypeServed => {
+                run.deliver_pending(&subscription);
                 // Reconciles continue over this cache until its replacement has synced.
                 drop(Self::hold(&context, subscription));
                 return SourceEnd::TypeGone;

@@ -22,7 +22,6 @@ async fn generic_event_is_mapped_by_the_handler_or_by_its_own_function_and_passe
     for (handler, expected) in [
         (Handler::Object, vec!["ns/a gone"]),
         (by_label(), vec!["passed gone"]),
-        (changes(), vec![]),
         (changes().generic(own), vec!["generic a gone"]),
         (by_label().generic(own), vec!["generic a gone"]),
     ] {
@@ -45,6 +44,25 @@ async fn generic_event_is_mapped_by_the_handler_or_by_its_own_function_and_passe
         assert_eq!(harness.status().report.last_error, None);
         harness.shutdown().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn function_of_changes_is_not_called_for_a_generic_event() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let object = sent(&harness, "a", "a").await;
+    let source = FunctionSource::new("a function", move |context| {
+        context.deliver_generic(&object);
+        async move { context.stopping().await }
+    });
+    let changes = Handler::delta(|_, _| panic!("it is no change"));
+
+    harness.add(builder().for_type(widgets()).watches_source(source, changes)).await;
+    harness.state(ControllerState::Running).await;
+
+    assert_eq!(harness.log().await, [""; 0]);
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

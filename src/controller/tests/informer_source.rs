@@ -1,7 +1,7 @@
 //! Source of an informer that the program has subscribed to.
 
 use super::*;
-use crate::informer::InformerKey;
+use crate::informer::{InformerKey, Transform};
 
 #[tokio::test(start_paused = true)]
 async fn informer_of_the_program_feeds_a_controller_and_lives_on_without_it_twice_round() {
@@ -17,6 +17,7 @@ async fn informer_of_the_program_feeds_a_controller_and_lives_on_without_it_twic
             namespace: Some("ns".into()),
             labels: Some("mark".into()),
             managed_fields: true,
+            transform: Some(Transform::new(|_| {})),
             ..InformerKey::new(served.identity.clone())
         };
         let own = harness.cluster.informers.subscribe(&served, key);

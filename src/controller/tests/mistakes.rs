@@ -1,4 +1,4 @@
-//! Descriptions that would have no effect, or another one than meant: errors of the build.
+//! Builder calls without effect, or with an unintended one: errors of the build.
 
 use super::{typed::Widget, *};
 use crate::manager::always;
@@ -28,6 +28,46 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
             error(built(wrong)),
             "widgets: the reconciler takes objects of widgets.example.com/v1, which must be the \
              only primary type; take the request instead, and read the object with Context::lister"
+        );
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconciler_of_keys_takes_no_primary_type() {
+    let harness = Harness::new();
+    let built = |builder: Builder| {
+        let reconcile = |_: (String, u32), _: Context| async { Ok(Outcome::Done) };
+        builder.build(&harness.cluster, for_key(reconcile))
+    };
+
+    drop(built(builder().watches_type(parts(), Handler::map(|_| Vec::new()))).unwrap());
+    assert_eq!(
+        error(built(builder().watches::<Widget>(Handler::Object).for_type(parts()))),
+        "widgets: the reconciler takes custom keys, and requests of the primary type \
+         parts.example.com/v1 name objects; add it with watches and a handler that maps to keys"
+    );
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_of_generic_events_takes_no_handler_of_changes_alone() {
+    let harness = Harness::new();
+    let built = |handler: Handler| {
+        let described = builder().watches_source(EventSource::new(1).1, handler);
+        described.build(&harness.cluster, LoggingReconciler { log: Log::default() })
+    };
+    let changes = || Handler::delta(|_, _| {});
+    let decoded = || Handler::typed(|_: Event<Widget>, _: &mut Enqueue<'_>| {});
+
+    for handler in [Handler::Object, Handler::map(|_| Vec::new()), changes().generic(|_, _| {})] {
+        drop(built(handler).unwrap());
+    }
+    for handler in [changes(), decoded()] {
+        assert_eq!(
+            error(built(handler)),
+            "widgets: the source delivers generic events only, and its handler takes none; add a \
+             function for them with Handler::generic"
         );
     }
     harness.shutdown().await;

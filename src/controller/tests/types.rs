@@ -1,9 +1,14 @@
 //! Controllers whose types appear, disappear and change.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tokio::{runtime::Handle, sync::watch};
 
 use super::*;
-use crate::manager::{Readiness, UnmetRequirement, Verdict, WatchState};
+use crate::{
+    informer::Object,
+    manager::{Readiness, UnmetRequirement, Verdict, WatchState},
+};
 
 /// Returns the number of live tasks once nothing more can run.
 pub(super) async fn tasks() -> usize {
@@ -513,6 +518,49 @@ async fn objects_of_an_optional_type_that_appears_are_reconciled_after_its_whole
 
     assert_eq!(log.len(), 1000);
     assert_eq!(log.iter().find(|note| note.ends_with("missing")), None);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_are_pending_when_an_optional_type_goes_are_delivered_once() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    for (name, owner) in [("first", "one"), ("deleted", "two"), ("moved", "three")] {
+        harness.server.apply(part(name, owner));
+    }
+    run_until_idle().await;
+    let identity = harness.cluster.types.served(&parts()).unwrap().identity.clone();
+    let informers = harness.cluster.informers.clone();
+    let (seen, ends) = (Log::default(), Arc::new(AtomicBool::new(false)));
+    let (noted, ending) = (Arc::clone(&seen), Arc::clone(&ends));
+    let handler = Handler::delta(move |delta, _| {
+        let owner = |object: Option<&Object>| {
+            object.and_then(Object::controller).map(|owner| owner.name.to_string())
+        };
+        let (old, new) = (owner(delta.old.as_ref()), owner(delta.new.as_ref()));
+        let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+        noted.lock().unwrap().push(format!("{} {old}>{new}", delta.key.name));
+        if ending.swap(false, Ordering::SeqCst) {
+            // The informer has received the later changes, and the source has not.
+            informers.type_gone(&identity);
+        }
+    });
+    let described = builder().for_type(widgets()).conditional();
+    harness.add(described.watches_type(parts(), handler).optional()).await;
+    harness.state(ControllerState::Running).await;
+    run_until_idle().await;
+    seen.lock().unwrap().clear();
+
+    ends.store(true, Ordering::SeqCst);
+    harness.server.apply(part("first", "one"));
+    harness.server.delete("Part", "deleted");
+    harness.server.apply(part("moved", "four"));
+    run_until_idle().await;
+
+    let pending = ["first one>one", "deleted two>", "moved three>four"];
+    let deletions = ["first one>", "moved four>"];
+    assert_eq!(*seen.lock().unwrap(), [&pending[..], &deletions[..]].concat());
     harness.shutdown().await;
 }
 

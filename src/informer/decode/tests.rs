@@ -104,6 +104,110 @@ fn a_projection_keeps_less() {
     assert_eq!(&*key.header().uid, "u");
 }
 
+/// Decodes as a cache with a transform does.
+fn transform(
+    json: &str,
+    projection: Projection,
+    change: impl Fn(&mut Value) + Send + Sync + 'static,
+) -> Result<Object, ObjectError> {
+    let transform = Some(Transform::new(change));
+    let key = InformerKey { projection, transform, ..InformerKey::new(widgets().identity) };
+    Object::cached_by(&key, json, &widgets())
+}
+
+#[test]
+fn transform_changes_content_and_details_of_the_header_but_no_relations() {
+    let json = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget", "spec": {"large": "text"},
+        "metadata": {
+            "name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "7",
+            "labels": {"x": "1"}, "annotations": {"y": "2"}, "finalizers": ["f"], "generation": 3,
+            "deletionTimestamp": "2026-01-02T03:04:05Z",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pu"}],
+        },
+    });
+    let plain = decode(&json.to_string()).unwrap();
+
+    let object = transform(&json.to_string(), Projection::Full, |object| {
+        *object = json!({"metadata": {"name": "b", "annotations": {"z": "3"}}});
+    });
+
+    let object = object.unwrap();
+    let expected = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget",
+        "metadata": {
+            "name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "7",
+            "annotations": {"z": "3"},
+        },
+    });
+    assert_eq!(value(&object), expected);
+    assert_eq!(object.reduced().header(), plain.reduced().header(), "as a metadata entry has it");
+    let header = object.header();
+    assert_eq!(header.annotations.iter().collect::<Vec<_>>(), [("z", "3")]);
+    assert_eq!((header.generation, header.finalizers.len()), (0, 0));
+    assert!(object.accounted() < plain.accounted());
+}
+
+#[test]
+fn failed_transform_is_an_error_of_its_object() {
+    #[track_caller]
+    fn check(change: fn(&mut Value), field: &str, reason: &str) {
+        let json = r#"{"metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7"}}"#;
+
+        let error = transform(json, Projection::Full, change).unwrap_err();
+
+        assert_eq!(error.field, field);
+        assert!(error.reason.starts_with(reason), "{error}");
+        assert_eq!(error.key, Some(ObjectKey::namespaced("ns", "a")));
+        assert_eq!(error.uid.as_deref(), Some("u"));
+        assert_eq!(error.resource_version.as_deref(), Some("7"));
+    }
+
+    check(|_| panic!("boom"), "object", "transform panicked: boom");
+    check(|object| *object = json!([]), "object", "transform left no object");
+    check(
+        |object| object["metadata"]["generation"] = json!("x"),
+        "metadata.generation",
+        "invalid type: string",
+    );
+}
+
+#[test]
+fn object_that_is_no_tree_is_an_error_if_it_is_to_be_transformed() {
+    let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+    for spec in [deep.as_str(), "1e999", r#""\ud800""#] {
+        let json = format!(r#"{{"spec":{spec},"metadata":{{"name":"a"}}}}"#);
+
+        let error = transform(&json, Projection::Full, |_| {}).unwrap_err();
+
+        assert_eq!((error.field, error.key), ("object", Some(ObjectKey::cluster("a"))));
+        assert!(transform(&json, Projection::Metadata, |_| {}).is_ok());
+    }
+}
+
+#[test]
+fn transform_applies_to_what_the_projection_keeps_of_whole_objects() {
+    let json = r#"{"metadata":{"name":"a","managedFields":[],"labels":{"x":"1"}},"spec":1}"#;
+    let seen = |projection| {
+        let object = transform(json, projection, |object| {
+            let members: Vec<_> = object.as_object().unwrap().keys().cloned().collect();
+            let metadata: Vec<_> = object["metadata"].as_object().unwrap().keys().collect();
+            *object = json!({"seen": format!("{members:?} {metadata:?}")});
+        });
+        let object = object.unwrap();
+        if object.json().is_empty() { Value::Null } else { value(&object)["seen"].clone() }
+    };
+
+    let whole = r#"["apiVersion", "kind", "metadata", "spec"] ["labels", "name"]"#;
+    assert_eq!(seen(Projection::Full), whole);
+    let metadata = r#"["apiVersion", "kind", "metadata"] ["labels", "name"]"#;
+    assert_eq!(seen(Projection::Metadata), metadata);
+    assert_eq!(seen(Projection::Keys), Value::Null);
+    let transform = Some(Transform::new(|_| panic!("boom")));
+    let key = InformerKey { transform, ..InformerKey::new(widgets().identity) };
+    assert!(Decoder::of(&key, &widgets()).decode(json, |_| false).is_ok(), "a metadata entry");
+}
+
 #[test]
 fn copies_of_the_object_are_left_out_of_the_annotations() {
     let copies = ["kubectl.kubernetes.io", "metacontroller.k8s.io"]

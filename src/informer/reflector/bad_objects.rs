@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::informer::{
+    Transform,
     fixture::Fixture,
     script::{Harness, OpenBody, change, names, run_until_idle, stored, widget},
 };
@@ -53,6 +54,32 @@ async fn unreadable_object_is_reported_and_affects_no_other() {
     check(numbered, "metadata.name", false).await;
     let twice = br#""name":"a","name":[],"uid":"uid-a","resourceVersion":"11""#;
     check(twice, "metadata.name", false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_of_a_transform_is_reported_and_affects_no_other_object() {
+    let mut harness = Harness::new();
+    harness.key.transform = Some(Transform::new(|object| {
+        let version = object["metadata"]["resourceVersion"].as_str().unwrap();
+        assert!(!["11", "14"].contains(&version), "boom");
+    }));
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+    watch.event("MODIFIED", &widget("a", 11));
+    watch.event("MODIFIED", &widget("b", 12));
+
+    assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12));
+    assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]));
+    let quarantined = harness.set.status().remove(0).quarantined;
+    let [error] = &quarantined[..] else { panic!("{quarantined:?}") };
+    assert_eq!(error.to_string(), "object: transform panicked: boom");
+    assert_eq!(error.key.as_ref().map(ToString::to_string).as_deref(), Some("a"));
+
+    watch.event("MODIFIED", &widget("a", 13));
+    assert_eq!(change(&mut subscription).await, ("a".into(), 1, 13));
+    assert!(harness.set.status()[0].quarantined.is_empty());
+    watch.event("DELETED", &widget("a", 14));
+    assert_eq!(change(&mut subscription).await, ("a".into(), 13, 0));
 }
 
 /// Sends `object` at version 11: unusual, but valid.

@@ -4,7 +4,7 @@ use futures::FutureExt;
 
 use super::*;
 use crate::informer::{
-    Index, Linger,
+    Index, Linger, Object,
     fixture::widgets,
     script::{Harness, change, run_until_idle, stored, widget},
 };
@@ -176,6 +176,30 @@ async fn subscriber_that_joins_during_the_end_gets_another_informer() {
     assert_eq!(change(&mut second).await, ("a".into(), 0, 15));
     harness.script.watch(20).await;
     assert_eq!(harness.set.status().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pending_changes_of_an_ended_informer_are_taken_once() {
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
+    watch.event("MODIFIED", &widget("a", 11));
+    watch.event("MODIFIED", &widget("b", 12));
+    watch.event("DELETED", &widget("a", 13));
+    run_until_idle().await;
+
+    harness.set.type_gone(&harness.key.identity);
+
+    assert!(subscription.next().now_or_never().unwrap().is_err());
+    let version =
+        |object: Option<Object>| object.map(|object| object.header().resource_version.to_string());
+    let pending: Vec<_> = subscription
+        .take_pending()
+        .into_iter()
+        .map(|delta| (delta.key.to_string(), version(delta.old), version(delta.new)))
+        .collect();
+    let [one, two, twelve] = ["1", "2", "12"].map(|version| Some(version.to_owned()));
+    assert_eq!(pending, [("a".to_owned(), one, None), ("b".to_owned(), two, twelve)]);
+    assert!(subscription.take_pending().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -71,7 +71,7 @@ enum Step {
         after: usize,
         examine: usize,
     },
-    /// List anew: finds the changes that were not seen.
+    /// Relist: finds the changes that were not seen.
     List,
     /// Time passes.
     Wait {
@@ -145,7 +145,7 @@ fn old_of(changes: &[Concerned]) -> Option<&Version> {
     match (&first.old, deletion) {
         // The subscriber knows the object.
         (Some(known), _) => Some(known),
-        // Created since, and deleted: shown as it was then, unless it returned as the same object.
+        // Created and deleted since: delivered in its last state, unless the same object returned.
         (None, Some(deleted)) => {
             let (old, new) = (deleted.old.as_ref(), last.new.as_ref());
             old.filter(|old| new.is_none_or(|new| new.0 != old.0))
@@ -410,6 +410,21 @@ impl Model {
         }
     }
 
+    /// The informer ends. Each change is pending then, or its object is stored.
+    fn end(&mut self) {
+        self.informer.close(EndReason::TypeGone);
+        for view in &mut self.views {
+            assert!(view.joined.mailbox.take().is_some_and(|taken| taken.is_err()), "it has ended");
+            for delta in view.joined.mailbox.take_pending() {
+                let stored = self.informer.store.stored(&delta.key);
+                view.receive(delta, stored.as_ref());
+            }
+            let stored = self.informer.concerned(view.joined.id);
+            view.due.retain(|key, _| stored.iter().all(|object| object.key() != key));
+            assert!(view.due.is_empty(), "{:?} concerned it and is lost", view.due);
+        }
+    }
+
     fn check(&mut self) {
         self.list();
         // A list for those that joined during the one before.
@@ -507,12 +522,17 @@ proptest! {
     fn each_subscriber_is_delivered_exactly_what_concerns_it(
         steps in prop::collection::vec(step(), 0..40),
         linger in select(vec![0, 10, 3600]),
+        ends in any::<bool>(),
     ) {
         let time = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let _clock = time.enter();
         let mut model = Model::new(Duration::from_secs(linger));
         for step in steps {
             model.step(step);
+        }
+        if ends {
+            model.end();
+            return Ok(());
         }
         model.check();
         // After the last subscriber and its linger time, no object is whole and no index is left.

@@ -55,8 +55,8 @@ struct RunningCampaign {
 }
 
 impl Campaign {
-    /// Longest time from the request to free the lease until the end of the campaign. A request about
-    /// the lease may be under way, while the server abandons the writes that were cut.
+    /// Longest time from the request to free the lease until the end of the campaign. A request
+    /// about the lease may be under way, while the server abandons the writes that were cut.
     pub(super) fn longest_end(times: &ElectionTimes) -> Duration {
         times.request_timeout().max(times.write_timeout()).saturating_add(RELEASE)
     }
@@ -210,7 +210,7 @@ impl RunningCampaign {
                 return false;
             }
             if let Some(error) = &error {
-                warn!(lease = %status.lease, error, "leader election");
+                warn!(lease = %status.lease, error, "request about the lease failed");
             }
             status.error = error;
             true
@@ -254,13 +254,13 @@ impl RunningCampaign {
         });
     }
 
-    /// Ends the term, and with it everything that it elected.
+    /// Ends the term, and with it each elected epoch.
     fn lose(&mut self, loss: &Loss) {
         self.end_term();
         let lease = self.setup.status.borrow().lease.clone();
         match loss {
-            Loss::Deadline => warn!(%lease, "the lease was not renewed in time, it is lost"),
-            Loss::Taken(holder) => warn!(%lease, holder, "the lease was taken, it is lost"),
+            Loss::Deadline => warn!(%lease, "the lease is lost: it was not renewed in time"),
+            Loss::Taken(holder) => warn!(%lease, holder, "the lease is lost: its holder changed"),
         }
     }
 
@@ -281,7 +281,7 @@ impl RunningCampaign {
         let (now, write_timeout) = (self.setup.clock.now(), self.setup.times.write_timeout());
         let unsettled = self.dropped.unsettled(now, write_timeout);
         if !unsettled.is_zero() && self.candidate.leads_until().is_some() {
-            info!(?unsettled, "the outcome of a write is unknown, the lease is released later");
+            info!(?unsettled, "the lease is released later: the outcome of a write is unknown");
             sleep(unsettled).await;
         }
         let freed = async {
@@ -301,7 +301,7 @@ impl RunningCampaign {
             }
         };
         if timeout(RELEASE, freed).await.is_err() {
-            warn!("releasing the lease takes too long, it expires by itself");
+            warn!("releasing the lease takes too long; it expires by itself");
         }
         self.candidate.released();
         self.describe(false);

@@ -146,7 +146,7 @@ impl Model {
 }
 
 #[test]
-fn however_a_condition_flaps_starts_are_bounded_and_the_last_verdict_holds() {
+fn starts_are_bounded_and_the_last_verdict_holds_however_a_condition_flaps() {
     let first = Model::new(Instant::now());
     let mut known = HashSet::from([first.fingerprint()]);
     let mut queue = VecDeque::from([(first, 0)]);
@@ -165,5 +165,5 @@ fn however_a_condition_flaps_starts_are_bounded_and_the_last_verdict_holds() {
         }
     }
 
-    assert!(known.len() > 1000, "the search has met next to nothing: {}", known.len());
+    assert!(known.len() > 1000, "the search has found too few states: {}", known.len());
 }

@@ -1,4 +1,5 @@
-//! Leadership of a manager: elected runnables start when this replica leads, and stop when it no longer does.
+//! Leadership of a manager: elected runnables start when this replica leads, and stop when it no
+//! longer leads.
 
 use std::{future::pending, sync::Arc};
 
@@ -19,7 +20,7 @@ use super::{
 pub(super) enum ElectionState {
     /// There is no election: every runnable runs.
     Disabled,
-    /// The groups are being opened.
+    /// The groups of runnables are being started; the campaign begins after the last one.
     NotStarted(Box<Election>),
     /// The campaign is under way. The term is present while this replica leads.
     Campaigning(ElectionRun, Option<Arc<Term>>),
@@ -57,14 +58,14 @@ impl ElectionState {
         }
     }
 
-    /// Leaves the election, unless this replica leads: then its runnables are to end first.
+    /// Leaves the election, unless this replica leads: then its elected runnables must end first.
     pub(super) fn withdraw(&self) {
         if !self.leads() {
             self.release();
         }
     }
 
-    /// Frees the lease: nothing that was elected is left.
+    /// Frees the lease; no elected epoch is left.
     pub(super) fn release(&self) {
         match self {
             Self::Campaigning(run, _) => run.release(),
@@ -72,7 +73,7 @@ impl ElectionState {
         }
     }
 
-    /// Frees the lease, and waits until that has happened.
+    /// Frees the lease, and waits until it is free.
     pub(super) async fn ended(&mut self) {
         match self {
             Self::Campaigning(run, _) => run.ended().await,
@@ -82,7 +83,7 @@ impl ElectionState {
 }
 
 impl ManagerTask {
-    /// Begins the campaign, since every group is open.
+    /// Begins the campaign after every group has been started.
     pub(super) fn campaign(&mut self) {
         self.election = match std::mem::replace(&mut self.election, ElectionState::Failed) {
             ElectionState::NotStarted(election) => match election.start() {
@@ -130,7 +131,7 @@ impl ManagerTask {
                 return self.close();
             }
         };
-        // A term may have ended unseen between two.
+        // A term may have begun and ended between two changes.
         self.set_term(None);
         if next.is_some() && !self.is_closing() {
             self.set_term(next);

@@ -100,8 +100,8 @@ impl ManagerTask {
         self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
     }
 
-    /// Judges the waiting specification, which takes over when it can run and is prepared, or when
-    /// nothing would run otherwise.
+    /// Judges the pending specification. It takes over when it can run and is prepared, or when the
+    /// current one has stopped or cannot run.
     pub(super) fn judge_pending(&mut self, id: Id, verdict: Verdict) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(pending) = &mut entry.pending else { return };
@@ -174,8 +174,8 @@ impl ManagerTask {
         }
     }
 
-    /// Puts the waiting specification in place if that stops nothing that could run. Returns
-    /// whether it did.
+    /// Installs the pending specification, unless an epoch is live or only the current specification
+    /// can run. Returns whether it was installed.
     pub(super) fn install_if_due(&mut self, id: Id) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let Some(pending) = &entry.pending else { return false };
@@ -192,7 +192,7 @@ impl ManagerTask {
         due
     }
 
-    /// Discards the waiting specification.
+    /// Discards the pending specification.
     pub(super) fn drop_pending(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };
@@ -201,7 +201,7 @@ impl ManagerTask {
         pending.unprepare(&entry.name, entry.epoch.as_ref());
     }
 
-    /// Puts the waiting specification in place. The entry must have no live epoch.
+    /// Installs the pending specification. The entry must have no live epoch.
     pub(super) fn install(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };

@@ -1,4 +1,4 @@
-//! Order in which the task takes up what is ready.
+//! Order in which the task handles events that are ready.
 
 use super::*;
 use crate::manager::{ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, always};

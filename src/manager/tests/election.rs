@@ -331,8 +331,8 @@ async fn lost_lease_ends_the_epoch_without_a_grace_and_another_stands_by() {
     a.harness.stop().await.unwrap();
 }
 
-/// Checks that a runnable which is never restarted stands by after a loss that it sees before the
-/// manager does: it ends by itself at once.
+/// Checks that a runnable with the restart policy `Never` stands by after a loss of the lease,
+/// though it ends by itself before the manager handles the loss.
 async fn check_early_end(own_thread: bool, times: ElectionTimes) {
     let server = server();
     let lease = ElectionOptions::new("default", "lease");

@@ -49,8 +49,8 @@ pub(super) async fn dry_run_create(
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Contested if refused_for() >= REFUSED_FOR => Ok(()),
         DryRunCreate::Contested => Err(SyncError::Failed(format!(
-            "replacing {} {}: the new object is refused, perhaps because the old one exists, which \
-             is deleted after five minutes of refusals: {}",
+            "replacing {} {}: the new object is refused, perhaps because the old one exists; \
+             the old one is deleted after five minutes of refusals: {}",
             served.kind,
             created.key,
             redaction::request_error(&error)
@@ -62,7 +62,7 @@ pub(super) async fn dry_run_create(
             redaction::request_error(&error)
         ))),
         DryRunCreate::Unknown => Err(SyncError::Failed(format!(
-            "replacing {} {}: the old object is kept, since the server decides nothing: {}",
+            "replacing {} {}: the old object is kept, since the server has not decided: {}",
             served.kind,
             created.key,
             redaction::request_error(&error)
@@ -90,7 +90,7 @@ fn classify_refusal(error: &kube::Error) -> DryRunCreate {
     if is_fenced(error) {
         DryRunCreate::Cancelled
     } else if is_already_there(error) || is_taken(error) || is_no_dry_run(error) {
-        // The last error says nothing about the object, and would block every replacement for ever.
+        // The last error does not concern the object, and would block every replacement for ever.
         DryRunCreate::Acceptable
     } else {
         let kube::Error::Api(status) = error else { return DryRunCreate::Unknown };

@@ -43,6 +43,8 @@ pub(super) enum ExistingObject {
         message: String,
         /// Controller of the object.
         owner: Option<OtherOwner>,
+        /// Uid of an object without a controller.
+        free: Option<String>,
     },
 }
 
@@ -79,6 +81,7 @@ pub(super) async fn explain_existing(
                 "{doing}: it exists already, and another controller attached it to the same object"
             ),
             owner: None,
+            free: None,
         },
         Some(owner) => ExistingObject::NotOurs {
             message: format!(
@@ -90,6 +93,7 @@ pub(super) async fn explain_existing(
                 namespace: key.namespace.clone(),
                 is_parent: is_declared_child(&live, &annotations),
             }),
+            free: None,
         },
         None if going => behind("the old object is being deleted"),
         None => match ownership.adopts() {
@@ -100,10 +104,12 @@ pub(super) async fn explain_existing(
                      selector {selector}"
                 ),
                 owner: None,
+                free: metadata.uid.clone(),
             },
             None => ExistingObject::NotOurs {
                 message: format!("{doing}: it exists already and has no owner"),
                 owner: None,
+                free: metadata.uid.clone(),
             },
         },
     }

@@ -1,7 +1,8 @@
 //! Server-side apply of one child.
 //!
-//! A child that is not observed is read first, so that a foreign object is not taken over. An
-//! observed child is applied with its uid, so that a deleted one is not created again.
+//! A child that is not observed is read first, so that a foreign object is not taken over. An object
+//! without a controller is, if that is enabled. An observed child is applied with its uid, so that a
+//! deleted child is not created again.
 //!
 //! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, which always forces.
 
@@ -20,7 +21,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        children::{Write, WriteStep},
+        children::{Write, WriteStep, with_uid},
         equal_children::ChildDigest,
         field_transfer,
         resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
@@ -77,7 +78,8 @@ impl Apply {
         }
     }
 
-    /// Creates a child, unless there is an object of that name.
+    /// Creates a child, unless there is an object of that name. An object without a controller is
+    /// taken over if that is enabled.
     async fn apply_new(
         &self,
         target: &WrittenChild<'_>,
@@ -89,7 +91,15 @@ impl Apply {
         match explain_existing(rules.parent, rules.ownership, &resource, &write.key, &doing).await {
             ExistingObject::Absent => {}
             ExistingObject::Passing(error) => return Err(error),
-            ExistingObject::NotOurs { message, owner } => {
+            ExistingObject::NotOurs { free: Some(uid), .. } if self.parents.takes_over => {
+                if target.is_halted() {
+                    return Ok(None);
+                }
+                // With its uid, so that it is not created if it was deleted meanwhile.
+                write.body = with_uid(&write.body, &uid).map_err(SyncError::Failed)?;
+                return self.apply_to(target, write).await;
+            }
+            ExistingObject::NotOurs { message, owner, .. } => {
                 let what = target.what.clone();
                 self.parents.writes.contest(&rules.parent.key, what, message, owner);
                 return Ok(None);
@@ -211,8 +221,8 @@ fn stored(response: &RawValue, doing: &str) -> Result<StoredObject, SyncError> {
 }
 
 /// Returns the text about the fields that are to be taken over, with their managers; `None` if no
-/// other manager owns a field. A manager's name is in the messages of the causes: `conflict with "x"
-/// using v1 at 2000-01-01T00:00:00Z`.
+/// other manager owns a field. A manager's name is in the messages of the causes: `conflict with
+/// "x" using v1 at 2000-01-01T00:00:00Z`.
 fn taken_over(what: &str, error: &kube::Error) -> Option<String> {
     let kube::Error::Api(status) = error else { return None };
     let causes = status.details.iter().flat_map(|details| &details.causes);

@@ -125,6 +125,8 @@ struct Harness {
     parent: Parent,
     groups: Vec<ServedChildType>,
     observed: Vec<Child>,
+    // Selector of the parent.
+    selector: Selector,
 }
 
 impl Harness {
@@ -140,6 +142,7 @@ impl Harness {
             parent: parent(Some("ns")),
             groups: groups(strategy),
             observed,
+            selector: Selector::default(),
         }
     }
 
@@ -152,9 +155,8 @@ impl Harness {
         let apply = Arc::clone(&self.apply);
         let context = Context::new(self.epoch.clone(), &self.client);
         let (parent, groups) = (self.parent.clone(), self.groups.clone());
-        let observed = self.observed.clone();
+        let (observed, selector) = (self.observed.clone(), self.selector.clone());
         tasks.spawn(async move {
-            let selector = Selector::default();
             let ownership = Ownership::Selected { selector, generated: false };
             let rules = ChildContext {
                 parent: &parent,

@@ -91,7 +91,7 @@ impl ChildContext<'_> {
         let Some(group) = group else {
             let missing = self.missing.iter().find(|it| same_api_version(it, &api_version));
             if let Some(missing) = missing {
-                // As it is declared: the kind is of the hook's choice.
+                // Named as it is declared, since the hook chooses the kind.
                 tracing::debug!(%missing, "child of a type that is not served");
                 return Ok(None);
             }
@@ -327,7 +327,7 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, FieldE
                 | Value::Number(_)
                 | Value::Array(_)
                 | Value::Object(_)) => {
-                    Err(wrong(&path, format!("has a value that is {} and no text", word(other))))
+                    Err(wrong(&path, format!("has a value that is {}, not a string", word(other))))
                 }
             })
             .collect(),

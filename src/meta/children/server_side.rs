@@ -167,6 +167,17 @@ impl ChildContext<'_> {
     }
 }
 
+/// Returns a configuration with the uid of the object that it is applied to.
+///
+/// # Errors
+///
+/// If the configuration cannot be decoded.
+pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String> {
+    let mut object: Value = serde_json::from_slice(configuration).map_err(redaction::decoding)?;
+    object["metadata"]["uid"] = uid.into();
+    Ok(encoded(&object))
+}
+
 /// Return from server-side apply to dynamic apply.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DynamicApplyReturn {

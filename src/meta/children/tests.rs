@@ -220,13 +220,19 @@ fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec
     planned.filter_map(|planned| rules.step(planned).unwrap()).collect()
 }
 
-/// Returns the child as the server stores it after the step.
-fn stored(step: &WriteStep) -> Child {
+/// Returns the object as the server stores it after the step.
+fn object_of(step: &WriteStep) -> Value {
     let (WriteStep::Create(write) | WriteStep::Update(write)) = step else { panic!("{step:?}") };
     let mut object = object(write);
     object["metadata"]["uid"] = json!("stored");
     object["metadata"]["resourceVersion"] = json!("1");
-    child(write.group, &write.key.name, object)
+    object
+}
+
+/// Returns the child as the server stores it after the step.
+fn stored(step: &WriteStep) -> Child {
+    let (group, key) = step.target();
+    child(group, &key.name, object_of(step))
 }
 
 #[test]
@@ -301,6 +307,22 @@ fn owners_that_a_hook_adds_are_kept() {
     let without = plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![config_map("a")]);
     let [WriteStep::Update(update)] = &without[..] else { panic!("{without:?}") };
     assert_eq!(object(update)["metadata"]["ownerReferences"], json!([owners[1]]));
+}
+
+#[test]
+fn update_leaves_the_owner_of_a_child_as_it_is() {
+    let mut observed = object_of(&plan(UpdateMethod::InPlace, &[], vec![config_map("a")])[0]);
+    observed["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = json!(false);
+    let owners = observed["metadata"]["ownerReferences"].clone();
+    let observed = [child(0, "a", observed)];
+    let mut changed = config_map("a");
+
+    assert_eq!(plan(UpdateMethod::InPlace, &observed, vec![changed.clone()]), []);
+    changed["data"] = json!({"k": "v"});
+    let updates = plan(UpdateMethod::InPlace, &observed, vec![changed]);
+
+    let [WriteStep::Update(update)] = &updates[..] else { panic!("{updates:?}") };
+    assert_eq!(object(update)["metadata"]["ownerReferences"], owners);
 }
 
 #[test]

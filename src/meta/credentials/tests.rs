@@ -80,6 +80,19 @@ async fn until(endpoint: &mut HookEndpoint, expected: &'static str) {
     timeout(WAIT, endpoint.endpoint.wait_for(is_expected)).await.unwrap().unwrap();
 }
 
+/// Returns a cluster with a token, an endpoint that has read it, and the problems that are reported
+/// about it.
+async fn reporting() -> (Harness, HookEndpoint, Arc<Mutex<Vec<String>>>) {
+    let harness = Harness::start().await;
+    harness.store("one");
+    let reports = Arc::<Mutex<Vec<String>>>::default();
+    let noted = Arc::clone(&reports);
+    let mut endpoint =
+        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
+    until(&mut endpoint, "Bearer one").await;
+    (harness, endpoint, reports)
+}
+
 #[tokio::test(start_paused = true)]
 async fn missing_secret_is_awaited_and_a_changed_one_takes_effect() {
     let harness = Harness::start().await;
@@ -105,13 +118,7 @@ async fn missing_secret_is_awaited_and_a_changed_one_takes_effect() {
 
 #[tokio::test(start_paused = true)]
 async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_stays() {
-    let harness = Harness::start().await;
-    harness.store("one");
-    let reports = Arc::<Mutex<Vec<String>>>::default();
-    let noted = Arc::clone(&reports);
-    let mut endpoint =
-        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
-    until(&mut endpoint, "Bearer one").await;
+    let (harness, mut endpoint, reports) = reporting().await;
 
     harness.store("hu\nsh");
     harness.store("hu\n\nsh");
@@ -133,13 +140,7 @@ async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_st
 
 #[tokio::test(start_paused = true)]
 async fn deleted_secret_is_reported_and_its_last_content_stays() {
-    let harness = Harness::start().await;
-    harness.store("one");
-    let reports = Arc::<Mutex<Vec<String>>>::default();
-    let noted = Arc::clone(&reports);
-    let mut endpoint =
-        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
-    until(&mut endpoint, "Bearer one").await;
+    let (harness, endpoint, reports) = reporting().await;
 
     harness.server.remove("v1", "Secret", "default", "token").unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -147,6 +148,23 @@ async fn deleted_secret_is_reported_and_its_last_content_stays() {
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
     let reported = "Secret default/token does not exist; the last usable content stays in use";
     assert_eq!(*reports.lock(), [reported]);
+    drop(endpoint);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoint_is_published_again_only_if_its_values_differ() {
+    let (harness, mut endpoint, _reports) = reporting().await;
+    let first = endpoint.current().unwrap();
+
+    for value in ["hu\nsh", "hu\n\nsh", "one"] {
+        harness.store(value);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(Arc::ptr_eq(&endpoint.current().unwrap(), &first), "{value:?}");
+    }
+
+    harness.store("two");
+    until(&mut endpoint, "Bearer two").await;
     drop(endpoint);
     harness.end().await;
 }

@@ -14,7 +14,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::{MAX_INTERESTS, MAX_RULES};
+use super::CustomizeLimits;
 use crate::{
     meta::{LabelSelector, api::LabelSelectorRequirement},
     redaction,
@@ -36,17 +36,24 @@ pub(super) struct DeclaredRule {
 /// # Errors
 ///
 /// The path of the field and its problem. Values are not quoted.
-pub(super) fn declared_rules(text: &str, strict: bool) -> Result<Vec<DeclaredRule>, String> {
+pub(super) fn declared_rules(
+    text: &str,
+    strict: bool,
+    limits: &CustomizeLimits,
+) -> Result<Vec<DeclaredRule>, String> {
     let response = Object::read("", text, Some(RESPONSE), strict)?;
-    let BoundedList(rules) =
-        response.value::<BoundedList<&RawValue, MAX_RULES>>("relatedResources")?;
+    let rules: Vec<&RawValue> =
+        response.list("relatedResources", limits.rules, "--customize-rules")?;
     let rules = rules.into_iter().enumerate();
     rules
         .map(|(index, rule)| {
-            DeclaredRule::read(&format!("relatedResources[{index}]"), rule, strict)
+            DeclaredRule::read(&format!("relatedResources[{index}]"), rule, strict, limits.names)
         })
         .collect()
 }
+
+/// Flag of the maximum number of names, and of requirements of a selector.
+const NAMES_FLAG: &str = "--customize-names";
 
 const RESPONSE: &[&str] = &["relatedResources"];
 const RULE: &[&str] =
@@ -55,14 +62,15 @@ const SELECTOR: &[&str] = &["matchLabels", "matchExpressions"];
 const REQUIREMENT: &[&str] = &["key", "operator", "values"];
 
 impl DeclaredRule {
-    fn read(path: &str, rule: &RawValue, strict: bool) -> Result<Self, String> {
+    /// Reads a rule with at most `most` names, and as many requirements in each selector.
+    fn read(path: &str, rule: &RawValue, strict: bool, most: usize) -> Result<Self, String> {
         let rule = Object::read(path, rule.get(), Some(RULE), strict)?;
-        let BoundedList(names) = rule.value::<BoundedList<String, MAX_INTERESTS>>("names")?;
+        let names = rule.list("names", most, NAMES_FLAG)?;
         Ok(Self {
             api_version: rule.value("apiVersion")?,
             resource: rule.value("resource")?,
-            label_selector: rule.selector("labelSelector")?,
-            namespace_selector: rule.selector("namespaceSelector")?,
+            label_selector: rule.selector("labelSelector", most)?,
+            namespace_selector: rule.selector("namespaceSelector", most)?,
             namespace: rule.value("namespace")?,
             names,
         })
@@ -113,7 +121,24 @@ impl<'de> Object<'de> {
         raw.map(|raw| Self::read(&self.path(field), raw.get(), known, self.strict)).transpose()
     }
 
-    fn selector(&self, field: &str) -> Result<Option<LabelSelector>, String> {
+    /// Returns the elements of a list, at most `most`, which `flag` sets; none if the field is absent
+    /// or null.
+    fn list<T: Deserialize<'de>>(
+        &self,
+        field: &str,
+        most: usize,
+        flag: &'static str,
+    ) -> Result<Vec<T>, String> {
+        let raw = self.fields.get(field).filter(|raw| raw.get() != "null");
+        let Some(raw) = raw else { return Ok(Vec::new()) };
+        let mut decoder = serde_json::Deserializer::from_str(raw.get());
+        decoder
+            .deserialize_seq(ListVisitor { most, flag, element: PhantomData })
+            .and_then(|list| decoder.end().map(|()| list))
+            .map_err(|error| problem(&self.path(field), error))
+    }
+
+    fn selector(&self, field: &str, most: usize) -> Result<Option<LabelSelector>, String> {
         let Some(selector) = self.object(field, Some(SELECTOR))? else { return Ok(None) };
         let mut match_labels = BTreeMap::new();
         if let Some(labels) = selector.object("matchLabels", None)? {
@@ -121,10 +146,9 @@ impl<'de> Object<'de> {
                 match_labels.insert(key.clone(), labels.value(key)?);
             }
         }
-        let expressions: BoundedList<&RawValue, MAX_INTERESTS> =
-            selector.value("matchExpressions")?;
+        let expressions: Vec<&RawValue> = selector.list("matchExpressions", most, NAMES_FLAG)?;
         let path = selector.path("matchExpressions");
-        let expressions = expressions.0.into_iter().enumerate();
+        let expressions = expressions.into_iter().enumerate();
         let match_expressions = expressions
             .map(|(index, raw)| {
                 let path = format!("{path}[{index}]");
@@ -182,40 +206,31 @@ impl<'de> Visitor<'de> for ObjectVisitor {
     }
 }
 
-/// List of at most `MOST` elements.
-#[derive(Debug)]
-struct BoundedList<T, const MOST: usize>(Vec<T>);
-
-impl<T, const MOST: usize> Default for BoundedList<T, MOST> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
+/// Visitor of a list of at most `most` elements.
+struct ListVisitor<T> {
+    most: usize,
+    flag: &'static str,
+    element: PhantomData<T>,
 }
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
-            type Value = BoundedList<T, MOST>;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = Vec<T>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
 
-            fn visit_seq<A: SeqAccess<'de>>(
-                self,
-                mut items: A,
-            ) -> Result<BoundedList<T, MOST>, A::Error> {
-                let mut few = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    if few.len() == MOST {
-                        return Err(A::Error::custom(format!("more than {MOST} of them")));
-                    }
-                    few.push(item);
-                }
-                Ok(BoundedList(few))
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut few = Vec::new();
+        while let Some(item) = items.next_element()? {
+            if few.len() == self.most {
+                let Self { most, flag, .. } = self;
+                return Err(A::Error::custom(format!(
+                    "more than {most} of them, the limit of {flag}"
+                )));
             }
+            few.push(item);
         }
-        deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
+        Ok(few)
     }
 }

@@ -114,6 +114,31 @@ fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn responses_of_ended_revisions_and_of_an_earlier_parent_are_removed() {
+    let (related, key) = (RelatedObjects::default(), parent("a"));
+    let declared = Fingerprint::of(b"{}").unwrap();
+    let keep = |uid: &str| {
+        let rules: Arc<[RelatedRule]> = Arc::from([]);
+        related.keep_response(&key, &Arc::from(uid), declared, &rules);
+    };
+    let kept = || {
+        let all = ["u", "u/one", "u/two", "v"];
+        let kept = all.into_iter().filter(|uid| related.last_response(&key, uid).is_some());
+        kept.collect::<Vec<_>>()
+    };
+    for uid in ["u", "u/one", "u/two"] {
+        keep(uid);
+    }
+    assert_eq!(kept(), ["u", "u/one", "u/two"]);
+
+    related.retain_responses(&key, &["u", "u/two"].map(Arc::<str>::from));
+    assert_eq!(kept(), ["u", "u/two"]);
+
+    keep("v");
+    assert_eq!(kept(), ["v"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let (related, key, uid) = (RelatedObjects::default(), parent("a"), Arc::from("u"));
     let [one, other] = [b"{\"spec\":1}", b"{\"spec\":2}"].map(|it| Fingerprint::of(it).unwrap());

@@ -1,7 +1,7 @@
 //! Input of the revisions of one controller: present while its definition has a rolling child type.
 //!
-//! The definition of a running controller is replaced, so that the input comes and goes by name, and
-//! the condition on its type with it.
+//! The definition of a running controller may be replaced. Therefore the input is added and removed
+//! by name, with the condition on its type.
 
 use std::{collections::BTreeSet, mem::take, sync::Arc, time::Duration};
 

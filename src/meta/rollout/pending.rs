@@ -168,8 +168,8 @@ impl PendingRollouts {
         Some(wait.child.clone())
     }
 
-    /// Forgets a parent that is gone, or that the controller no longer selects. Returns whether it had
-    /// a rollout.
+    /// Forgets a parent that is gone, or that the controller no longer selects. Returns whether it
+    /// had a rollout.
     pub(crate) fn remove(&self, key: &Request) -> bool {
         let mut state = self.state.lock();
         let was_pending = state.remove(key).is_some();
@@ -209,8 +209,9 @@ impl PendingRollouts {
     }
 }
 
-/// Returns whether the same child is awaited, whatever the text. A child that existed and is missing
-/// now is awaited anew: its deletion may have taken long, and its revision can create it.
+/// Returns whether the same child is awaited, whatever the text. The wait for a child that existed
+/// and is missing now is another one: its deletion may have taken long, and its revision can create
+/// it.
 fn continues(known: Option<&RolloutWait>, now: Option<&RolloutWait>) -> bool {
     let (Some(known), Some(now)) = (known, now) else { return false };
     known.child == now.child && (known.is_missing() || !now.is_missing())

@@ -1,20 +1,21 @@
 //! Rollout plan: decides which revision each child has, without I/O.
 //!
-//! At most one child moves to the latest revision in one sync, and only if every child that has it is
-//! observed, as desired and ready. Of the children of older revisions, in the order of the hook's
-//! response, the next one is:
+//! At most one child moves to the latest revision in one sync. Every child that has the latest
+//! revision must be observed, as desired and ready before. The next child is one of an older
+//! revision, in the order of the hook's response:
 //!
-//! 1. the first one that is behind its own revision;
-//! 2. else the first one, if it is missing or being deleted;
-//! 3. else the first one that is unavailable, so that no second one becomes unavailable beside it;
-//! 4. else the first one.
+//! 1. the first child that is behind its own revision;
+//! 2. else the first child, if it is missing or being deleted;
+//! 3. else the first unavailable child, so that no second child becomes unavailable beside it;
+//! 4. else the first child.
 //!
-//! A later one that is missing or being deleted is awaited: it returns at its own revision. One that
-//! is missing for long moves before the others, since its revision may be unable to create it.
+//! A later child that is missing or being deleted is awaited: it returns at its own revision. A
+//! child that is missing for long moves before the others, since its revision may be unable to
+//! create it.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`),
-//! except for this order, and for a child that exists, differs and has no revision: it is left as
-//! it is until its turn, where Metacontroller would update all such children at once.
+//! except for this order, and for a child that exists, differs and has no revision. Such a child is
+//! left unchanged until it moves; Metacontroller updates all such children at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -171,9 +172,9 @@ pub(crate) struct Plan {
 
 /// Plans one step of a rollout.
 ///
-/// `wanted` are the rolling children in the response for the latest revision, in its order. `overdue`
-/// is a missing child of an older revision that was awaited for long: its revision may be unable to
-/// create it, so that it moves to the latest one.
+/// `wanted` are the rolling children in the response for the latest revision, in its order.
+/// `overdue` is a missing child of an older revision that was awaited for long: its revision may be
+/// unable to create it, so that it moves to the latest one.
 pub(crate) fn plan(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],
@@ -231,9 +232,9 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns the recorded revision of each wanted child, and the children that a revision records
-/// although no response has them or another revision records them too, as after a process that
-/// ended in the middle of their move. The latest revision wins over others.
+/// Returns the recorded revision of each wanted child, and the children that a revision records in
+/// vain: no response has them, or another revision records them too. The process may have ended in
+/// the middle of their move. The latest revision wins over others.
 fn recorded(
     latest: &[RevisionChildren],
     older: &[OlderRevision<'_>],

@@ -1,4 +1,4 @@
-//! Parents of a removed controller: its finalizer is removed from them, since no hook would.
+//! Parents of a removed controller: removal of its finalizer, which no hook call removes any more.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ enum FoundType {
 }
 
 impl DeclarationReconciler {
-    /// Frees the parents of these types, without a call of the hook. Types whose parents are free are
-    /// removed from `finalizes`.
+    /// Frees the parents of these types, without a call of the hook. Types whose parents are free
+    /// are removed from `finalizes`.
     ///
     /// # Errors
     ///
@@ -117,8 +117,8 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
-    /// Returns whether an object of these types has the finalizer of the controller, or may have it.
-    /// Writes nothing.
+    /// Returns whether an object of these types has the finalizer of the controller, or may have
+    /// it. Writes nothing.
     ///
     /// # Errors
     ///

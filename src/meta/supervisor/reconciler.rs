@@ -165,6 +165,7 @@ impl DeclarationReconciler {
         let definition = definition.or_apply(strategy, manager);
         Ok(Definition {
             max_children: self.options.max_children,
+            customize_limits: self.options.customize,
             recreates_at_once: self.options.recreate_without_dry_run,
             lenience: self.options.lenience,
             revision_namespace: self
@@ -388,7 +389,7 @@ impl DeclarationReconciler {
                 Err(error) => return Err(error.into()),
             }
         } else {
-            // The CRD was created anew, and the object may still be restored.
+            // The CRD was created again, and the object may still be restored.
             if let Some(wait) = self.missing_wait(name, &mut declared) {
                 return Ok(Outcome::RequeueAfter(wait));
             }

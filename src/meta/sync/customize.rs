@@ -44,8 +44,10 @@ impl ParentReconciler {
         // A revision without a response was the latest one until now, or was not synced yet.
         let kept = uids.iter().filter_map(|uid| last(uid).or_else(|| last(&parent.uid)));
         let kept: Vec<_> = kept.collect();
-        uids.push(parent.uid.clone());
-        related.retain_responses(&parent.key, &uids);
+        if !older.is_empty() {
+            uids.push(parent.uid.clone());
+            related.retain_responses(&parent.key, &uids);
+        }
         let latest = RevisionCall { json: object.json(), name: None, digest: 0 };
         let rules = self.rules(hook, parent, latest, context).await?;
         let mut all = vec![Arc::clone(&rules)];
@@ -164,7 +166,8 @@ impl ParentReconciler {
         let rules = {
             let _permit = self.budget.decode_permit(body.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
-            customize::related_rules(&body, hook.rule.strict, version, namespace)
+            let limits = &self.definition.customize_limits;
+            customize::related_rules(&body, hook.rule.strict, version, namespace, limits)
         };
         call.end(if rules.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let rules: SharedRules = rules.map(Arc::from).map_err(|message| {

@@ -50,7 +50,7 @@ pub(super) struct CheckedResponse {
 pub(super) struct RevisionCall<'a> {
     /// The parent, encoded.
     pub(super) json: &'a Bytes,
-    /// Name of the revision; `None` for the parent as it is.
+    /// Name of the revision; `None` for the current parent.
     pub(super) name: Option<&'a str>,
     /// Digest of the observed revisions; 0 without any.
     pub(super) digest: u64,

@@ -34,12 +34,12 @@ impl ParentReconciler {
         let mut reason = "SyncError";
         let (message, after) = match error {
             SyncError::Cancelled => return Ok(Outcome::Done),
-            SyncError::Busy(after) => {
+            SyncError::Busy(kind, after) => {
                 // Not an error, but nothing is done for the parent until the hook is free. The
                 // message omits the wait, which may differ with each response.
                 let message = "the hook is busy and requests a later retry".to_owned();
-                let reason = HookError::Busy(after).reason();
-                self.parents.hook.failed(&parent.key, Failure { reason, message });
+                let (hook, reason) = (Some(kind), HookError::Busy(after).reason());
+                self.parents.hook.failed(&parent.key, Failure { hook, reason, message });
                 return Err(ReconcileError::RetryAfter(PostponedError.into(), after));
             }
             // A conflict is another client's success, and so no warning.
@@ -56,19 +56,20 @@ impl ParentReconciler {
                 return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
             }
             SyncError::HookDown(kind, failure) => {
-                let message = failure.message.clone();
+                let message = failure.text();
                 self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
                 (message, Some(self.parents.hook.wait(kind, &parent.key, failures)))
             }
             SyncError::Hook(failure) => {
-                let message = failure.message.clone();
+                let message = failure.text();
                 self.parents.hook.failed(&parent.key, failure);
                 (message, None)
             }
             SyncError::TooDeep(message) => {
                 reason = owner_chain::TOO_DEEP;
-                self.parents.hook.failed(&parent.key, Failure { reason, message: message.clone() });
+                let failure = Failure { hook: None, reason, message: message.clone() };
+                self.parents.hook.failed(&parent.key, failure);
                 (message, None)
             }
             SyncError::Failed(message) => (message, None),
@@ -132,7 +133,7 @@ impl ParentReconciler {
         };
         let FlappingObject { what, again, by_conflicts } = flapping;
         let message = format!("{what} changes repeatedly, because of the hook or another client");
-        let failure = Failure { reason: "Flapping", message: message.clone() };
+        let failure = Failure { hook: None, reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Delayed: {message}"));
             let severity = if by_conflicts { Severity::Normal } else { Severity::Warning };

@@ -33,17 +33,18 @@ use crate::{
 pub(super) struct Revisions {
     /// Type of revisions.
     served: Arc<ServedType>,
-    /// Revision of the parent as it is.
+    /// Revision of the current parent.
     pub(super) latest: Revision,
-    /// True if the object of the latest revision has another patch than its name says.
+    /// True if the patch of the latest revision's object was edited: the name is not that of the
+    /// patch.
     is_altered: bool,
-    /// Other revisions, in the order of their names. One without children is deleted.
+    /// Other revisions, in the order of their names. A revision without children is deleted.
     pub(super) older: Vec<OlderParent>,
     /// Digest of the observed revisions.
     pub(super) digest: u64,
     /// The parent, decoded.
     pub(super) parent: Value,
-    /// Rules of the customize hook for the parent as it is.
+    /// Rules of the customize hook for the current parent.
     pub(super) related_rules: Arc<[RelatedRule]>,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Revisions {
 enum RevisionWrite<'a> {
     Create(&'a Revision, Vec<RevisionChildren>),
     SetChildren(&'a Revision, Vec<RevisionChildren>),
-    /// Gives a revision its patch back.
+    /// Restores the patch of a revision.
     Restore(&'a Revision, Vec<RevisionChildren>),
     Delete(&'a Revision),
 }
@@ -237,7 +238,8 @@ impl ParentReconciler {
         Ok(())
     }
 
-    /// Creates a revision. One that exists without an owner is the parent's by its name, and adopted.
+    /// Creates a revision. An existing object of its name without an owner is the parent's, and is
+    /// adopted.
     async fn create_revision(
         &self,
         parent: &Parent,
@@ -315,8 +317,8 @@ impl Revisions {
     }
 }
 
-/// Returns a new revision, and whether an object of its name exists among the older revisions: one
-/// whose patch was edited by hand. It is taken out of them, with its children.
+/// Returns a new revision, and whether its object exists among the older revisions because its
+/// patch was edited by hand. The object is moved from the older revisions, with its children.
 fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
     let Some(at) = older.iter().position(|older| older.revision.key == new.key) else {
         return (new, false);
@@ -324,8 +326,8 @@ fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
     (Revision { patch: new.patch, ..older.remove(at).revision }, true)
 }
 
-/// Gives the object of a revision its patch back, and sets its children. A merge patch could not
-/// remove fields beside it.
+/// Restores the patch of a revision's object, and sets its children. A merge patch could not remove
+/// the fields that were added to the patch.
 async fn restore_revision(
     revision: &Revision,
     children: &[RevisionChildren],

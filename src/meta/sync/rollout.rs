@@ -128,6 +128,10 @@ impl ParentReconciler {
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
         let RecordedProgress { report, is_completed, recheck } = recorded;
+        if is_completed {
+            let latest = std::slice::from_ref(&parent.uid);
+            self.parents.related.retain_responses(&parent.key, latest);
+        }
         let event = match (report, is_completed) {
             (Some(wait), _) => Some(("RolloutWaiting", format!("Rollout waits: {wait}"))),
             (None, true) => {

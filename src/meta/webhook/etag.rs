@@ -171,7 +171,7 @@ impl Responses {
         self.by_parent.entry(parent.clone()).or_default().insert(uid.into(), entry);
     }
 
-    /// Removes the responses for earlier parents of this name: a parent that was created anew has
+    /// Removes the responses for earlier parents of this name: a parent that was created again has
     /// another uid.
     fn remove_others(&mut self, parent: &Request, uid: &str) {
         let known = self.by_parent.get(parent).into_iter().flat_map(BTreeMap::keys);

@@ -60,7 +60,7 @@ async fn an_adopted_controller_lives_and_dies_with_its_type() {
         harness.requests();
         run_until_idle().await;
         let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-        // The runtime has one task more while a runnable waits: none of its own.
+        // While a runnable waits, the runtime has at most one task more. It is not the runnable's.
         assert!(alive <= before + 1, "{alive} tasks, {before} before");
         assert!(take(&log).is_empty());
     }

@@ -7,25 +7,27 @@ use std::time::Duration;
 pub struct Delays {
     /// Delay before each response.
     pub latency: Duration,
-    /// From the creation of a CRD until its names are accepted. From then on it is served.
+    /// Delay from the creation of a CRD until its names are accepted. From then on it is served.
     pub names_accepted: Duration,
-    /// From accepted names until `Established`; the real server takes 5 s if there are several.
+    /// Delay from accepted names until `Established`; 5 s for a real control plane with several API
+    /// servers.
     pub established: Duration,
-    /// From the first request for a new type until watches of it are accepted. Until then the
+    /// Delay from the first request for a new type until watches of it are accepted. Until then the
     /// server answers 429.
     pub storage_ready: Duration,
     /// Age of a CRD, in whole seconds, until which a create of an instance waits.
     pub create_hold: Duration,
-    /// From the deletion of a CRD until its instances are deleted.
+    /// Delay from the deletion of a CRD until its instances are deleted.
     pub instance_deletion: Duration,
     /// Interval between checks for instances of a terminating CRD.
     pub instance_check: Duration,
-    /// From a change of a CRD's spec, or its deletion, until its open watches end. They deliver
-    /// events until then.
+    /// Delay from a change of a CRD's spec, or its deletion, until its open watches end. They
+    /// deliver events until then.
     pub watch_teardown: Duration,
-    /// From the loss of an owner until a dependent is deleted.
+    /// Delay from the loss of an owner until a dependent is deleted.
     pub garbage_collection: Duration,
-    /// From the deletion of a namespace until its contents are deleted, and between two checks.
+    /// Delay from the deletion of a namespace until its contents are deleted, and between two
+    /// checks.
     pub namespace_drain: Duration,
 }
 

@@ -65,10 +65,26 @@ async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_reques
         InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), None, Vec::new());
 
     let mut reconciling = unconfirmed.begin(&request);
-    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &[]).await.unwrap();
+    let primaries = [TypeRef::of::<Pod>()];
+    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &primaries).await.unwrap();
     drop(reconciling);
 
     assert_eq!(unconfirmed.requests(), [request]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_outcome_needs_no_own_object_without_a_primary_type() {
+    let unconfirmed = Arc::default();
+    create(&unconfirmed, 500).await;
+    let (statuses, _settled) =
+        InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), None, Vec::new());
+
+    let mut reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
+    assert!(reconciling.has_unknown());
+    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &[]).await.unwrap();
+    drop(reconciling);
+
+    assert!(unconfirmed.state().open.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Run of a built-in source: delivers changes of objects as requests.
 
-use std::{fmt::Display, pin::pin};
+use std::{collections::HashSet, fmt::Display, pin::pin};
 
 use tokio::{
     select,
@@ -26,13 +26,15 @@ use crate::{
 pub(super) struct KindRun<'a> {
     source: &'a KindSource,
     context: SourceContext,
+    // True once the cache is attached, from when on changes are delivered.
+    is_attached: bool,
     // Kept for its capacity.
     requests: Vec<MappedRequest>,
 }
 
 impl<'a> KindRun<'a> {
     pub(super) fn new(source: &'a KindSource, context: SourceContext) -> Self {
-        Self { source, context, requests: Vec::new() }
+        Self { source, context, is_attached: false, requests: Vec::new() }
     }
 
     pub(super) fn context(&self) -> &SourceContext {
@@ -166,36 +168,48 @@ impl<'a> KindRun<'a> {
     }
 
     /// Attaches the cache in place of the held one, and delivers deletions for the objects that
-    /// only the held one has.
+    /// only the held one had.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+        self.is_attached = true;
         let held = self.context.statuses.change(self.context.input, |input| {
             input.attached = attached;
             input.held.take()
         });
         if let Some(held) = held {
-            for old in held.concerned() {
-                if store.get(old.key()).is_none() {
-                    self.deliver(&gone(&old));
+            for change in last_changes(&held) {
+                if change.new.is_none() && store.get(&change.key).is_none() {
+                    self.deliver(&change);
                 }
             }
             held.release(Linger::None).await;
         }
     }
 
-    /// Delivers deletions for all objects of a type that is gone while the epoch continues.
+    /// Delivers the changes that are pending when the deliveries end, of a subscription that is to
+    /// be held.
+    pub(super) fn deliver_pending(&mut self, subscription: &Subscription) {
+        if self.is_attached {
+            for change in subscription.take_pending() {
+                self.deliver(&change);
+            }
+        }
+    }
+
+    /// Delivers the pending changes, and deletions for all objects, of a type that is gone while the
+    /// epoch continues.
     pub(super) fn delete_all(&mut self, subscription: &Subscription) {
         let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
-        let objects = if lost.is_some() { subscription.concerned() } else { Vec::new() };
+        let changes = if lost.is_some() { last_changes(subscription) } else { Vec::new() };
         drop(held);
         // Delivered after the detach, so that the reconciles find the type missing.
-        for object in objects {
-            self.deliver(&gone(&object));
+        for change in changes {
+            self.deliver(&change);
         }
     }
 
     /// Enqueues the requests of the `on_synced` handler.
     fn enqueue_synced(&mut self) {
-        let Self { source, context, requests } = self;
+        let Self { source, context, requests, .. } = self;
         if let Some(OnSynced(handler)) = &source.synced
             && !context.feed.is_cancelled()
         {
@@ -206,7 +220,7 @@ impl<'a> KindRun<'a> {
 
     /// Enqueues the requests of a change that passes all predicates.
     fn deliver(&mut self, delta: &Delta) {
-        let Self { source, context, requests } = self;
+        let Self { source, context, requests, .. } = self;
         if !context.feed.is_cancelled() {
             let input = source.type_ref();
             context.map_change(input, &source.predicates, delta, requests, |queue| {
@@ -225,6 +239,19 @@ impl<'a> KindRun<'a> {
 async fn due(resync: &mut Option<Resync>) -> Option<()> {
     resync.as_mut()?.due().await;
     Some(())
+}
+
+/// Returns the last changes of a subscription whose objects are gone: the pending ones, then a
+/// deletion of each other object.
+fn last_changes(subscription: &Subscription) -> Vec<Delta> {
+    // The informer may continue. An object that it removes after this read is a pending deletion.
+    let objects = subscription.concerned();
+    let mut changes = subscription.take_pending();
+    let deleted = changes.iter().filter(|change| change.new.is_none());
+    let deleted: HashSet<_> = deleted.map(|change| change.key.clone()).collect();
+    let others = objects.iter().filter(|object| !deleted.contains(object.key()));
+    changes.extend(others.map(gone));
+    changes
 }
 
 fn gone(object: &Object) -> Delta {

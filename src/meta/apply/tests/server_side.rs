@@ -21,6 +21,29 @@ fn harness(method: UpdateMethod, observed: Vec<Child>) -> Harness {
     harness
 }
 
+/// Returns a sync with server-side apply of a child that is not observed. Takes over objects
+/// without a controller if that is enabled.
+fn taking_over(is_enabled: bool) -> Harness {
+    let mut harness = harness(UpdateMethod::InPlace, vec![]);
+    let mut parents = Parents::new(|| ());
+    parents.takes_over = is_enabled;
+    let (rule, budget) = (harness.apply.rule.clone(), harness.apply.budget.clone());
+    harness.apply = Arc::new(Apply { rule, budget, parents: Arc::new(parents) });
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    harness.selector = "app=x".parse().unwrap();
+    harness
+}
+
+/// Object in place of a child, with a controller of this uid.
+fn owned_by(uid: &str) -> Value {
+    let mut object = applied(0, "foreign", "1");
+    let owner = json!({
+        "apiVersion": "v1", "kind": "Node", "name": "n", "uid": uid, "controller": true,
+    });
+    object["metadata"]["ownerReferences"] = json!([owner]);
+    object
+}
+
 /// Child as server-side apply has stored it at a version.
 fn applied(group: usize, data: &str, version: &str) -> Value {
     let mut object = object(group, "c", data);
@@ -88,19 +111,59 @@ async fn new_child_is_read_then_applied_and_no_request_follows() {
 
 #[tokio::test(start_paused = true)]
 async fn foreign_object_in_place_of_a_child_is_contested_and_not_applied() {
-    let mut harness = harness(UpdateMethod::InPlace, vec![]);
-    let mut foreign = applied(0, "foreign", "1");
-    let owner = json!({
-        "apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n", "controller": true,
-    });
-    foreign["metadata"]["ownerReferences"] = json!([owner]);
+    let without_owner =
+        || (applied(0, "foreign", "1"), "does not match the parent's selector app=x");
+    for (takes_over, (foreign, why)) in [
+        (false, without_owner()),
+        (false, (owned_by("n"), "belongs to Node n")),
+        (true, (owned_by("n"), "belongs to Node n")),
+    ] {
+        let mut harness = taking_over(takes_over);
 
-    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), vec![Ok(foreign)]).await;
+        let (requests, result) =
+            sync(&mut harness, desired(0, "c", "new"), vec![Ok(foreign)]).await;
 
-    assert_eq!(sent(&requests), ["get c"]);
+        assert_eq!(sent(&requests), ["get c"]);
+        assert!(!result.unwrap());
+        let (_, contested) = harness.apply.parents.writes.contested(&harness.parent.key);
+        assert!(contested[0].1.message.ends_with(why), "{contested:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_without_a_controller_is_taken_over_with_its_uid_if_that_is_enabled() {
+    let mut harness = taking_over(true);
+    let replies =
+        vec![Ok(applied(0, "foreign", "1")), Err(FIELD_CONFLICT), Ok(applied(0, "new", "2"))];
+
+    let (requests, result) = sync(&mut harness, desired(0, "c", "new"), replies).await;
+
+    assert_eq!(sent(&requests), ["get c", "patch c", "patch c"]);
+    assert_eq!((&*requests[1].1, &*requests[2].1), (APPLY, FORCED));
+    assert_eq!(requests[2].2["metadata"]["uid"], "u");
+    assert_eq!(requests[2].2["metadata"]["ownerReferences"][0]["uid"], "parent-uid");
     assert!(!result.unwrap());
-    let (is_contested, unreported) = harness.apply.parents.writes.contested(&harness.parent.key);
-    assert!(is_contested && unreported[0].1.message.ends_with("belongs to Node n"));
+    let writes = &harness.apply.parents.writes;
+    assert_eq!(writes.taken_over(&harness.parent.key).len(), 1);
+    assert!(!writes.contested(&harness.parent.key).0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn takeover_creates_no_child_twice() {
+    let foreign = || Ok(applied(0, "foreign", "1"));
+    let deleted_after_the_read = vec![foreign(), Err((409, "Conflict"))];
+    let own_that_the_cache_lacks = vec![Ok(owned_by("parent-uid"))];
+    let created_after_the_read = vec![Err((404, "NotFound")), Err((409, "Conflict"))];
+    for replies in [deleted_after_the_read, own_that_the_cache_lacks, created_after_the_read] {
+        let mut harness = taking_over(true);
+        let count = replies.len();
+
+        let (requests, result) = sync(&mut harness, desired(0, "c", "new"), replies).await;
+
+        assert_eq!(sent(&requests), ["get c", "patch c"][..count]);
+        assert!(requests.iter().all(|(_, query, _)| query != FORCED));
+        assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Changes of the status of children and attachments.
+//! Changes of the status of children and attachments, and own writes of the status of a parent.
 
 use super::{
     responding_hook::{Calls, harness, pass},
@@ -85,6 +85,28 @@ async fn status_of_a_child_that_was_ignored_is_sent_once_it_counts_again() {
     assert_eq!(children["default/c"]["status"]["ready"], 1, "{children}");
     assert_eq!(harness.epoch("a"), Some(1));
     harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_write_of_a_status_syncs_its_parent_again_unless_status_changes_are_ignored() {
+    for (is_ignored, synced) in [(false, 2), (true, 1)] {
+        let (harness, calls) = harness(|_, _| json!({"status": {"seen": true}})).await;
+        let mut spec = good();
+        spec["parentResource"]["ignoreStatusChanges"] = json!(is_ignored);
+        harness.declare("a", spec);
+        harness.running("a", 1).await;
+
+        let parent = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "p"},
+        });
+        harness.server.apply(parent).unwrap();
+        pass().await;
+
+        let written = harness.server.get("example.com/v1", "Thing", "", "p").unwrap();
+        assert_eq!(written["status"]["seen"], true);
+        assert_eq!(calls.lock().unwrap().len(), synced, "ignored: {is_ignored}");
+        harness.end().await;
+    }
 }
 
 /// Declares a decorator, in whose rule of attachments these fields are added.

@@ -1,4 +1,4 @@
-//! Objects that two parents want, of which one has another type.
+//! Object that parents of two types want.
 
 use super::{
     responding_hook::{harness, pass},

@@ -1,12 +1,15 @@
 //! Related objects: the customize hook, its types and their changes.
 
 use super::{
-    responding_hook::{Calls, harness, pass},
+    responding_hook::{Calls, harness, harness_of_options, pass},
     *,
 };
-use crate::testing::{
-    Verb,
-    simulated::{AccessRule, SimulatedRequest},
+use crate::{
+    meta::CustomizeLimits,
+    testing::{
+        Verb,
+        simulated::{AccessRule, SimulatedRequest},
+    },
 };
 
 /// Specification of cluster-scoped parents with a customize hook of this version.
@@ -290,13 +293,23 @@ async fn rules_that_select_too_many_names_are_refused() {
         let names: Vec<_> = (0..6000).map(|number| format!("{prefix}{number}")).collect();
         json!({"apiVersion": "v1", "resource": "configmaps", "names": names})
     };
-    let (harness, calls) = declared("v2", json!([named("a"), named("b")])).await;
+    let rules = json!([named("a"), named("b")]);
+    let (harness, calls) = declared("v2", rules.clone()).await;
 
     assert_eq!(count(&calls, HookKind::Sync), 0);
     let events = harness.server.list("v1", "Event").unwrap();
     let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
     let message = event["message"].as_str().unwrap();
     assert!(message.contains("select more than 10000 namespaces and names"), "{message}");
+    harness.end().await;
+
+    let customize = CustomizeLimits { names: 12_000, ..CustomizeLimits::default() };
+    let options = MetaOptions { customize, ..MetaOptions::default() };
+    let (harness, calls) = harness_of_options(options, as_declared).await;
+    harness.declare("a", customizing("v2"));
+    harness.server.apply(thing("p", json!({"relatedResources": rules}))).unwrap();
+    pass().await;
+    assert!(count(&calls, HookKind::Sync) > 0, "an option allows more");
     harness.end().await;
 }
 
@@ -369,6 +382,54 @@ async fn customize_hook_that_fails_delays_the_sync_as_a_sync_hook_does() {
         assert!(count(&calls, HookKind::Sync) > 0, "{failure}");
         harness.end().await;
     }
+}
+
+/// Hook that fails for the parents whose specification has its name.
+struct NamedByParent(HookKind);
+
+impl Hook for NamedByParent {
+    fn call(&self, request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let fails = request["parent"]["spec"]["fails"] == self.0.word();
+        let error = HookError::Status { code: 404, body: String::new(), proxy: None };
+        async move { if fails { Err(error) } else { Ok(Bytes::from_static(b"{}")) } }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_hook_that_fails_is_named_in_the_status_until_it_answers() {
+    let factory: HookFactory = Arc::new(|_, kind| Arc::new(NamedByParent(kind)));
+    let harness = Harness::with(factory, RESYNC).await;
+    harness.declare("a", customizing("v1"));
+    harness.running("a", 1).await;
+    let apply = |name: &str, fails: &str| {
+        harness.server.apply(thing(name, json!({"fails": fails}))).unwrap();
+    };
+    let hooks = || {
+        let declared = harness.declared.list();
+        let conditions = &declared[0].status.conditions;
+        conditions.iter().find(|it| it.type_ == "HooksHealthy").unwrap().clone()
+    };
+
+    for (name, fails) in [("p1", "customize"), ("p2", "sync"), ("p3", "sync"), ("p4", "none")] {
+        apply(name, fails);
+    }
+    pass().await;
+    let message = hooks().message;
+    assert!(message.starts_with("customize: p1: hook "), "{message}");
+    assert!(message.contains("; sync: 2 parents fail, first p2: hook "), "{message}");
+
+    apply("p1", "sync");
+    apply("p2", "none");
+    sleep(Duration::from_secs(60)).await;
+    let message = hooks().message;
+    assert!(message.starts_with("sync: 2 parents fail, first p1: hook "), "{message}");
+
+    apply("p1", "none");
+    apply("p3", "none");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(hooks().status, "True");
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]

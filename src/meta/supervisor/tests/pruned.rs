@@ -54,7 +54,7 @@ fn crds_of_metacontroller() -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_that_the_crd_does_not_keep_is_said_once_and_written_when_the_crd_changes() {
+async fn status_that_the_crd_does_not_keep_is_logged_once_and_written_when_the_crd_changes() {
     let log = Log::default();
     let _logging = log.capture(tracing::Level::INFO);
     let (harness, calls) = harness(|_, _| json!({"children": []})).await;
