@@ -34,7 +34,13 @@ mod table;
 mod types;
 mod watchers;
 
-use std::{ffi::OsString, io::Write, process::ExitCode, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    io::Write,
+    path::Path,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{
     CommandFactory, Parser, Subcommand,
@@ -196,8 +202,9 @@ fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
 }
 
 /// Adds the command `run` to a command line of flags alone, which is how a manifest with
-/// Metacontroller's arguments starts the image. With `run`, a long flag may have one dash, as in
-/// Go. Returns the ignored arguments as well.
+/// Metacontroller's arguments starts the image, or to the name of Metacontroller's program without
+/// arguments. With `run`, a long flag may have one dash, as in Go. Returns the ignored arguments as
+/// well.
 fn with_command(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
     let cli = Cli::command();
@@ -206,7 +213,7 @@ fn with_command(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>
     let flags_alone = match text(at) {
         Some("-h" | "--help" | "-V" | "--version") => false,
         Some(other) => other.starts_with('-'),
-        None => at > 1 && at == arguments.len(),
+        None => at == arguments.len() && (at > 1 || is_metacontroller(&arguments)),
     };
     let mut ignored = Vec::new();
     if flags_alone {
@@ -222,6 +229,12 @@ fn with_command(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>
         }
     }
     (arguments, ignored)
+}
+
+/// Returns whether the program is called by the name of Metacontroller's, a link in the image.
+fn is_metacontroller(arguments: &[OsString]) -> bool {
+    arguments.first().and_then(|program| Path::new(program).file_name())
+        == Some(OsStr::new("metacontroller"))
 }
 
 /// Returns the position of the command, after the global flags.
@@ -281,6 +294,16 @@ mod tests {
             let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
             assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn program_of_metacontroller_runs_without_arguments() {
+        let read = |program: &str| Cli::read([OsString::from(program)]);
+
+        let cli = read("/usr/bin/metacontroller").unwrap();
+        assert!(matches!(cli.command, Command::Run(_)));
+        let error = read("/pilotlight").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand);
     }
 
     /// Flags of Metacontroller with values that it accepts.

@@ -334,7 +334,7 @@ mod tests {
 
         hook.forget(&b);
 
-        assert_eq!(hook.failing(), [a.clone()]);
+        assert_eq!(hook.failing(), std::slice::from_ref(&a));
         assert!(hook.responded(HookKind::Sync, &a).is_empty(), "no other parent waits");
     }
 }
