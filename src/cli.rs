@@ -46,6 +46,7 @@ use clap::{
     CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
+use ignored_arguments::IgnoredArguments;
 use logging::LogFormat;
 use pilotlight::redaction;
 use tracing_subscriber::filter::LevelFilter;
@@ -67,7 +68,7 @@ pub(crate) struct Cli {
     command: Command,
     /// Arguments that are ignored as by Metacontroller; none with a command.
     #[arg(skip)]
-    ignored: Vec<OsString>,
+    ignored: IgnoredArguments,
 }
 
 #[derive(Debug, Subcommand)]
@@ -96,8 +97,10 @@ enum Command {
 impl Cli {
     /// Parses a command line, whose first argument is the name of the program.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let (arguments, ignored) = with_command(arguments);
-        let mut cli = Self::try_parse_from(arguments).map_err(with_hint_for_dev)?;
+        let command = Self::command();
+        let (arguments, ignored) = with_command(arguments, &command);
+        let mut cli = Self::try_parse_from(arguments)
+            .map_err(|error| ignored.with_hint(with_hint_for_dev(error), &command))?;
         cli.ignored = ignored;
         Ok(cli)
     }
@@ -112,7 +115,7 @@ impl Cli {
         let result = runtime.block_on(async {
             let (level, format) = (self.command.log_level(), self.command.log_format());
             self.logging.start(level, format, self.command.logs_bodies())?;
-            ignored_arguments::explain(&self.ignored);
+            self.ignored.explain();
             match self.command {
                 Command::Run(args) => args.run().await,
                 #[cfg(feature = "dev")]
@@ -204,21 +207,24 @@ fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
 /// Adds the command `run` to a command line of flags alone, which is how a manifest with
 /// Metacontroller's arguments starts the image, or to the name of Metacontroller's program without
 /// arguments. With `run`, a long flag may have one dash, as in Go. Returns the ignored arguments as
-/// well.
-fn with_command(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
+/// well. A command that follows flags of `run` stays, so that the command line is refused.
+fn with_command(
+    arguments: impl IntoIterator<Item = OsString>,
+    cli: &clap::Command,
+) -> (Vec<OsString>, IgnoredArguments) {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
-    let cli = Cli::command();
-    let at = command_position(&arguments, &cli);
+    let at = command_position(&arguments, cli);
     let text = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
     let flags_alone = match text(at) {
         Some("-h" | "--help" | "-V" | "--version") => false,
         Some(other) => other.starts_with('-'),
         None => at == arguments.len() && (at > 1 || is_metacontroller(&arguments)),
     };
-    let mut ignored = Vec::new();
+    let mut ignored = IgnoredArguments::default();
     if flags_alone {
         arguments.insert(at, "run".into());
-        ignored = ignored_arguments::split_off(&mut arguments, at + 1, &cli);
+        ignored = ignored_arguments::split_off(&mut arguments, at + 1, cli);
+        arguments.extend(ignored.command(cli).map(OsString::from));
     } else if text(at) != Some("run") {
         return (arguments, ignored);
     }
@@ -383,7 +389,7 @@ mod tests {
             (&["--leader-election", "true"] as &[_], &["true"] as &[_]),
             (&["-leader-election", "true", "--workers=many"], &["true", "--workers=many"]),
             (&["-workers", "5", "--zap-devel", "1"], &["1"]),
-            (&["--workers=5", "status"], &["status"]),
+            (&["--workers=5", "statuses", "status"], &["statuses", "status"]),
             (&["--workers=5", "--", "--nonsense"], &["--nonsense"]),
             (&["--workers=5", "-", "x"], &["-", "x"]),
             (&["--workers=5", "", "x"], &["", "x"]),
@@ -398,7 +404,27 @@ mod tests {
             let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
 
             assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
-            assert_eq!(cli.ignored, ignored, "{arguments:?}");
+            assert_eq!(cli.ignored.arguments, ignored, "{arguments:?}");
+            let named = arguments.get(cli.ignored.position.saturating_sub(1)..);
+            assert!(ignored.is_empty() || named == Some(ignored), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn command_after_flags_of_run_is_refused_with_a_hint() {
+        for (arguments, command) in [
+            (&["--kubeconfig", "prod", "release", "NAME"] as &[_], "release"),
+            (&["--metrics-address", ":1", "status"], "status"),
+            (&["--workers=5", "status", "-ojson"], "status"),
+            (&["--log-level=debug", "-workers=5", "run"], "run"),
+            (&["--workers=5", "--", "types"], "types"),
+        ] {
+            let error = read(arguments).unwrap_err();
+
+            assert_eq!((error.kind(), error.exit_code()), (ErrorKind::UnknownArgument, 2));
+            let text = error.to_string();
+            assert!(text.contains(&format!("unexpected argument '{command}'")), "{text}");
+            assert!(text.contains(&format!("before its flags: pilotlight {command} ")), "{text}");
         }
     }
 

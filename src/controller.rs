@@ -93,7 +93,7 @@ pub use queue::{
     QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
 };
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
-pub use request::{KeyError, Request, for_key};
+pub use request::{KeyError, KeyReconciler, Request, for_key, for_keys_of};
 #[cfg(feature = "runtime")]
 pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "runtime")]

@@ -1,31 +1,40 @@
 //! Arguments that are ignored as by Metacontroller: Go's flags end at the first argument that is
-//! not a flag.
+//! not a flag. A command among them is refused, since a manager would run in its place.
 //!
 //! Semantics: `FlagSet.parseOne` of Go's package `flag`. `main` of Metacontroller
 //! (`pkg/cmd/metacontroller/main.go`) never reads the arguments that are left.
 
 use std::ffi::{OsStr, OsString};
 
-use clap::{Arg, Command};
+use clap::{
+    Arg, Command,
+    error::{ContextKind, ContextValue},
+};
 use tracing::warn;
 
-/// Maximum number of arguments that the log names, so that its line stays short.
-const MOST_NAMED: usize = 10;
+/// Arguments that are ignored.
+#[derive(Debug, Default)]
+pub(super) struct IgnoredArguments {
+    /// Position of the first one in the command line, where that of the program's name is 0.
+    pub(super) position: usize,
+    /// The arguments. Their texts are not logged, since a secret may be among them.
+    pub(super) arguments: Vec<OsString>,
+}
 
-/// Removes the first argument that is not a flag, with all that follow it. Returns them. `from` is
-/// the position of the first flag of `run`.
+/// Removes the first argument that is not a flag, with all that follow it. `from` is the position of
+/// the first flag of `run`, after the name of this command. Returns the ignored arguments.
 pub(super) fn split_off(
     arguments: &mut Vec<OsString>,
     from: usize,
     cli: &Command,
-) -> Vec<OsString> {
+) -> IgnoredArguments {
     let mut at = from;
     while let Some(argument) = arguments.get(at) {
         let text = argument.as_encoded_bytes();
         if text == b"--" {
             let ignored = arguments.split_off(at + 1);
             arguments.truncate(at);
-            return ignored;
+            return IgnoredArguments { position: at, arguments: ignored };
         }
         if text.len() < 2 || !text.starts_with(b"-") {
             break;
@@ -33,21 +42,40 @@ pub(super) fn split_off(
         let next = arguments.get(at + 1).map(OsString::as_os_str);
         at += if takes_next(argument, next, cli) { 2 } else { 1 };
     }
-    arguments.split_off(at.min(arguments.len()))
+    // The user has not written the name of the command.
+    let position = at - 1;
+    let arguments = arguments.split_off(at.min(arguments.len()));
+    IgnoredArguments { position, arguments }
 }
 
-/// Logs the arguments that are ignored.
-pub(super) fn explain(ignored: &[OsString]) {
-    if ignored.is_empty() {
-        return;
+impl IgnoredArguments {
+    /// Returns the name of a command that follows flags of `run`.
+    pub(super) fn command(&self, cli: &Command) -> Option<&str> {
+        let first = self.arguments.first()?.to_str()?;
+        cli.find_subcommand(first).map(|_command| first)
     }
-    let named: Vec<_> = ignored.iter().take(MOST_NAMED).map(|it| it.to_string_lossy()).collect();
-    warn!(
-        ignored = named.join(" "),
-        count = ignored.len(),
-        "the first argument that is not a flag and all that follow are ignored, as by \
-         Metacontroller; give the value of a boolean flag after an equals sign"
-    );
+
+    /// Adds to the refusal of a command line where its command belongs.
+    pub(super) fn with_hint(&self, mut error: clap::Error, cli: &Command) -> clap::Error {
+        if let Some(command) = self.command(cli) {
+            let hint = format!("the command comes before its flags: pilotlight {command} ...");
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+        }
+        error
+    }
+
+    /// Logs the position and the number of the arguments.
+    pub(super) fn explain(&self) {
+        if self.arguments.is_empty() {
+            return;
+        }
+        warn!(
+            position = self.position,
+            count = self.arguments.len(),
+            "the argument at this position is not a flag: it and all that follow are ignored, as by \
+             Metacontroller; give the value of a boolean flag after an equals sign"
+        );
+    }
 }
 
 /// Returns whether a flag has the argument that follows it as its value.

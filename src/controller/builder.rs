@@ -220,21 +220,19 @@ impl Builder {
         Ok(primaries.into())
     }
 
-    /// Checks that the type whose objects a reconciler takes is the only primary type, and that a
-    /// controller of custom keys has none.
+    /// Checks that the type whose objects a reconciler takes is the only primary type, and that no
+    /// input of a controller of custom keys names objects.
     ///
     /// # Errors
     ///
-    /// [`BuildError::NotTheOnlyPrimary`], [`BuildError::PrimaryOfKeys`].
+    /// [`BuildError::NotTheOnlyPrimary`], [`BuildError::ObjectRequests`].
     pub(super) fn check_reconciler(
         &self,
         primaries: &[TypeRef],
         reconciler: &impl Reconciler,
     ) -> Result<(), BuildError> {
-        if reconciler.takes_keys()
-            && let Some(primary) = primaries.first()
-        {
-            return Err(BuildError::PrimaryOfKeys(self.name.clone(), primary.clone()));
+        if reconciler.takes_keys() {
+            self.check_keys()?;
         }
         let Some(taken) = reconciler.object_type() else { return Ok(()) };
         if let [primary] = primaries
@@ -245,6 +243,15 @@ impl Builder {
         let ApiResource { group, version, plural, .. } = taken;
         let type_ref = TypeRef::resource(group, version, plural);
         Err(BuildError::NotTheOnlyPrimary(self.name.clone(), type_ref))
+    }
+
+    /// Checks that the requests of no input name objects, for a reconciler of custom keys.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::ObjectRequests`].
+    pub(super) fn check_keys(&self) -> Result<(), BuildError> {
+        self.inputs.iter().try_for_each(|input| input.check_keys(&self.name))
     }
 
     /// Returns whether an input is a primary type.

@@ -107,6 +107,9 @@ impl ControllerDefaults {
     /// types. That of a type, [`TypeDefaults::transform`], takes precedence. Inputs with
     /// `keys_only` have none.
     ///
+    /// Where the transform drops a field that a Rust type requires, typed reads of its objects fail
+    /// at run time.
+    ///
     /// Semantics: `cache.Options.DefaultTransform` of controller-runtime (`pkg/cache`).
     pub fn transform(self, transform: Transform) -> Self {
         Self { transform: Some(transform), ..self }

@@ -260,6 +260,15 @@ impl Handler {
         Self::Generic(Arc::new(self), Arc::new(handle))
     }
 
+    /// Returns whether the requests of changes name objects, and are no choice of a function.
+    pub(super) fn names_objects(&self) -> bool {
+        match self {
+            Self::Object | Self::Owner { .. } => true,
+            Self::Map(_) | Self::Delta(_) | Self::Decoded(_) => false,
+            Self::Generic(handler, _) => handler.names_objects(),
+        }
+    }
+
     /// Returns whether the handler maps generic events.
     pub(super) fn takes_generic(&self) -> bool {
         match self {

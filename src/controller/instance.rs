@@ -248,15 +248,15 @@ impl Builder {
             input.inputs(number, &name, &primaries, &event_filters, cluster)
         });
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let (of, within) = (name.clone(), cluster.clone());
+        let named = match reconciler.takes_keys() {
+            true => NamedInputs::of_keys(of, within, event_filters),
+            false => NamedInputs::new(of, within, Arc::clone(&primaries), event_filters),
+        };
         let spec = Spec {
             client: cluster.unfenced_client().clone(),
             inputs,
-            named: NamedInputs::new(
-                name.clone(),
-                cluster.clone(),
-                Arc::clone(&primaries),
-                event_filters.clone(),
-            ),
+            named,
             primaries: Arc::clone(&primaries),
             reconcile: erase(reconciler),
             workers: WorkerBound::new(workers, self.most_running),

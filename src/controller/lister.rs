@@ -133,7 +133,8 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     }
 
     /// Returns the cached objects that a selector selects, by a scan of all labels. Only those are
-    /// decoded.
+    /// decoded. The labels are those of the server, also with a
+    /// [`Transform`](crate::informer::Transform).
     ///
     /// # Errors
     ///

@@ -107,7 +107,8 @@ impl Predicate {
         })
     }
 
-    /// Passes changes of labels.
+    /// Passes changes of labels: those of the server, also with a
+    /// [`Transform`](crate::informer::Transform).
     pub fn labels() -> Self {
         Self::changed(|old, new| old.labels != new.labels).reading("labels")
     }

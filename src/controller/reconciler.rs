@@ -138,7 +138,8 @@ impl fmt::Display for ReconcileError {
 /// Reconciler: brings the state of one object in line with its specification.
 ///
 /// A closure is a reconciler too: see [`for_object`] for one that takes the object, and
-/// [`for_key`](super::for_key) for one that takes a key of the program's own type.
+/// [`for_key`](super::for_key) for one that takes a key of the program's own type. A type that takes
+/// such keys implements [`KeyReconciler`](super::KeyReconciler).
 ///
 /// Called for deleted objects too. Two calls for the same request never overlap. Each call is
 /// delayed until the caches of the controller's inputs hold the writes that the last call sent
@@ -179,8 +180,9 @@ pub trait Reconciler: Send + Sync + 'static {
     }
 
     /// Returns whether the reconciler takes custom keys in place of requests for objects
-    /// ([`Request::of_key`]): the controller is built only if it has no primary type. False by
-    /// default.
+    /// ([`Request::of_key`]): the controller is built only if it has no primary type, and no type
+    /// with [`Handler::Object`](super::Handler::Object) or
+    /// [`Handler::Owner`](super::Handler::Owner). False by default.
     fn takes_keys(&self) -> bool {
         false
     }

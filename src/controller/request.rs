@@ -4,7 +4,7 @@ mod key;
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-pub use self::key::{KeyError, for_key};
+pub use self::key::{KeyError, KeyReconciler, for_key, for_keys_of};
 use crate::informer::ObjectKey;
 
 /// Request to reconcile an object: its type, namespace and name, never the event. The object may be

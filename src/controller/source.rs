@@ -143,8 +143,10 @@ impl std::fmt::Debug for SourceStart {
 /// again.
 ///
 /// A source adds requests itself ([`SourceContext::enqueue`]), or delivers changes of objects for a
-/// handler and predicates ([`SourceContext::deliver`]). It may offer a cache to the reconciler
-/// ([`SourceContext::offer`]).
+/// handler and predicates ([`SourceContext::deliver`]), or generic events of objects
+/// ([`SourceContext::deliver_generic`]). `delivers` and `delivers_generic_only` describe which, so
+/// that a handler without effect is an error of the build. A source may offer a cache to the
+/// reconciler ([`SourceContext::offer`]).
 ///
 /// An implementor describes a source, which is started once in each epoch without state of earlier
 /// epochs. State kept from one epoch would pin that epoch's caches, and prevent another start.
@@ -213,8 +215,9 @@ pub trait ConditionalSource: Send + Sync + 'static {
     }
 
     /// Returns whether the source delivers generic events alone
-    /// ([`SourceContext::deliver_generic`]): false by default. Such a source takes no handler of
-    /// changes alone, since nothing would reach it.
+    /// ([`SourceContext::deliver_generic`]), as [`EventSource`](super::EventSource) does: false by
+    /// default. Such a source takes no handler of changes alone, such as
+    /// [`Handler::delta`](super::Handler::delta), since nothing would reach it.
     fn delivers_generic_only(&self) -> bool {
         false
     }

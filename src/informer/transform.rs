@@ -31,7 +31,8 @@ const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
 ///
 /// The function receives each object that is kept whole, as its [`Projection`](super::Projection)
 /// and the cut of `managedFields` leave it. Metadata entries and the objects of
-/// [`Projection::Keys`](super::Projection::Keys) are not transformed.
+/// [`Projection::Keys`](super::Projection::Keys) are not transformed. Nor are objects that
+/// [`Context::fetch`](crate::controller::Context::fetch) reads for an input with `metadata_only`.
 ///
 /// - The function must be deterministic, since a live read of an object replaces a cached one. It
 ///   must not block, since it runs in the task of the informer.
@@ -40,12 +41,16 @@ const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
 /// - Selection stays: labels, owners and deletion time in a [`Header`](super::Header) are those of
 ///   the server, since metadata entries have them too. Generation, annotations and finalizers are
 ///   those that the function leaves.
+/// - Numbers are those of a [`Value`]: integers within `i64` and `u64` are exact, and all others
+///   are rounded to the nearest `f64`.
 /// - A panic affects its object alone, which is left out like an object that cannot be decoded
 ///   ([`InformerStatus::quarantined`](super::InformerStatus::quarantined)). So is an object that is
-///   nested too deeply for a [`Value`].
+///   nested too deeply for a [`Value`], or has a number beyond `f64`, such as `1e400`. After an
+///   update that fails so, the cache keeps the previous version of the object.
 ///
 /// Do not send a transformed object back as a whole, which would remove the same parts on the
-/// server: patch or apply fields.
+/// server: patch or apply fields. Keep `finalizers` for a reconciler that calls kube's `finalizer`:
+/// without them in the object, it fails and never cleans up.
 ///
 /// Semantics: `cache.TransformFunc` of client-go (`tools/cache/controller.go`), except that
 /// identity and selection stay, and that an error concerns one object.

@@ -36,6 +36,8 @@ struct Probe {
     given_back: Arc<AtomicUsize>,
     gate: bool,
     preparing: Preparing,
+    // Epoch of the last run.
+    last: Arc<Mutex<Option<Epoch>>>,
 }
 
 /// Behaviour of `prepare`.
@@ -85,6 +87,7 @@ impl Probe {
             given_back: Arc::default(),
             gate: false,
             preparing: Preparing::Succeeds,
+            last: Arc::default(),
         }
     }
 
@@ -116,6 +119,7 @@ impl Probe {
 
 impl Runnable for Probe {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        *self.last.lock().unwrap() = Some(epoch.clone());
         let log = self.log.clone();
         let group = self.group;
         log.lock().unwrap().push(format!("start {group:?}"));

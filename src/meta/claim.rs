@@ -18,21 +18,23 @@ pub(crate) enum Claim {
     Adopt,
     /// Child that no longer matches.
     Release,
-    /// Child of another owner, or orphan that does not match.
+    /// Child of another owner, attachment of a decorator, or orphan that does not match.
     Ignore,
 }
 
-/// Decides about one object. An attachment of a decorator is never a child, though both have the
-/// same owner: the two controllers would release and create it in turns.
+/// Decides about one object. An attachment of a decorator is never a child, whatever its owner: the
+/// two controllers would release and create it in turns.
 pub(crate) fn claim(
     object: &Header,
     parent_uid: &str,
     parent_terminating: bool,
     selector: &Selector,
 ) -> Claim {
+    if object.annotations.contains_key(DECORATED_BY) {
+        return Claim::Ignore;
+    }
     let matches = selector.matches(&object.labels);
     match object.owners.iter().find(|owner| owner.controller) {
-        Some(_) if object.annotations.contains_key(DECORATED_BY) => Claim::Ignore,
         Some(owner) if *owner.uid == *parent_uid => match (matches, parent_terminating) {
             (true, _) => Claim::Owned,
             (false, false) => Claim::Release,
@@ -140,13 +142,15 @@ mod tests {
     #[test]
     fn attachment_of_a_decorator_is_neither_claimed_nor_released() {
         let selector = Selector::label("a", "b");
-        for labelled in [true, false] {
-            let mut attachment = object(Some("p"), labelled, false);
-            attachment.annotations = [(DECORATED_BY, "things")].into_iter().collect();
+        for owner in [Some("p"), Some("other"), None] {
+            for labelled in [true, false] {
+                let mut attachment = object(owner, labelled, false);
+                attachment.annotations = [(DECORATED_BY, "things")].into_iter().collect();
 
-            let claim = claim(&attachment, "p", false, &selector);
+                let claim = claim(&attachment, "p", false, &selector);
 
-            assert_eq!(claim, Claim::Ignore, "{labelled}");
+                assert_eq!(claim, Claim::Ignore, "{owner:?} {labelled}");
+            }
         }
     }
 

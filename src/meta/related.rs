@@ -45,8 +45,8 @@ pub(crate) struct RelatedObjects {
 
 #[derive(Debug, Default)]
 struct RelatedState {
-    /// Responses by parent, then by uid with revision. Bounded by the older revisions of the last
-    /// sync that found one; a rollout that ends leaves the response of the latest one.
+    /// Responses by parent, then by uid with revision. Bounded by the revisions of the last sync; a
+    /// rollout that ends leaves the response of the latest one.
     responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
@@ -117,15 +117,26 @@ impl RelatedObjects {
         is_current.then(|| Arc::clone(&response.rules))
     }
 
-    /// Returns the rules of a parent from its last response, even if that is outdated.
-    pub(crate) fn last_response(&self, key: &Request, uid: &str) -> Option<Arc<[RelatedRule]>> {
-        let state = self.lock();
-        state.responses.get(key)?.get(uid).map(|response| Arc::clone(&response.rules))
+    /// Returns the rules of the older revisions of a parent from their last responses, even if these
+    /// are outdated. A revision without a response has the rules of the latest one: it was the
+    /// latest one until now, or was not synced yet. Removes the responses of all other revisions.
+    pub(crate) fn rules_of_older(
+        &self,
+        key: &Request,
+        latest: &Arc<str>,
+        older: &[Arc<str>],
+    ) -> Vec<Arc<[RelatedRule]>> {
+        let mut state = self.lock();
+        let Some(responses) = state.responses.get_mut(key) else { return Vec::new() };
+        let last = |uid: &Arc<str>| responses.get(uid).map(|response| Arc::clone(&response.rules));
+        let rules = older.iter().filter_map(|uid| last(uid).or_else(|| last(latest))).collect();
+        // Without a rolling method, these may be of a sync that ended after an edit of the method.
+        responses.retain(|uid, _| uid == latest || older.contains(uid));
+        rules
     }
 
-    /// Keeps the rules of a parent, until [`RelatedObjects::retain_responses`] removes them, or those
-    /// of a parent that was created anew replace them. The uid of a revision is that of its parent,
-    /// a slash and the name.
+    /// Keeps the rules of a parent, until its revision has ended, or those of a parent that was
+    /// created anew replace them. The uid of a revision is that of its parent, a slash and the name.
     pub(crate) fn keep_response(
         &self,
         key: &Request,
@@ -140,7 +151,7 @@ impl RelatedObjects {
         responses.insert(uid.clone(), CachedRules { declared, at, rules });
     }
 
-    /// Removes the responses for a parent except those of these uids: revisions end.
+    /// Removes the responses for a parent except those of these uids: its other revisions have ended.
     pub(crate) fn retain_responses(&self, key: &Request, uids: &[Arc<str>]) {
         if let Some(responses) = self.lock().responses.get_mut(key) {
             responses.retain(|uid, _| uids.contains(uid));

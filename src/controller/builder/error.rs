@@ -23,13 +23,13 @@ pub enum BuildError {
          request instead, and read the object with Context::lister"
     )]
     NotTheOnlyPrimary(ControllerName, TypeRef),
-    /// Add the type with `watches`, and a handler that maps its objects to keys
-    /// ([`Request::of_key`](crate::controller::Request::of_key)).
+    /// Add the type with `watches`, or the source with `watches_source`, and a handler that maps
+    /// its objects to keys ([`Request::of_key`](crate::controller::Request::of_key)).
     #[error(
-        "{0}: the reconciler takes custom keys, and requests of the primary type {1} name objects; \
-         add it with watches and a handler that maps to keys"
+        "{0}: the reconciler takes custom keys, and the requests of {1} name objects; watch it \
+         with a handler that maps to keys by Request::of_key"
     )]
-    PrimaryOfKeys(ControllerName, TypeRef),
+    ObjectRequests(ControllerName, String),
     /// Call `for_`, which names the type of the owner.
     #[error("{0} owns {1} but has no primary type; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
-use super::BuildError;
+use super::{BuildError, delivers_generic_only};
 use crate::{
     controller::{
         Cluster, ConditionalSource, Handler, Predicate, WatchErrorHandler,
@@ -79,6 +79,30 @@ impl InputOptions {
         }
     }
 
+    /// Returns the name of the input's type or source, for messages.
+    fn label(&self) -> String {
+        match &self.kind {
+            InputKind::Kind(kind) => kind.filter.type_ref.to_string(),
+            InputKind::Source(source, _) => guard::run(|| source.name()).unwrap_or_default(),
+        }
+    }
+
+    /// Checks that the requests of the input name no objects, for a reconciler of custom keys.
+    pub(super) fn check_keys(&self, name: &ControllerName) -> Result<(), BuildError> {
+        let names_objects = match &self.kind {
+            InputKind::Kind(kind) => kind.role.names_objects(),
+            // Any other source may add requests itself, without its handler.
+            InputKind::Source(source, handlers) => {
+                matches!(&*handlers.handler, Handler::Object | Handler::Owner { .. })
+                    && delivers_generic_only(&***source)
+            }
+        };
+        match names_objects {
+            true => Err(BuildError::ObjectRequests(name.clone(), self.label())),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the inputs of a controller with these primary types: one for each namespace.
     /// `number` is the position among the inputs of the builder.
     pub(in crate::controller) fn inputs(
@@ -91,11 +115,7 @@ impl InputOptions {
     ) -> Result<Vec<Input>, BuildError> {
         let mode = self.mode;
         if mode == InputMode::Plain && !self.conditions.is_empty() {
-            let label = match &self.kind {
-                InputKind::Kind(kind) => kind.filter.type_ref.to_string(),
-                InputKind::Source(source, _) => guard::run(|| source.name()).unwrap_or_default(),
-            };
-            return Err(BuildError::PlainCondition(name.clone(), label));
+            return Err(BuildError::PlainCondition(name.clone(), self.label()));
         }
         let source = match self.kind {
             InputKind::Source(source, handlers) => match guard::run(|| source.name()) {
@@ -120,6 +140,16 @@ impl InputOptions {
         let conditions = self.conditions;
         let input = |source| Input { source, mode, conditions: conditions.clone(), part_of };
         Ok(source.into_iter().map(input).collect())
+    }
+}
+
+impl Role {
+    /// Returns whether the requests name objects, and are no choice of a function of the user.
+    fn names_objects(&self) -> bool {
+        match self {
+            Self::Primary | Self::Owned { .. } => true,
+            Self::Watched(handler) | Self::Claimed(handler) => handler.names_objects(),
+        }
     }
 }
 

@@ -109,8 +109,9 @@ impl Builder {
 
     /// Adds a custom source, with a handler that maps the changes that it delivers
     /// ([`SourceContext::deliver`](crate::controller::SourceContext::deliver)) to requests. Not for a source that
-    /// only adds requests, such as [`ChannelSource`](crate::controller::ChannelSource). An
-    /// [`EventSource`](crate::controller::EventSource) needs a handler of generic events.
+    /// only adds requests, such as [`ChannelSource`](crate::controller::ChannelSource). A source
+    /// that delivers generic events alone, such as
+    /// [`EventSource`](crate::controller::EventSource), needs a handler of them.
     pub fn watches_source(mut self, source: impl ConditionalSource, handler: Handler) -> Self {
         if !delivers(&source) {
             self.record(BuildError::RequestsOnly, "watches_source");

@@ -88,7 +88,7 @@ impl Builder {
     /// of the cluster. Inputs with clones of one [`Transform`] share a watch.
     ///
     /// Not for `keys_only`, which keeps no content. With `metadata_only` the function receives the
-    /// metadata.
+    /// metadata, and [`Context::fetch`](crate::controller::Context::fetch) does not call it.
     pub fn transform(self, transform: Transform) -> Self {
         self.last("transform", |kind| kind.filter.transform = Some(transform))
     }

@@ -59,6 +59,9 @@ fn input_of(
 ) -> Result<Input, InputError> {
     let controller = || named.controller.clone();
     let builder = describe(Builder::new(controller()));
+    if named.takes_keys {
+        builder.check_keys()?;
+    }
     if builder.has_primary() {
         return Err(InputError::Primary(controller(), name.to_owned()));
     }

@@ -38,7 +38,10 @@ impl Context {
     /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
     /// the input keeps only its metadata. `None` if the input has no such object. A read from the
     /// server needs the right to `get`, and may return a newer object of that name than the cache.
-    /// The transform of the input applies to either.
+    ///
+    /// The transform of the input applies to either, and receives the same parts, without
+    /// `managedFields` unless the input keeps them. It does not apply for an input with
+    /// `metadata_only`, whose objects are returned as the server has them.
     ///
     /// # Errors
     ///
@@ -62,14 +65,25 @@ impl Context {
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {
                 let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;
-                let Some(transform) = &attached.key.transform else {
+                let transform = attached.key.transform.as_ref().filter(|_| is_cached_whole);
+                let Some(transform) = transform else {
                     return found(self.client().request(request).await);
                 };
                 let object = found(self.client().request::<Value>(request).await)?;
-                let object = object.map(|object| transform.apply(object)).transpose()?;
-                Ok(object.map(serde_json::from_value).transpose()?)
+                let Some(mut object) = object else { return Ok(None) };
+                if !attached.key.managed_fields {
+                    cut_managed_fields(&mut object);
+                }
+                Ok(Some(serde_json::from_value(transform.apply(object)?)?))
             }
         }
+    }
+}
+
+/// Removes `managedFields`, as the cache does before it transforms an object.
+fn cut_managed_fields(object: &mut Value) {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
     }
 }
 

@@ -25,6 +25,8 @@ pub(in crate::controller) struct NamedInputs {
     pub(in crate::controller) cluster: Cluster,
     pub(in crate::controller) primaries: Arc<[TypeRef]>,
     pub(in crate::controller) event_filters: Vec<Predicate>,
+    /// True if the reconciler takes custom keys, so that no input may name objects.
+    pub(in crate::controller) takes_keys: bool,
     state: Mutex<InputsState>,
     // Wakes the run of the current epoch.
     wake: Arc<Notify>,
@@ -69,8 +71,19 @@ impl NamedInputs {
         primaries: Arc<[TypeRef]>,
         event_filters: Vec<Predicate>,
     ) -> Arc<Self> {
+        let (takes_keys, state, wake) = (false, Mutex::default(), Arc::default());
+        Arc::new(Self { controller, cluster, primaries, event_filters, takes_keys, state, wake })
+    }
+
+    /// Returns the inputs of a controller of custom keys, which has no primary type.
+    pub(in crate::controller) fn of_keys(
+        controller: ControllerName,
+        cluster: Cluster,
+        event_filters: Vec<Predicate>,
+    ) -> Arc<Self> {
+        let (primaries, takes_keys) = (Arc::default(), true);
         let (state, wake) = (Mutex::default(), Arc::default());
-        Arc::new(Self { controller, cluster, primaries, event_filters, state, wake })
+        Arc::new(Self { controller, cluster, primaries, event_filters, takes_keys, state, wake })
     }
 
     /// Declares an input. Returns its state, and the states of those that it replaces.

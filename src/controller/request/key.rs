@@ -67,12 +67,78 @@ impl Request {
     }
 }
 
+/// Reconciler of custom keys, for a type of the program: [`for_keys_of`] makes a [`Reconciler`] of
+/// it. For a closure call [`for_key`].
+///
+/// ```no_run
+/// use pilotlight::controller::{self, *};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Deserialize, Serialize)]
+/// struct Shard {
+///     tenant: String,
+///     number: u32,
+/// }
+///
+/// struct Sharder {
+///     greeting: String,
+/// }
+///
+/// impl KeyReconciler<Shard> for Sharder {
+///     async fn reconcile(&self, shard: Shard, _: Context) -> Result<Outcome, ReconcileError> {
+///         println!("{} {} {}", self.greeting, shard.tenant, shard.number);
+///         Ok(Outcome::Done)
+///     }
+/// }
+///
+/// # fn build(cluster: &Cluster) -> Result<Controller, BuildError> {
+/// // The program sends `Request::of_key(&Shard { .. })?`.
+/// let (requests, source) = ChannelSource::new(100);
+/// # drop(requests);
+/// let sharder = Sharder { greeting: "hello".into() };
+/// Controller::builder("shards").source(source).build(cluster, controller::for_keys_of(sharder))
+/// # }
+/// ```
+pub trait KeyReconciler<K>: Send + Sync + 'static {
+    /// Reconciles one key.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Reconciler::reconcile`].
+    fn reconcile(
+        &self,
+        key: K,
+        context: Context,
+    ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send;
+}
+
+/// Closure that takes the custom key.
+///
+/// Closures implement [`KeyReconciler`] only in here: as both kinds of reconcilers, a closure of
+/// requests would have two methods `reconcile`.
+struct KeyClosure<F>(F);
+
+impl<K, F, R> KeyReconciler<K> for KeyClosure<F>
+where
+    F: Fn(K, Context) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
+{
+    fn reconcile(
+        &self,
+        key: K,
+        context: Context,
+    ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
+        (self.0)(key, context)
+    }
+}
+
 /// Returns a reconciler that takes the custom key of a request, made by [`Request::of_key`].
 ///
 /// The controller has no primary type, and is not built otherwise: requests of a primary type name
 /// its objects. Its inputs are sources of requests, such as a
 /// [`ChannelSource`](crate::controller::ChannelSource), and types whose handlers map changes to
-/// keys. A request that names no key of the type `K` is an error, retried when it is added again.
+/// keys. A type with `Handler::Object` or `Handler::Owner`, which name objects, is refused too. A
+/// request that names no key of the type `K` is an error, retried when it is added again.
 ///
 /// The promises about requests hold for keys: one reconcile of a key at a time, retries, requests
 /// that are carried over to the next epoch, and caches that hold the writes of the key's last
@@ -121,20 +187,28 @@ where
     F: Fn(K, Context) -> R + Send + Sync + 'static,
     R: Future<Output = Result<Outcome, ReconcileError>> + Send,
 {
-    KeyReconciler { reconcile, key: PhantomData::<fn() -> K> }
+    for_keys_of::<K, KeyClosure<F>>(KeyClosure(reconcile))
 }
 
-/// Reconciler whose closure takes the custom key.
-struct KeyReconciler<K, F> {
-    reconcile: F,
+/// Like [`for_key`], for a type of the program that implements [`KeyReconciler`].
+pub fn for_keys_of<K, T>(reconciler: T) -> impl Reconciler
+where
+    K: DeserializeOwned + Send + 'static,
+    T: KeyReconciler<K>,
+{
+    KeyDecoder { reconciler, key: PhantomData::<fn() -> K> }
+}
+
+/// Reconciler that decodes the custom key of each request for another one.
+struct KeyDecoder<K, T> {
+    reconciler: T,
     key: PhantomData<fn() -> K>,
 }
 
-impl<K, F, R> Reconciler for KeyReconciler<K, F>
+impl<K, T> Reconciler for KeyDecoder<K, T>
 where
     K: DeserializeOwned + Send + 'static,
-    F: Fn(K, Context) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
+    T: KeyReconciler<K>,
 {
     async fn reconcile(
         &self,
@@ -142,7 +216,7 @@ where
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let key = request.custom_key::<K>().terminal()?;
-        (self.reconcile)(key, context).await
+        KeyReconciler::reconcile(&self.reconciler, key, context).await
     }
 
     fn takes_keys(&self) -> bool {

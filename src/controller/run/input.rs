@@ -247,6 +247,9 @@ impl InputRun {
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(_) | Verdict::Unknown(_) => {
                     if verdict.is_absent() {
+                        if let InputSource::Kind(source) = &self.input.source {
+                            source.delete_held(self.context(&self.feed, &self.release));
+                        }
                         drop(self.statuses.change(self.number, InputStatus::detach));
                     }
                     messages(verdict.reasons())

@@ -200,6 +200,9 @@ impl KindSource {
             // The type was lost after the source became ready.
             return SourceEnd::TypeGone;
         };
+        if self.change_since_held(&context) == Some(TypeChange::Replaced) {
+            KindRun::new(self, context.clone()).delete_all(None);
+        }
         let prepared = context.statuses.change(context.input, |input| input.prepared.take());
         let mut subscription = prepared
             .filter(|prepared| self.is_current(prepared, &served))
@@ -239,7 +242,7 @@ impl KindSource {
                 context.released().await;
                 drop(context.statuses.change(context.input, InputStatus::detach));
             }
-            DetachReason::TypeGone => run.delete_all(&subscription),
+            DetachReason::TypeGone => run.delete_all(Some(&subscription)),
             DetachReason::TypeServed => {
                 run.deliver_pending(&subscription);
                 // Reconciles continue over this cache until its replacement has synced.
@@ -259,6 +262,31 @@ impl KindSource {
             None => input.held.replace(subscription),
             Some(_) => Some(subscription),
         })
+    }
+
+    /// Returns the change of the type since the subscription that is held; `None` without one.
+    fn change_since_held(&self, context: &SourceContext) -> Option<TypeChange> {
+        let identity = context.statuses.change(context.input, |input| {
+            input.held.as_ref().map(|held| held.key().identity.clone())
+        })?;
+        Some(self.types.get(self.type_ref()).change_since(&identity))
+    }
+
+    /// Delivers deletions for the objects of the held cache if its type was lost between two starts
+    /// of this source.
+    pub(in crate::controller) fn delete_held(&self, context: SourceContext) {
+        let is_gone = match (self.mode, self.change_since_held(&context)) {
+            // The manager is about to stop the epoch.
+            (InputMode::Required, _) | (_, None) => false,
+            (InputMode::Optional, Some(_)) => true,
+            // The absent type may be another one of the condition.
+            (InputMode::Plain, Some(change)) => {
+                matches!(change, TypeChange::Absent | TypeChange::Replaced)
+            }
+        };
+        if is_gone {
+            KindRun::new(self, context).delete_all(None);
+        }
     }
 
     /// Waits until the reason to leave the informer is known, which decides about its objects.

@@ -62,6 +62,31 @@ async fn requests_of_equal_keys_are_merged_while_queued() {
     harness.shutdown().await;
 }
 
+/// Reconciler of keys that logs them.
+struct Sharder(Log);
+
+impl KeyReconciler<Shard> for Sharder {
+    async fn reconcile(&self, shard: Shard, _: Context) -> Result<Outcome, ReconcileError> {
+        self.0.lock().unwrap().push(format!("{} {}", shard.tenant, shard.number));
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_reconciled_by_a_type_of_the_program() {
+    let harness = Harness::new();
+    let (requests, source) = ChannelSource::new(10);
+    let sharder = for_keys_of(Sharder(Arc::clone(&harness.log)));
+    let controller = builder().source(source).build(&harness.cluster, sharder).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    requests.send(key("a", 1)).await.unwrap();
+
+    assert_eq!(harness.log().await, ["a 1"]);
+    harness.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn changes_of_config_maps_are_mapped_to_keys() {
     let harness = Harness::new();

@@ -1,7 +1,10 @@
 //! Builder calls without effect, or with an unintended one: errors of the build.
 
 use super::{typed::Widget, *};
-use crate::manager::always;
+use crate::{
+    kind::GroupKind,
+    manager::{Readiness, always},
+};
 
 fn error(built: Result<Controller, BuildError>) -> String {
     built.map(drop).unwrap_err().to_string()
@@ -34,20 +37,79 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reconciler_of_keys_takes_no_primary_type() {
+async fn reconciler_of_keys_takes_no_input_whose_requests_name_objects() {
     let harness = Harness::new();
     let built = |builder: Builder| {
         let reconcile = |_: (String, u32), _: Context| async { Ok(Outcome::Done) };
         builder.build(&harness.cluster, for_key(reconcile))
     };
+    let keys = || builder().watches_type(widgets(), Handler::map(|_| Vec::new()));
+    let message = |label: &str| {
+        format!(
+            "widgets: the reconciler takes custom keys, and the requests of {label} name objects; \
+             watch it with a handler that maps to keys by Request::of_key"
+        )
+    };
+    let owner = || Handler::Owner {
+        owner: GroupKind { group: "example.com".into(), kind: "Widget".into() },
+        only_controller: true,
+    };
+    let parts_label = "parts.example.com/v1";
 
-    drop(built(builder().watches_type(parts(), Handler::map(|_| Vec::new()))).unwrap());
-    assert_eq!(
-        error(built(builder().watches::<Widget>(Handler::Object).for_type(parts()))),
-        "widgets: the reconciler takes custom keys, and requests of the primary type \
-         parts.example.com/v1 name objects; add it with watches and a handler that maps to keys"
-    );
+    drop(built(keys().source(ChannelSource::new(1).1)).unwrap());
+    drop(built(keys().watches_type(parts(), Handler::delta(|_, _| {}))).unwrap());
+    let own = Handler::Object.generic(|_, _| {});
+    drop(built(keys().watches_source(EventSource::new(1).1, own)).unwrap());
+    for (wrong, label) in [
+        (keys().for_type(parts()), parts_label),
+        (keys().owns_type(parts()), parts_label),
+        (keys().watches_type(parts(), Handler::Object), parts_label),
+        (keys().watches_type(parts(), owner()), parts_label),
+        (keys().claims_type(parts(), Handler::Object), parts_label),
+        (keys().watches_source(EventSource::new(1).1, Handler::Object), "a channel of events"),
+        (keys().source(EventSource::new(1).1), "a channel of events"),
+    ] {
+        assert_eq!(error(built(wrong)), message(label));
+    }
     harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_that_is_added_late_names_no_objects_for_a_reconciler_of_keys() {
+    let harness = Harness::new();
+    let keys = || Handler::map(|_| Vec::new());
+    let reconcile = |_: (String, u32), _: Context| async { Ok(Outcome::Done) };
+    let described = builder().watches_type(widgets(), keys());
+    let inputs = described.build(&harness.cluster, for_key(reconcile)).unwrap().inputs();
+    let message = "widgets: the reconciler takes custom keys, and the requests of \
+                   parts.example.com/v1 name objects; watch it with a handler that maps to keys by \
+                   Request::of_key";
+
+    let added = inputs.add("late", |input| input.watches_type(parts(), Handler::Object));
+    assert_eq!(added.unwrap_err().to_string(), message);
+    drop(inputs.add("late", |input| input.watches_type(parts(), keys())).unwrap());
+    let replaced = inputs.replace("late", |input| input.watches_type(parts(), Handler::Object));
+
+    assert_eq!(replaced.unwrap_err().to_string(), message);
+    harness.shutdown().await;
+}
+
+/// Source of generic events, as a user would write it.
+struct Reviews;
+
+impl ConditionalSource for Reviews {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+
+    fn start_notify_done(&self, _context: SourceContext) -> SourceStart {
+        let (synced, done) = (async { Ok(()) }.boxed(), async { SourceEnd::Stopped }.boxed());
+        SourceStart { synced, done }
+    }
+
+    fn delivers_generic_only(&self) -> bool {
+        true
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -63,9 +125,11 @@ async fn source_of_generic_events_takes_no_handler_of_changes_alone() {
     for handler in [Handler::Object, Handler::map(|_| Vec::new()), changes().generic(|_, _| {})] {
         drop(built(handler).unwrap());
     }
-    for handler in [changes(), decoded()] {
+    let log = || LoggingReconciler { log: Log::default() };
+    let own = builder().watches_source(Reviews, changes()).build(&harness.cluster, log());
+    for refused in [built(changes()), built(decoded()), own] {
         assert_eq!(
-            error(built(handler)),
+            error(refused),
             "widgets: the source delivers generic events only, and its handler takes none; add a \
              function for them with Handler::generic"
         );

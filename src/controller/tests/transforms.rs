@@ -207,3 +207,44 @@ async fn object_that_is_fetched_from_the_server_is_transformed_too() {
         harness.shutdown().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn transform_of_a_fetched_object_receives_what_the_cache_would_keep() {
+    // 7 without `managedFields`, 8 with them.
+    let transform = || {
+        Transform::new(|object| {
+            let is_cut = object["metadata"].get("managedFields").is_none();
+            object["spec"]["size"] = json!(if is_cut { 7 } else { 8 });
+        })
+    };
+    let owned = || builder().for_::<Part>().owns_type(widgets()).transform(transform());
+    let cases = [
+        (owned(), "Some(7)"),
+        (owned().managed_fields(), "Some(8)"),
+        // A transform of metadata expects no whole object.
+        (owned().metadata_only(), "Some(1)"),
+    ];
+    for (described, expected) in cases {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Part");
+        harness.server.apply(sized("a", 1));
+        harness.server.apply(object("Part", "p", "p"));
+        let log = Arc::clone(&harness.log);
+        let reconcile = move |_: Request, context: Context| {
+            let log = Arc::clone(&log);
+            async move {
+                let widget = context.fetch::<Widget>(&ObjectKey::namespaced("ns", "a")).await?;
+                log.lock().unwrap().push(format!("{:?}", widget.map(|widget| widget.spec.size)));
+                Ok(Outcome::Done)
+            }
+        };
+        let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+        harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+
+        harness.state(ControllerState::Running).await;
+
+        assert_eq!(harness.log().await, [expected]);
+        harness.shutdown().await;
+    }
+}

@@ -195,6 +195,7 @@ async fn end_of_a_replaced_run_ends_nothing_of_its_replacement() {
         harness.until("widgets", begun).await;
 
         let new = Probe::new(Body::UntilStopped).arc();
+        let last = Arc::clone(&new.last);
         harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
         assert_eq!(harness.next_done().await.0, 1);
         harness.until("widgets", ControllerState::Running).await;
@@ -203,6 +204,8 @@ async fn end_of_a_replaced_run_ends_nothing_of_its_replacement() {
 
         let status = harness.handle.status_of("widgets").unwrap();
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 2));
+        let replacement = last.lock().unwrap().take().unwrap();
+        assert!(replacement.fence().pass().is_ok(), "its requests are sent");
         harness.handle.remove("widgets").await;
         assert_eq!(harness.next_done().await, (2, DoneReason::Cancelled));
         harness.stop().await.unwrap();

@@ -43,7 +43,7 @@ pub(super) enum ExistingObject {
         message: String,
         /// Controller of the object.
         owner: Option<OtherOwner>,
-        /// Uid of an object without a controller.
+        /// Uid of an object without a controller that no other decorator attached.
         free: Option<String>,
     },
 }
@@ -56,8 +56,6 @@ pub(super) async fn explain_existing(
     key: &ObjectKey,
     doing: &str,
 ) -> ExistingObject {
-    let behind =
-        |why: &str| ExistingObject::Passing(SyncError::Outdated(format!("{doing}: {why}")));
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => return ExistingObject::Absent,
@@ -66,15 +64,11 @@ pub(super) async fn explain_existing(
     let metadata = &live.metadata;
     let mut owners = metadata.owner_references.iter().flatten();
     let controller = owners.find(|owner| owner.controller == Some(true));
-    let labels = metadata.labels.iter().flatten();
-    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let annotations = metadata.annotations.iter().flatten();
-    let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let going = live.is_terminating();
+    let annotations = metadata.annotations.as_ref().map(StringMap::from).unwrap_or_default();
     match controller {
         // The cache lags behind.
         Some(owner) if *owner.uid == *parent.uid && ownership.is_marked(&annotations) => {
-            behind("the cache is behind")
+            passing(doing, "the cache is behind")
         }
         Some(owner) if *owner.uid == *parent.uid => ExistingObject::NotOurs {
             message: format!(
@@ -95,24 +89,50 @@ pub(super) async fn explain_existing(
             }),
             free: None,
         },
-        None if going => behind("the old object is being deleted"),
-        None => match ownership.adopts() {
-            Some(selector) if selector.matches(&labels) => behind("it is about to be adopted"),
-            Some(selector) => ExistingObject::NotOurs {
-                message: format!(
-                    "{doing}: it exists already, has no owner and does not match the parent's \
-                     selector {selector}"
-                ),
-                owner: None,
-                free: metadata.uid.clone(),
-            },
-            None => ExistingObject::NotOurs {
-                message: format!("{doing}: it exists already and has no owner"),
-                owner: None,
-                free: metadata.uid.clone(),
-            },
-        },
+        None if live.is_terminating() => passing(doing, "the old object is being deleted"),
+        None => explain_orphan(parent, ownership, &live, &annotations, doing),
     }
+}
+
+/// Explains a live object without a controller. It is adopted if it matches the selector of a parent
+/// that is not being deleted, and never if a decorator attached it.
+fn explain_orphan(
+    parent: &Parent,
+    ownership: &Ownership,
+    live: &ServerObject,
+    annotations: &StringMap,
+    doing: &str,
+) -> ExistingObject {
+    let not_ours = |why: &str, free: Option<String>| ExistingObject::NotOurs {
+        message: format!("{doing}: it exists already{why}"),
+        owner: None,
+        free,
+    };
+    let decorator = annotations.get(DECORATED_BY);
+    if let Some(decorator) = decorator.filter(|_| !ownership.is_marked(annotations)) {
+        let why = format!(", has no owner and is attached by the DecoratorController {decorator}");
+        return not_ours(&why, None);
+    }
+    let free = live.metadata.uid.clone();
+    let labels = live.metadata.labels.as_ref().map(StringMap::from).unwrap_or_default();
+    match ownership.adopts() {
+        Some(selector) if selector.matches(&labels) && !parent.terminating => {
+            passing(doing, "it is about to be adopted")
+        }
+        Some(selector) if selector.matches(&labels) => {
+            not_ours(", has no owner and is not adopted by a parent that is being deleted", free)
+        }
+        Some(selector) => {
+            let why = format!(", has no owner and does not match the parent's selector {selector}");
+            not_ours(&why, free)
+        }
+        None => not_ours(" and has no owner", free),
+    }
+}
+
+/// Returns a state that ends by itself.
+fn passing(doing: &str, why: &str) -> ExistingObject {
+    ExistingObject::Passing(SyncError::Outdated(format!("{doing}: {why}")))
 }
 
 /// Returns whether a declared controller, perhaps of another process, has written the object.
@@ -120,4 +140,48 @@ fn is_declared_child(live: &ServerObject, annotations: &StringMap) -> bool {
     annotations.get(LAST_APPLIED).is_some()
         || annotations.get(DECORATED_BY).is_some()
         || live.is_managed_by(FIELD_MANAGER)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::meta::children::fixtures::parent;
+
+    #[test]
+    fn object_without_a_controller_is_adopted_free_or_attached_by_a_decorator() {
+        let selected = Ownership::Selected { selector: "app=x".parse().unwrap(), generated: false };
+        let attaching = Ownership::Annotated { controller: "ours".to_owned() };
+        // `None` is a state that ends by itself, and `Some` whether the object is free.
+        for (ownership, terminating, label, attached_by, expected) in [
+            (&selected, false, "x", None, None),
+            (&selected, true, "x", None, Some(true)),
+            (&selected, false, "y", None, Some(true)),
+            (&selected, false, "x", Some("ours"), Some(false)),
+            (&selected, true, "x", Some("ours"), Some(false)),
+            (&selected, false, "y", Some("ours"), Some(false)),
+            (&attaching, false, "x", None, Some(true)),
+            (&attaching, false, "x", Some("ours"), Some(true)),
+            (&attaching, false, "x", Some("theirs"), Some(false)),
+        ] {
+            let parent = Parent { terminating, ..parent(Some("ns")) };
+            let live = json!({"metadata": {"name": "c", "uid": "u", "labels": {"app": label}}});
+            let live: ServerObject = serde_json::from_str(&live.to_string()).unwrap();
+            let annotations = attached_by.map(|name| (DECORATED_BY, name)).into_iter().collect();
+
+            let found = explain_orphan(&parent, ownership, &live, &annotations, "creating c");
+
+            let found = match found {
+                ExistingObject::Absent => panic!("it exists"),
+                ExistingObject::Passing(_) => None,
+                ExistingObject::NotOurs { message, free, .. } => {
+                    let is_attached = message.contains("attached by the DecoratorController");
+                    assert_eq!(is_attached, free.is_none(), "{message}");
+                    Some(free.is_some())
+                }
+            };
+            assert_eq!(found, expected, "{terminating} {label} {attached_by:?}: {ownership:?}");
+        }
+    }
 }

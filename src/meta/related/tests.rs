@@ -123,7 +123,7 @@ async fn responses_of_ended_revisions_and_of_an_earlier_parent_are_removed() {
     };
     let kept = || {
         let all = ["u", "u/one", "u/two", "v"];
-        let kept = all.into_iter().filter(|uid| related.last_response(&key, uid).is_some());
+        let kept = all.into_iter().filter(|uid| related.response(&key, uid, declared).is_some());
         kept.collect::<Vec<_>>()
     };
     for uid in ["u", "u/one", "u/two"] {
@@ -153,4 +153,26 @@ async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     assert!(related.response(&key, "u", one).is_some());
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(related.response(&key, "u", one).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_keeps_the_responses_of_its_live_revisions_alone() {
+    let (related, key) = (RelatedObjects::default(), parent("a"));
+    let [latest, one, two, new] = ["u", "u/one", "u/two", "u/new"].map(Arc::<str>::from);
+    let declared = Fingerprint::of(b"{}").unwrap();
+    let rules: [Arc<[RelatedRule]>; 3] = std::array::from_fn(|_| Arc::from([]));
+    for (uid, rules) in [&latest, &one, &two].into_iter().zip(&rules) {
+        related.keep_response(&key, uid, declared, rules);
+    }
+
+    let older = related.rules_of_older(&key, &latest, &[two.clone(), new]);
+
+    assert_eq!(older.len(), 2);
+    assert!(Arc::ptr_eq(&older[0], &rules[2]));
+    assert!(Arc::ptr_eq(&older[1], &rules[0]), "it has none of its own yet");
+    assert!(related.response(&key, &one, declared).is_none());
+    assert!(related.response(&key, &two, declared).is_some());
+    assert!(related.rules_of_older(&key, &latest, &[]).is_empty(), "no method is rolling");
+    assert!(related.response(&key, &two, declared).is_none());
+    assert!(related.response(&key, &latest, declared).is_some());
 }

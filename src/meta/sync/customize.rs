@@ -39,15 +39,8 @@ impl ParentReconciler {
             related.leave(&parent.key, context);
             return Ok((Arc::default(), Vec::new()));
         };
-        let mut uids: Vec<_> = older.iter().map(|older| older.call().parent(parent).uid).collect();
-        let last = |uid: &Arc<str>| related.last_response(&parent.key, uid);
-        // A revision without a response was the latest one until now, or was not synced yet.
-        let kept = uids.iter().filter_map(|uid| last(uid).or_else(|| last(&parent.uid)));
-        let kept: Vec<_> = kept.collect();
-        if !older.is_empty() {
-            uids.push(parent.uid.clone());
-            related.retain_responses(&parent.key, &uids);
-        }
+        let uids: Vec<_> = older.iter().map(|older| older.call().parent(parent).uid).collect();
+        let kept = related.rules_of_older(&parent.key, &parent.uid, &uids);
         let latest = RevisionCall { json: object.json(), name: None, digest: 0 };
         let rules = self.rules(hook, parent, latest, context).await?;
         let mut all = vec![Arc::clone(&rules)];
@@ -132,7 +125,7 @@ impl ParentReconciler {
     }
 
     /// Returns the rules of a parent from an earlier response, if that is current, and the
-    /// fingerprint of its declaration.
+    /// fingerprint of both declarations: the parent's and the controller's.
     fn known_rules(
         &self,
         parent: &Parent,
@@ -140,6 +133,8 @@ impl ParentReconciler {
     ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
         let declared = Fingerprint::of_declared(called.json)
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
+        // A call may end after an edit of the controller, whose hook has other rules.
+        let declared = declared.with(&self.definition.controller);
         let uid = called.parent(parent).uid;
         Ok((declared, self.parents.related.response(&parent.key, &uid, declared)))
     }

@@ -167,8 +167,8 @@ impl<'a> KindRun<'a> {
         });
     }
 
-    /// Attaches the cache in place of the held one, and delivers deletions for the objects that
-    /// only the held one had.
+    /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
+    /// held one had. The initial changes that follow are creations only.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
         self.is_attached = true;
         let held = self.context.statuses.change(self.context.input, |input| {
@@ -177,7 +177,7 @@ impl<'a> KindRun<'a> {
         });
         if let Some(held) = held {
             for change in last_changes(&held) {
-                if change.new.is_none() && store.get(&change.key).is_none() {
+                if let Some(change) = replaced(change, store) {
                     self.deliver(&change);
                 }
             }
@@ -196,11 +196,16 @@ impl<'a> KindRun<'a> {
     }
 
     /// Delivers the pending changes, and deletions for all objects, of a type that is gone while the
-    /// epoch continues.
-    pub(super) fn delete_all(&mut self, subscription: &Subscription) {
+    /// epoch continues: those of the held subscription, if there is one.
+    pub(super) fn delete_all(&mut self, subscription: Option<&Subscription>) {
         let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
-        let changes = if lost.is_some() { last_changes(subscription) } else { Vec::new() };
-        drop(held);
+        let changes = match (&held, subscription) {
+            // The lost cache is the held one: its replacement has delivered nothing yet.
+            (Some(held), _) => last_changes(held),
+            (None, Some(subscription)) if lost.is_some() => last_changes(subscription),
+            (None, _) => Vec::new(),
+        };
+        drop((lost, held));
         // Delivered after the detach, so that the reconciles find the type missing.
         for change in changes {
             self.deliver(&change);
@@ -252,6 +257,16 @@ fn last_changes(subscription: &Subscription) -> Vec<Delta> {
     let others = objects.iter().filter(|object| !deleted.contains(object.key()));
     changes.extend(others.map(gone));
     changes
+}
+
+/// Returns a last change of a held subscription as the change to its replacement; `None` if the
+/// object is the same, or was not delivered. A changed uid is a deletion and a creation, as in any
+/// change.
+fn replaced(change: Delta, store: &Store) -> Option<Delta> {
+    let old = change.old?;
+    let new = change.new.or_else(|| store.get(&change.key));
+    let is_same = new.as_ref().is_some_and(|new| new.is_same_version(&old));
+    (!is_same).then_some(Delta { key: change.key, old: Some(old), new, initial: false })
 }
 
 fn gone(object: &Object) -> Delta {

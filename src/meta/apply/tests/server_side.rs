@@ -1,7 +1,7 @@
 //! Tests of server-side apply and of the transfer of fields between the strategies.
 
 use super::*;
-use crate::meta::LAST_APPLIED;
+use crate::meta::{LAST_APPLIED, ownership::DECORATED_BY};
 
 impl Harness {
     /// Sets the strategy, with the manager `team a`. Parents are forgotten.
@@ -113,10 +113,17 @@ async fn new_child_is_read_then_applied_and_no_request_follows() {
 async fn foreign_object_in_place_of_a_child_is_contested_and_not_applied() {
     let without_owner =
         || (applied(0, "foreign", "1"), "does not match the parent's selector app=x");
+    let attached = || {
+        let mut attachment = applied(0, "foreign", "1");
+        attachment["metadata"]["annotations"] = json!({DECORATED_BY: "things"});
+        (attachment, "is attached by the DecoratorController things")
+    };
     for (takes_over, (foreign, why)) in [
         (false, without_owner()),
         (false, (owned_by("n"), "belongs to Node n")),
         (true, (owned_by("n"), "belongs to Node n")),
+        (false, attached()),
+        (true, attached()),
     ] {
         let mut harness = taking_over(takes_over);
 

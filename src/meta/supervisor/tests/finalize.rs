@@ -227,6 +227,40 @@ async fn finalized_in_the_response_of_a_sync_removes_no_finalizer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn orphan_in_place_of_a_child_is_contested_in_a_finalization_and_holds_no_parent() {
+    let (harness, calls) = harness(|kind, request| {
+        let step = &request["parent"]["metadata"]["labels"]["step"];
+        let wants = kind == HookKind::Finalize && !step.is_null();
+        let children = if wants { vec![child()] } else { Vec::new() };
+        json!({"children": children, "finalized": step == "done"})
+    })
+    .await;
+    manage_parent(&harness, finalizing()).await;
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+    let mut orphan = child();
+    orphan["metadata"]["labels"] =
+        json!({"controller-uid": parent(&harness).unwrap()["metadata"]["uid"]});
+    harness.server.apply(orphan).unwrap();
+
+    harness.server.merge(&thing(json!({"step": "cleanup"}))).unwrap();
+    // Longer than the back-off until a conflict is reported.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(events(&harness, "SyncError"), ["p"], "its name is taken");
+    assert_eq!(events(&harness, "SyncDelayed"), [""; 0], "it is never adopted");
+    let before = calls.lock().unwrap().len();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(calls.lock().unwrap().len(), before, "it is tried again after five minutes");
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    harness.server.merge(&thing(json!({"step": "done"}))).unwrap();
+    pass().await;
+    assert_eq!(parent(&harness), None);
+    assert!(has_child(&harness), "it was never a child");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
     let (harness, calls) = harness(|kind, request| match kind {
         HookKind::Sync | HookKind::Customize => json!({"children": []}),

@@ -7,6 +7,7 @@ use super::*;
 /// Hook that records the URL of its definition with each parent, once a permit admits the call.
 struct Gated {
     url: String,
+    response: &'static str,
     calls: Arc<Mutex<Vec<(String, String)>>>,
     gate: Arc<Semaphore>,
     released: Arc<AtomicUsize>,
@@ -19,7 +20,7 @@ impl Hook for Gated {
         self.calls.lock().unwrap().push((self.url.clone(), name));
         async move {
             self.gate.acquire().await.unwrap().forget();
-            Ok(Bytes::from_static(b"{}"))
+            Ok(Bytes::from_static(self.response.as_bytes()))
         }
         .boxed()
     }
@@ -27,6 +28,36 @@ impl Hook for Gated {
     fn release(&self) -> futures::future::BoxFuture<'_, ()> {
         self.released.fetch_add(1, Ordering::SeqCst);
         Box::pin(std::future::ready(()))
+    }
+}
+
+/// Parts that all gated hooks share.
+#[derive(Clone)]
+struct GatedHooks {
+    calls: Arc<Mutex<Vec<(String, String)>>>,
+    gate: Arc<Semaphore>,
+    released: Arc<AtomicUsize>,
+}
+
+impl Default for GatedHooks {
+    fn default() -> Self {
+        let gate = Arc::new(Semaphore::new(0));
+        Self { calls: Arc::default(), gate, released: Arc::default() }
+    }
+}
+
+impl GatedHooks {
+    fn factory(&self) -> HookFactory {
+        let hooks = self.clone();
+        Arc::new(move |definition, kind| {
+            let url = definition.hook(kind).unwrap().url.to_string();
+            let response = match kind {
+                HookKind::Customize => r#"{"relatedResources": []}"#,
+                HookKind::Sync | HookKind::Finalize => "{}",
+            };
+            let GatedHooks { calls, gate, released } = hooks.clone();
+            Arc::new(Gated { url, response, calls, gate, released })
+        })
     }
 }
 
@@ -39,15 +70,9 @@ fn sync_only(spec: Value) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a_read() {
-    let (calls, gate) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(Semaphore::new(0)));
-    let released = Arc::<AtomicUsize>::default();
-    let (made, gated, counted) = (Arc::clone(&calls), Arc::clone(&gate), Arc::clone(&released));
-    let factory: HookFactory = Arc::new(move |definition, kind| {
-        let url = definition.hook(kind).unwrap().url.to_string();
-        let (calls, gate) = (Arc::clone(&made), Arc::clone(&gated));
-        Arc::new(Gated { url, calls, gate, released: Arc::clone(&counted) })
-    });
-    let harness = Harness::with(factory, RESYNC).await;
+    let hooks = GatedHooks::default();
+    let GatedHooks { calls, gate, released } = &hooks;
+    let harness = Harness::with(hooks.factory(), RESYNC).await;
     for name in ["p", "q"] {
         harness.server.apply(thing(name)).unwrap();
     }
@@ -83,6 +108,30 @@ async fn call_that_runs_ends_at_its_url_and_later_ones_use_the_new_one_without_a
     assert_eq!(released.load(Ordering::SeqCst), 1, "the hook of the first URL");
     harness.end().await;
     assert_eq!(released.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn customize_response_of_a_call_that_ends_after_an_edit_is_not_used_again() {
+    let hooks = GatedHooks::default();
+    let harness = Harness::with(hooks.factory(), RESYNC).await;
+    harness.server.apply(thing("p")).unwrap();
+    let mut spec = good();
+    spec["hooks"]["customize"] = json!({"webhook": {"url": "http://old/"}});
+    harness.declare("a", spec.clone());
+    harness.running("a", 1).await;
+    run_until_idle().await;
+
+    spec["hooks"]["customize"]["webhook"]["url"] = json!("http://new/");
+    harness.declare("a", spec);
+    run_until_idle().await;
+    hooks.gate.add_permits(20);
+    run_until_idle().await;
+
+    let calls = hooks.calls.lock().unwrap().clone();
+    let customize = calls.into_iter().map(|(url, _)| url).filter(|url| !url.contains("scripted"));
+    assert_eq!(customize.collect::<Vec<_>>(), ["http://old/", "http://new/"]);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
