@@ -283,7 +283,10 @@ async fn mistakes_are_errors_of_the_build() {
     };
     let (_sender, channel) = ChannelSource::new(1);
 
-    assert_eq!(error(Controller::builder("")), "the controller has no name; give one to Controller::builder");
+    assert_eq!(
+        error(Controller::builder("")),
+        "the controller has no name; give one to Controller::builder"
+    );
     assert_eq!(
         error(builder()),
         "widgets watches nothing: add an input with for_, owns or watches"

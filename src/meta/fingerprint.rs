@@ -43,11 +43,6 @@ impl Fingerprint {
         Self::of_applied(json, &["resourceVersion", "managedFields"])
     }
 
-    /// Returns the fingerprint of this text together with another value.
-    pub(crate) fn with(self, other: impl Hash) -> Self {
-        Self(digest((self.0, other)))
-    }
-
     /// Reads an object of the API without its status and these fields of its metadata.
     ///
     /// # Errors

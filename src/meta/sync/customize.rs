@@ -125,7 +125,7 @@ impl ParentReconciler {
     }
 
     /// Returns the rules of a parent from an earlier response, if that is current, and the
-    /// fingerprint of both declarations: the parent's and the controller's.
+    /// fingerprint of its declaration.
     fn known_rules(
         &self,
         parent: &Parent,
@@ -133,8 +133,6 @@ impl ParentReconciler {
     ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
         let declared = Fingerprint::of_declared(called.json)
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
-        // A call may end after an edit of the controller, whose hook has other rules.
-        let declared = declared.with(&self.definition.controller);
         let uid = called.parent(parent).uid;
         Ok((declared, self.parents.related.response(&parent.key, &uid, declared)))
     }
