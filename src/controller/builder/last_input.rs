@@ -67,14 +67,15 @@ impl Builder {
         })
     }
 
-    /// Fetches and caches metadata only. Requires a type named by a [`TypeRef`](crate::kind::TypeRef), since objects of a
-    /// Rust type are decoded whole. Indexes and handlers see metadata only, too.
+    /// Fetches and caches metadata only. Requires a type named by a
+    /// [`TypeRef`](crate::kind::TypeRef), since objects of a Rust type are decoded whole. Indexes and handlers see metadata only, too.
     pub fn metadata_only(self) -> Self {
         self.last("metadata_only", |kind| kind.filter.projection = Projection::Metadata)
     }
 
     /// Caches namespace, name, uid and resourceVersion only. Requires a type named by a
-    /// [`TypeRef`](crate::kind::TypeRef), no index, and a handler that maps by name: labels and owners are not cached.
+    /// [`TypeRef`](crate::kind::TypeRef), no index, and a handler that maps by name: labels and
+    /// owners are not cached.
     pub fn keys_only(self) -> Self {
         self.last("keys_only", |kind| kind.filter.projection = Projection::Keys)
     }
