@@ -68,7 +68,8 @@ impl Builder {
     }
 
     /// Fetches and caches metadata only. Requires a type named by a
-    /// [`TypeRef`](crate::kind::TypeRef), since objects of a Rust type are decoded whole. Indexes and handlers see metadata only, too.
+    /// [`TypeRef`](crate::kind::TypeRef), since objects of a Rust type are decoded whole. Indexes
+    /// and handlers see metadata only, too.
     pub fn metadata_only(self) -> Self {
         self.last("metadata_only", |kind| kind.filter.projection = Projection::Metadata)
     }
@@ -191,7 +192,8 @@ impl Builder {
     }
 
     /// Delivers all objects of this input again in each period (1 s at least), as updates whose old
-    /// and new object are the same. Reconciles can repair state outside of the cluster then. None by default.
+    /// and new object are the same. Reconciles can repair state outside of the cluster then. None
+    /// by default.
     ///
     /// The objects are read from the cache, without a request to the server, and spread over the
     /// period. Their requests have low priority. An object that changes meanwhile is delivered once,
