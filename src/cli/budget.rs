@@ -34,8 +34,8 @@ pub(super) struct BudgetArgs {
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = flag::at_least_one)]
     customize_rules: NonZeroUsize,
     /// Maximum number of names, and of requirements of a selector, in one rule of a customize hook.
-    /// Also the maximum number of names and namespaces that the rules of one parent select in one
-    /// type: each is an entry of an index, for each parent.
+    /// Limits the names and namespaces that the rules of one parent select in one type as well: each
+    /// is an entry of an index, for each parent.
     #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
     customize_names: NonZeroUsize,
 }

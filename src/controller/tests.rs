@@ -41,6 +41,7 @@ mod events;
 mod flapping;
 mod generic_events;
 mod handlers;
+mod held_caches;
 mod informer_source;
 mod interests;
 mod keys;

@@ -174,77 +174,54 @@ async fn object_that_is_read_live_is_transformed_like_a_cached_one() {
     harness.shutdown().await;
 }
 
+/// Checks what a reconcile fetches of a widget that an input keeps as a metadata entry.
+async fn check_fetched(described: Builder, expected: &str) {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(sized("a", 1));
+    harness.server.apply(object("Part", "p", "p"));
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |_: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let fetched = context.fetch::<Widget>(&ObjectKey::namespaced("ns", "a")).await;
+            log.lock().unwrap().push(match fetched {
+                Ok(widget) => format!("{:?}", widget.map(|widget| widget.spec.size)),
+                Err(error) => error.to_string(),
+            });
+            Ok(Outcome::Done)
+        }
+    };
+    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+
+    harness.state(ControllerState::Running).await;
+
+    assert_eq!(harness.log().await, [expected]);
+    harness.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn object_that_is_fetched_from_the_server_is_transformed_too() {
+    let owned = |transform| builder().for_::<Part>().owns::<Widget>().transform(transform);
+
+    check_fetched(owned(resize(7)), "Some(7)").await;
     let panics = Transform::new(|_| panic!("boom"));
-    let cases = [(resize(7), "Some(7)"), (panics, "transform panicked: boom")];
-    for (transform, expected) in cases {
-        let harness = Harness::new();
-        harness.install("Widget");
-        harness.install("Part");
-        harness.server.apply(sized("a", 1));
-        harness.server.apply(object("Part", "p", "p"));
-        let log = Arc::clone(&harness.log);
-        let reconcile = move |_: Request, context: Context| {
-            let log = Arc::clone(&log);
-            async move {
-                let fetched = context.fetch::<Widget>(&ObjectKey::namespaced("ns", "a")).await;
-                log.lock().unwrap().push(match fetched {
-                    Ok(widget) => format!("{:?}", widget.map(|widget| widget.spec.size)),
-                    Err(error) => error.to_string(),
-                });
-                Ok(Outcome::Done)
-            }
-        };
-        // The widget has no owner, so that it is kept as a metadata entry.
-        let described = builder().for_::<Part>().owns::<Widget>().transform(transform);
-        let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
-        harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
-
-        harness.state(ControllerState::Running).await;
-
-        assert_eq!(harness.log().await, [expected]);
-        harness.shutdown().await;
-    }
+    check_fetched(owned(panics), "transform panicked: boom").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn transform_of_a_fetched_object_receives_what_the_cache_would_keep() {
     // 7 without `managedFields`, 8 with them.
-    let transform = || {
-        Transform::new(|object| {
-            let is_cut = object["metadata"].get("managedFields").is_none();
-            object["spec"]["size"] = json!(if is_cut { 7 } else { 8 });
-        })
-    };
-    let owned = || builder().for_::<Part>().owns_type(widgets()).transform(transform());
-    let cases = [
-        (owned(), "Some(7)"),
-        (owned().managed_fields(), "Some(8)"),
-        // A transform of metadata expects no whole object.
-        (owned().metadata_only(), "Some(1)"),
-    ];
-    for (described, expected) in cases {
-        let harness = Harness::new();
-        harness.install("Widget");
-        harness.install("Part");
-        harness.server.apply(sized("a", 1));
-        harness.server.apply(object("Part", "p", "p"));
-        let log = Arc::clone(&harness.log);
-        let reconcile = move |_: Request, context: Context| {
-            let log = Arc::clone(&log);
-            async move {
-                let widget = context.fetch::<Widget>(&ObjectKey::namespaced("ns", "a")).await?;
-                log.lock().unwrap().push(format!("{:?}", widget.map(|widget| widget.spec.size)));
-                Ok(Outcome::Done)
-            }
-        };
-        let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
-        harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    let transform = Transform::new(|object| {
+        let is_cut = object["metadata"].get("managedFields").is_none();
+        object["spec"]["size"] = json!(if is_cut { 7 } else { 8 });
+    });
+    let owned = || builder().for_::<Part>().owns_type(widgets()).transform(transform.clone());
 
-        harness.state(ControllerState::Running).await;
-
-        assert_eq!(harness.log().await, [expected]);
-        harness.shutdown().await;
-    }
+    check_fetched(owned(), "Some(7)").await;
+    check_fetched(owned().managed_fields(), "Some(8)").await;
+    // A transform of metadata expects no whole object.
+    check_fetched(owned().metadata_only(), "Some(1)").await;
 }

@@ -17,8 +17,8 @@ pub struct CustomizeLimits {
     /// Maximum number of rules in a response; 1000 by default. The rules of a parent's revisions
     /// are compared in pairs.
     pub rules: usize,
-    /// Maximum number of names or requirements in one rule; 10,000 by default. Also the maximum
-    /// number of namespaces and names that the rules of one parent select in one type. Each is an
+    /// Maximum number of names or requirements in one rule; 10,000 by default. Limits the
+    /// namespaces and names that the rules of one parent select in one type as well. Each is an
     /// entry of an index, for each parent.
     pub names: usize,
 }
