@@ -148,8 +148,10 @@ impl Driver {
         match step {
             Step::PutParent(at, parent, spec) => self.put(self.kind(*at), *parent, spec).await?,
             Step::DeleteParent(at, parent) => {
-                let parents = self.server.parents(self.kind(*at));
-                parents.delete(&name_of(*parent), &DeleteParams::background()).await?;
+                let (parents, name) = (self.server.parents(self.kind(*at)), name_of(*parent));
+                // A server that reloads the type refuses requests for a while.
+                let background = DeleteParams::background();
+                retry("a deletion", async || parents.delete(&name, &background).await).await?;
             }
             Step::DeleteChild(at, parent) => self.delete_child(*at, *parent).await?,
             Step::Uninstall(at) => self.server.uninstall(self.kind(*at)).await?,

@@ -45,7 +45,7 @@ pub(crate) const NAMESPACE: &str = "chaos";
 /// User as which the manager sends requests.
 const USER: &str = "pilot";
 /// Longest time for which requests are retried while the server is not ready for them.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 const BREATH: Duration = Duration::from_millis(250);
 
 /// Server, with a client that is not subject to faults.
