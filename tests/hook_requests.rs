@@ -8,7 +8,8 @@
 //! files instead.
 //!
 //! Metacontroller 4.17.2 sent the same values in the same steps when the files were made, apart
-//! from `managedFields`.
+//! from `managedFields`. The empty lists of the specification are later; Go's encoder for its types
+//! leaves them out.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -97,7 +98,10 @@ fn spec(supervised: &Supervised<'_>, crd: &CrdBuilder, version: &str) -> Value {
         let finalize = spec["hooks"]["finalize"]["webhook"].as_object_mut().unwrap();
         finalize.insert("timeout".to_owned(), json!("1500ms"));
     }
-    spec["parentResource"]["labelSelector"] = json!({ "matchLabels": { "app": "gear" } });
+    // Empty lists, which the encoder of Go leaves out.
+    spec["endpointConfigs"] = json!([]);
+    spec["parentResource"]["labelSelector"] =
+        json!({ "matchLabels": { "app": "gear" }, "matchExpressions": [] });
     spec
 }
 

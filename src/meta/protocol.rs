@@ -4,6 +4,7 @@
 //! names. A decorator's response has labels and annotations in addition.
 
 mod keys;
+mod repeated_key;
 mod request;
 mod response;
 

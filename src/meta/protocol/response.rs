@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use super::MAX_CHILDREN;
-use super::{FieldNames, MAX_CHILD_BYTES, MAX_STATUS_BYTES, bounded, names};
+use super::{FieldNames, MAX_CHILD_BYTES, MAX_STATUS_BYTES, bounded, names, repeated_key};
 use crate::{
     duration::LONGEST,
     meta::{ControllerKind, rewrite},
@@ -53,7 +53,9 @@ pub(crate) type StringChanges = BTreeMap<String, Option<String>>;
 ///
 /// # Errors
 ///
-/// Names the invalid field. With `strict`, unknown and duplicate fields are errors too.
+/// Names the invalid field. With `strict`, unknown and duplicate fields are errors too, the latter
+/// at any depth of the status. As in Metacontroller, the last of a key that a child repeats counts
+/// in both modes.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn sync_response(
     kind: ControllerKind,
@@ -81,6 +83,10 @@ pub(crate) fn sync_response_within(
         .and_then(|parts| decoder.end().map(|()| parts))
         .map_err(|error| unusable(redaction::decoding(error)))?;
     parts.check(names).map_err(unusable)?;
+    if let Some(status) = parts.status.filter(|_| strict) {
+        repeated_key::check("status", status.get())
+            .map_err(|error| unusable(redaction::decoding(error)))?;
+    }
     let changes = |field, raw| changes(field, raw, strict).map_err(unusable);
     let slice = |part: &RawValue| body.slice_ref(part.get().as_bytes());
     Ok(SyncResponse {
@@ -332,6 +338,33 @@ mod tests {
         check(r#"{"children":[{}],"children":[{},{}]}"#, false, Ok(2));
         check(r#"{"children":[],"children":[]}"#, true, Err("duplicate field \"children\""));
         check(r#"{"finalized":false,"status":{},"children":[]}"#, true, Ok(0));
+    }
+
+    #[test]
+    fn key_that_an_object_of_a_status_repeats_is_an_error_when_strict() {
+        for (status, path) in [
+            (r#"{"a":1,"a":2}"#, "status.a"),
+            (r#"{"a":{"x":1},"a":{"y":1}}"#, "status.a"),
+            (r#"{"a":1,"\u0061":2}"#, "status.a"),
+            (r#"{"x":{"b":[1,{"c":[[{"e":1,"e":2}]]}]}}"#, "status.x.b[1].c[0][0].e"),
+        ] {
+            let body = format!(r#"{{"status":{status}}}"#);
+
+            check(&body, false, Ok(0));
+            check(&body, true, Err(&format!("duplicate field {path:?}")));
+        }
+        check(r#"{"status":{"a":[{"x":1},{"x":1.5}],"x":{"x":null,"a":true}}}"#, true, Ok(0));
+        check(r#"{"status":null}"#, true, Ok(0));
+        let long = "k".repeat(1000);
+        let body = format!(r#"{{"status":{{"{long}":1,"{long}":2}}}}"#);
+        check(&body, true, Err(&format!("duplicate field \"status.{}\"", &long[..64])));
+    }
+
+    #[test]
+    fn key_that_a_child_repeats_is_no_error_as_in_metacontroller() {
+        for strict in [false, true] {
+            check(r#"{"children":[{"a":1,"a":{"b":1,"b":2}}]}"#, strict, Ok(1));
+        }
     }
 
     #[test]
