@@ -22,6 +22,7 @@ mod logging;
 mod memory;
 mod metacontroller;
 mod output;
+mod pages;
 mod panics;
 mod process_metrics;
 mod release;
@@ -86,7 +87,7 @@ enum Command {
     Types(types::TypesArgs),
     /// Print the state of the declared controllers.
     Status(status::StatusArgs),
-    /// Remove the finalizer of a removed controller from its parents.
+    /// Remove the finalizer of a deleted controller from the objects that have it.
     Release(release::ReleaseArgs),
     /// Print Pilotlight's own CustomResourceDefinitions as YAML, or check files against them.
     Crds(crds::CrdsArgs),
@@ -237,7 +238,7 @@ fn with_command(
     (arguments, ignored)
 }
 
-/// Returns whether the program is called by the name of Metacontroller's, a link in the image.
+/// Returns whether the program was started as `metacontroller`, a link in the image.
 fn is_metacontroller(arguments: &[OsString]) -> bool {
     arguments.first().and_then(|program| Path::new(program).file_name())
         == Some(OsStr::new("metacontroller"))

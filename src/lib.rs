@@ -9,8 +9,11 @@
 //! Controller of widgets, whose CRD need not be installed when it starts:
 //!
 //! ```no_run
-//! # use std::error::Error;
-//! # use pilotlight::{controller::*, kind::TypeRef, manager::*};
+//! use std::error::Error;
+//!
+//! use pilotlight::{controller::*, kind::TypeRef, manager::*};
+//! use tokio_util::sync::CancellationToken;
+//!
 //! struct Greeter;
 //!
 //! impl Reconciler for Greeter {
@@ -20,23 +23,20 @@
 //!     }
 //! }
 //!
-//! # async fn run(
-//! #     client: kube::Client,
-//! #     stop: tokio_util::sync::CancellationToken,
-//! # ) -> Result<(), Box<dyn Error>> {
-//! // The type registry and the informers that all controllers of one API server share.
-//! let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
-//! let widgets = Controller::builder("widgets")
-//!     .for_type(TypeRef::kind("example.com", "v1", "Widget"))
-//!     .conditional() // Runs only while widgets are served.
-//!     .build(&cluster, Greeter)?;
+//! async fn run(client: kube::Client, stop: CancellationToken) -> Result<(), Box<dyn Error>> {
+//!     // The type registry and the informers that all controllers of one API server share.
+//!     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+//!     let widgets = Controller::builder("widgets")
+//!         .for_type(TypeRef::kind("example.com", "v1", "Widget"))
+//!         .conditional() // Runs only while widgets are served.
+//!         .build(&cluster, Greeter)?;
 //!
-//! let mut manager = Manager::new(ManagerOptions::default());
-//! runnable.add_to(&mut manager, "cluster")?;
-//! widgets.add_to(&mut manager)?;
-//! manager.run(stop).await?; // Drains when the token is cancelled.
-//! # Ok(())
-//! # }
+//!     let mut manager = Manager::new(ManagerOptions::default());
+//!     runnable.add_to(&mut manager, "cluster")?;
+//!     widgets.add_to(&mut manager)?;
+//!     manager.run(stop).await?; // Drains when the token is cancelled.
+//!     Ok(())
+//! }
 //! ```
 //!
 //! `docs/library.md` is the guide with a whole program. `examples/runnable.rs` runs something that

@@ -105,7 +105,7 @@ fn cases_of_types() -> Vec<Case> {
     let of_the_type = Case {
         what: "",
         begin: |_| {},
-        message: "watch fails",
+        message: "watch failed",
         error: "",
         fields: OF_THE_TYPE,
         within: REPORT_DEADLINE,

@@ -31,10 +31,13 @@ use super::{
 /// State that the debug pages show.
 #[derive(Debug)]
 pub(super) struct DebugState {
+    /// Manager, whose controllers are shown.
     pub(super) manager: ManagerHandle,
+    /// Cluster, whose types are shown.
     pub(super) cluster: Cluster,
+    /// Declared controllers of all kinds.
     pub(super) declared: DeclaredControllers,
-    /// Present if there is an election.
+    /// Status of the election; `None` without an election.
     pub(super) election: Option<watch::Receiver<ElectionStatus>>,
 }
 

@@ -10,32 +10,33 @@ use super::flag;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(super) struct BudgetArgs {
-    /// Maximum bytes of hook responses that the process holds at once, such as 128Mi. Responses
-    /// kept by their ETag may take half as much again. A response of up to 64Ki is not counted; a
-    /// longer one waits until there is room, up to the timeout of its hook.
+    /// Maximum total size of the hook responses that the process holds in memory, such as 128Mi.
+    /// A response of up to 64Ki is not counted. A larger one waits for room, at most until the
+    /// timeout of its hook. Responses that are kept for their ETag may take half of this size in
+    /// addition.
     #[arg(long, alias = "hook-answer-budget", value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
     hook_response_budget: usize,
-    /// Maximum bytes of hook responses that one controller holds at once; at most a quarter of
-    /// --hook-response-budget. Default: that quarter.
+    /// Maximum total size of the hook responses that one controller holds in memory; at most a
+    /// quarter of --hook-response-budget. Default: that quarter.
     #[arg(long, alias = "hook-answer-budget-per-controller", value_name = "BYTES", value_parser = flag::bytes)]
     hook_response_budget_per_controller: Option<usize>,
-    /// Maximum bytes of one hook response; at most --hook-response-budget-per-controller. Default:
-    /// 16Mi, or that budget if it is less.
+    /// Maximum size of one hook response; at most --hook-response-budget-per-controller. A larger
+    /// response is an error. Default: 16Mi, or that budget if it is less.
     #[arg(long, alias = "hook-answer-limit", value_name = "BYTES", value_parser = flag::bytes)]
     hook_response_limit: Option<usize>,
-    /// Maximum number of children in one hook response.
+    /// Maximum number of children in one hook response. A response with more is an error.
     #[arg(long, alias = "hook-answer-children", value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
     pub(super) hook_response_children: NonZeroUsize,
-    /// Maximum bytes of the response of a customize hook, within --hook-response-limit. Its rules
-    /// take many times their length in memory.
+    /// Maximum size of one response of a customize hook, within --hook-response-limit. Its rules
+    /// take many times this size in memory.
     #[arg(long, value_name = "BYTES", default_value = "1Mi", value_parser = flag::bytes)]
     customize_response_limit: usize,
-    /// Maximum number of rules in the response of a customize hook.
+    /// Maximum number of rules in one response of a customize hook.
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = flag::at_least_one)]
     customize_rules: NonZeroUsize,
-    /// Maximum number of names, and of requirements of a selector, in one rule of a customize hook.
-    /// Limits the names and namespaces that the rules of one parent select in one type as well: each
-    /// is an entry of an index, for each parent.
+    /// Maximum number of names in one rule of a customize hook, and of requirements in one of its
+    /// selectors. Also the maximum number of names and namespaces that all rules of one parent
+    /// select in one type. Each costs memory for each parent.
     #[arg(long, value_name = "NUMBER", default_value = "10000", value_parser = flag::at_least_one)]
     customize_names: NonZeroUsize,
 }

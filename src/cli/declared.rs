@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{ApiResource, DynamicObject},
 };
 use pilotlight::{
     discovery::TypeReport,
@@ -15,6 +15,8 @@ use pilotlight::{
     redaction,
 };
 use serde_json::Value;
+
+use super::pages::{first_page, next_page};
 
 /// Declared controller, as its object describes it.
 #[derive(Clone, Debug)]
@@ -127,20 +129,16 @@ pub(super) async fn list(client: Client) -> anyhow::Result<DeclaredList> {
     }
 }
 
-/// Lists the declared controllers of one kind by pages, which the API server answers at once even
-/// if it has just started to serve the type.
+/// Lists the declared controllers of one kind.
 async fn list_of(kind: ControllerKind, client: Client) -> Result<Vec<DeclaredObject>, kube::Error> {
     let api = Api::<DynamicObject>::all_with(client, &resource(kind));
-    let mut page = ListParams::default().limit(500);
-    let mut controllers = Vec::new();
-    loop {
+    let (mut controllers, mut next) = (Vec::new(), Some(first_page()));
+    while let Some(page) = next {
         let list = api.list(&page).await?;
         controllers.extend(list.items.iter().map(|object| DeclaredObject::of(kind, object)));
-        match list.metadata.continue_ {
-            Some(token) if !token.is_empty() => page = page.continue_token(&token),
-            Some(_) | None => return Ok(controllers),
-        }
+        next = next_page(&list.metadata);
     }
+    Ok(controllers)
 }
 
 /// Returns the type of a kind.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
     core::PartialObjectMeta,
 };
 use parking_lot::Mutex;
@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::served_types;
+use super::{
+    pages::{first_page, next_page},
+    served_types,
+};
 
-/// Number of objects in one page of a list.
-const PAGE: u32 = 500;
 /// Maximum number of custom types that a quick search reads, with one request each.
 const QUICK_TYPES: usize = 50;
 /// Built-in types that a quick search reads: decorators commonly select them.
@@ -89,9 +90,9 @@ pub(super) async fn search(
     Ok(search)
 }
 
-/// Searches the first objects of custom types, and of some built-in ones, for parents that are being
-/// deleted and have a finalizer that `wanted` selects. Bounded in requests, objects and time; types
-/// that cannot be read are left out.
+/// Searches the first objects of custom types, and of some built-in ones, for parents that are
+/// being deleted and have a finalizer that `wanted` selects. Bounded in requests, objects and time;
+/// types that cannot be read are left out.
 pub(super) async fn quick_search(
     client: &Client,
     wanted: impl Fn(ControllerKind, &str, &TypeReport) -> bool,
@@ -106,8 +107,7 @@ pub(super) async fn quick_search(
         for report in custom.take(QUICK_TYPES).chain(built_in) {
             let Some(resource) = resource(report) else { continue };
             let all = Api::<DynamicObject>::all_with(client.clone(), &resource);
-            let page = ListParams::default().limit(PAGE);
-            let Ok(list) = all.list_metadata(&page).await else { continue };
+            let Ok(list) = all.list_metadata(&first_page()).await else { continue };
             let going = list.items.iter().filter(|it| it.metadata.deletion_timestamp.is_some());
             let parents = going.flat_map(|object| {
                 let held = controllers(object).into_iter();
@@ -134,8 +134,8 @@ impl FinalizerSearch {
         free: bool,
     ) -> Result<(), kube::Error> {
         let all = Api::<DynamicObject>::all_with(client.clone(), resource);
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
+        let mut next = Some(first_page());
+        while let Some(page) = next {
             let list = all.list_metadata(&page).await?;
             for object in &list.items {
                 let all = controllers(object).into_iter();
@@ -156,11 +156,9 @@ impl FinalizerSearch {
                     self.parents.push(parent);
                 }
             }
-            match list.metadata.continue_ {
-                Some(token) if !token.is_empty() => page = page.continue_token(&token),
-                Some(_) | None => return Ok(()),
-            }
+            next = next_page(&list.metadata);
         }
+        Ok(())
     }
 }
 

@@ -34,34 +34,36 @@ use super::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ManagerArgs {
-    /// Watch namespaced types in this namespace only. Default: all namespaces.
+    /// Watch namespaced objects in this namespace only. Cluster-scoped objects are watched too.
+    /// Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
-    /// Namespace of the ControllerRevisions of cluster-scoped parents, whose children are updated one
-    /// at a time. Default: the namespace of --namespace, else that of this process.
+    /// Namespace of the ControllerRevisions of cluster-scoped parents. Controllers that update
+    /// children one at a time write these objects. Default: the namespace of --namespace, else that
+    /// of this process.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     controller_revision_namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. A sync that has begun to write is
-    /// not counted; at most 50 parents of a controller, or this number if it is higher, are synced
-    /// at once. Less than 1 counts as 1. The annotation pilotlight.dev/workers of a controller
+    /// not counted: up to 50 parents of a controller are synced at once, or this number if it is
+    /// higher. A number below 1 counts as 1. The annotation pilotlight.dev/workers of a controller
     /// takes precedence.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::go_int, allow_hyphen_values = true)]
     workers: i64,
-    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound. Further
-    /// calls wait in order. The time of the wait does not count as time of the hook.
+    /// Maximum number of concurrent hook calls of all controllers together; 0 for no limit. Further
+    /// calls wait in order. The wait does not count towards the timeout of the hook.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     max_hook_calls: usize,
-    /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
-    /// controller that stops matching is stopped. Default: all.
+    /// Run only the declared controllers whose labels match this selector, such as
+    /// `team=web,tier in (a,b)`. A controller that no longer matches is stopped. Default: all.
     #[arg(long, value_name = "SELECTOR")]
     target_label_selector: Option<Selector>,
-    /// Show the first 256 bytes of a hook's error body in Events, statuses, logs and endpoints.
-    /// They may hold secrets that the hook received, and all who may read Events can read them.
-    /// Default: off.
+    /// Show the first 256 bytes of a hook's error response in Events, statuses, logs and debug
+    /// pages. They may hold secrets that the hook received, and all who may read Events can read
+    /// them. Default: off.
     #[arg(long)]
     hook_error_excerpts: bool,
-    /// Follow redirects of hooks with status 307 and 308, as Metacontroller does. Another host gets
-    /// no credentials. With false, every redirect is an error.
+    /// Follow redirects of hooks with status 307 and 308, as Metacontroller does. Credentials are
+    /// not sent to another host. With false, every redirect is an error.
     #[arg(
         long,
         value_name = "BOOL",
@@ -71,12 +73,13 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_redirects: bool,
-    /// Longest wait that a hook may request by status 429 and Retry-After, such as 1h. A longer one
-    /// is cut, and the hook may answer 429 again.
+    /// Longest wait that a hook may request by status 429 and Retry-After, such as 1h. A longer
+    /// wait is cut to this time. The hook is then called again, and may answer 429 again.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = flag::interval)]
     hook_retry_after_limit: Duration,
-    /// Reach hooks through the proxies of HTTP_PROXY, HTTPS_PROXY and NO_PROXY, as Metacontroller
-    /// does. With false, hooks are reached directly; the API server keeps its proxy.
+    /// Call hooks through the proxies that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name, as
+    /// Metacontroller does. With false, hooks are called directly, and the API server keeps its
+    /// proxy.
     #[arg(
         long,
         value_name = "BOOL",
@@ -86,12 +89,12 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_proxy: bool,
-    /// Interval for polling the served types if watching CRDs is forbidden; no effect otherwise. A
-    /// duration such as 30s; less than 100ms counts as 100ms.
+    /// Interval at which the served types are polled while the right to watch CRDs is missing; no
+    /// effect otherwise. A duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
-    /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers
-    /// that outlive it are named and aborted, and the exit code is 1.
+    /// Time that controllers have to finish their work when the process stops, such as 30s.
+    /// Controllers that take longer are named and aborted, and the exit code is 1.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     graceful_shutdown_timeout: Duration,
     #[command(flatten)]
@@ -128,7 +131,8 @@ impl ManagerArgs {
         }
     }
 
-    /// Returns the namespace of the revisions of cluster-scoped parents, given that of this process.
+    /// Returns the namespace of the revisions of cluster-scoped parents; `own` is that of this
+    /// process.
     fn revision_namespace(&self, own: String) -> String {
         self.controller_revision_namespace.clone().unwrap_or(own)
     }
@@ -155,11 +159,12 @@ impl ManagerArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ServerArgs {
-    /// Address of /metrics, /debug/status, /debug/types and /debug/queues, without authentication:
-    /// :PORT, HOST:PORT, or 0 for no server. Empty means :8080.
+    /// Address of /metrics, /debug/status, /debug/types and /debug/queues, which need no
+    /// authentication: :PORT, HOST:PORT, or 0 for no server. An empty text means :8080.
     #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
     pub(super) metrics_address: BindAddress,
-    /// Address of /healthz, /livez and /readyz: :PORT or HOST:PORT. 0 or an empty text disables it.
+    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server. An empty text
+    /// means 0.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address::probes)]
     pub(super) health_probe_bind_address: BindAddress,
 }

@@ -19,16 +19,16 @@ use super::{
 pub(super) struct ReleaseArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
-    /// Name of a declared controller that was removed. Its finalizer is removed from every object
-    /// that has it; the finalize hook is not called. Of a controller that exists and is ready, the
-    /// objects of types that it no longer declares are released. Of one that is not ready and
-    /// declares no finalize hook, all are.
+    /// Name of a declared controller, usually of one that was deleted. Its finalizer is removed
+    /// from every object that has it, and its finalize hook is not called. If the controller exists
+    /// and is ready, only objects of types that it no longer declares are released. If it exists,
+    /// is not ready and declares no finalize hook, all its objects are released.
     #[arg(value_name = "NAME")]
     name: String,
     /// Kind of the controller: CompositeController or DecoratorController.
     #[arg(long, default_value = "CompositeController", value_parser = flag::controller_kind)]
     kind: ControllerKind,
-    /// Print the objects, and change none.
+    /// Print the objects without a change.
     #[arg(long)]
     dry_run: bool,
     /// Output format.
@@ -90,10 +90,10 @@ async fn release_abandoned(
     if search.parents.is_empty() && search.errors.is_empty() {
         let name = &declared.name;
         bail!(
-            "the {kind} {name} exists, and frees its parents itself: by its finalize hook, or without \
-             a call once hooks.finalize is removed and it is ready. While it is not ready, remove \
-             hooks.finalize from it, and run this command again. Objects of types that it no longer \
-             declares are released once it is ready with its newest specification"
+            "the {kind} {name} exists, and frees its parents itself: by its finalize hook, or \
+             without a call once hooks.finalize is removed and it is ready. While it is not ready, \
+             remove hooks.finalize from it, and run this command again. Objects of types that it \
+             no longer declares are released once it is ready with its newest specification"
         );
     }
     Ok(search)

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{Api, Client, ResourceExt};
 use pilotlight::meta::api::ControllerRevision;
 use serde::{Deserialize, Serialize};
 
-use super::table::{Table, age};
+use super::{
+    pages::{first_page, next_page},
+    table::{Table, age},
+};
 
-/// Number of revisions of a page.
-const PAGE: u32 = 500;
 /// Number of names of children in a cell of the table.
 const NAMES: usize = 5;
 
@@ -45,20 +46,17 @@ pub(super) struct RevisionRow {
 /// If the revisions cannot be listed; there are none if their CRD is not installed.
 pub(super) async fn list(client: Client) -> kube::Result<Vec<RolloutRow>> {
     let revisions = Api::<ControllerRevision>::all(client);
-    let mut page = ListParams::default().limit(PAGE);
-    let mut all = Vec::new();
-    loop {
+    let (mut all, mut next) = (Vec::new(), Some(first_page()));
+    while let Some(page) = next {
         let listed = match revisions.list(&page).await {
             Ok(listed) => listed,
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
+        next = next_page(&listed.metadata);
         all.extend(listed.items);
-        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(of_revisions(all)),
-        }
     }
+    Ok(of_revisions(all))
 }
 
 /// Returns the owners of several revisions.
@@ -199,7 +197,7 @@ mod server_tests {
     use pilotlight::testing::simulated::{AccessRule, SimulatedServer};
     use serde_json::json;
 
-    use super::*;
+    use super::{super::pages::PAGE, *};
 
     /// Server with the CRDs of declared controllers.
     async fn server() -> SimulatedServer {

@@ -73,7 +73,7 @@ struct PreparedSubscriptions {
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
     /// Install the type, or make it optional.
-    #[error("{0} is not served")]
+    #[error("{0} is not served; install it or make it optional")]
     NotServed(TypeRef),
     /// Grant the right that the reason names.
     #[error("{type_ref} is forbidden: {why}")]

@@ -397,7 +397,8 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
         notifies
     }
 
-    /// Like [`QueueState::notifies`], if a key is available for which no getter was notified yet.
+    /// Returns whether the caller must notify a getter, as [`QueueState::notifies`] does, because a
+    /// key is available for which no getter was notified yet.
     fn notifies_next(&mut self) -> bool {
         self.notified < MAX_NOTIFIED.min(self.waiting).min(self.core.len())
             && self.core.has_available()

@@ -24,10 +24,10 @@ pub(super) const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
 /// The server; clones share their state.
 #[derive(Clone, Default)]
-pub(super) struct Server(Arc<Mutex<State>>);
+pub(super) struct Server(Arc<Mutex<ServerState>>);
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     version: u64,
     objects: HashMap<&'static str, BTreeMap<String, Value>>,
     watches: HashMap<&'static str, Vec<mpsc::UnboundedSender<Bytes>>>,
@@ -59,7 +59,7 @@ impl Server {
         Client::new(service, "default")
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ServerState> {
         self.0.lock().unwrap()
     }
 
@@ -208,7 +208,7 @@ impl Server {
     }
 }
 
-impl State {
+impl ServerState {
     fn send(&mut self, path: &'static str, event: &str, object: Value) {
         let line = format!("{}\n", json!({ "type": event, "object": object }));
         self.watches

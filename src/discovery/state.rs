@@ -10,16 +10,16 @@ use crate::kind::ServedType;
 /// State of a type, as requested at one version (or any).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TypeState {
-    /// Proven not to exist.
+    /// The type is proven not to exist.
     Absent,
-    /// Exists but cannot be used yet, or not at the requested version.
+    /// The type exists but cannot be used yet, or not at the requested version.
     Installing(InstallingReason),
     /// Built in or aggregated, without list and watch, like `tokenreviews`. A client that waits
     /// for it waits without end.
     NotWatchable,
-    /// Can be listed and watched.
+    /// The type can be listed and watched.
     Served,
-    /// Still served, but its CRD has a deletion timestamp. Not gone: finalizers must finish.
+    /// The type is still served, and its CRD has a deletion timestamp. Finalizers must finish.
     Terminating,
     /// Neither presence nor absence is proven: discovery failed, is stale, or has not answered yet.
     /// Holds the last proven state.
@@ -29,15 +29,15 @@ pub enum TypeState {
 /// A [`TypeState`] without its details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum TypePhase {
-    /// Proven not to exist.
+    /// The type is proven not to exist.
     Absent,
     /// The type exists but cannot be used yet.
     Installing,
     /// The server offers no list and watch for the type.
     NotWatchable,
-    /// Can be listed and watched.
+    /// The type can be listed and watched.
     Served,
-    /// Still served, but its CRD is being deleted.
+    /// The type is still served, and its CRD is being deleted.
     Terminating,
     /// Neither presence nor absence is proven.
     Unknown,

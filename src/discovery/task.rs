@@ -51,7 +51,7 @@ impl fmt::Debug for Discovery {
 }
 
 /// Inputs of the task.
-enum Event {
+enum DiscoveryEvent {
     Crds(CollectionChange<Crd>),
     Services(CollectionChange<ApiServiceHeader>),
     RequestDue,
@@ -109,14 +109,14 @@ impl Discovery {
             let mut touched = ChangedTypes::default();
             for _ in 0..BATCH {
                 match next {
-                    Some(Event::Stop) => return,
+                    Some(DiscoveryEvent::Stop) => return,
                     Some(event) => running.on_event(event, &mut touched),
                     None => break,
                 }
                 next = running.next_event(&stop).now_or_never();
             }
             if let Some(event) = next {
-                if matches!(event, Event::Stop) {
+                if matches!(event, DiscoveryEvent::Stop) {
                     return;
                 }
                 running.on_event(event, &mut touched);
@@ -128,7 +128,7 @@ impl Discovery {
 
 impl RunningDiscovery {
     /// Cancel safe: pending work stays in its stream or future.
-    async fn next_event(&mut self, stop: &CancellationToken) -> Event {
+    async fn next_event(&mut self, stop: &CancellationToken) -> DiscoveryEvent {
         let due = self.schedule.due();
         let request = async {
             match &mut self.request {
@@ -144,29 +144,29 @@ impl RunningDiscovery {
         };
         tokio::select! {
             biased;
-            () = stop.cancelled() => Event::Stop,
-            Some(change) = self.crds.next() => Event::Crds(change),
-            Some(change) = self.services.next() => Event::Services(change),
-            response = request => Event::Answered(response),
-            () = request_due => Event::RequestDue,
-            () = self.shared.hints.notified() => Event::Hinted,
+            () = stop.cancelled() => DiscoveryEvent::Stop,
+            Some(change) = self.crds.next() => DiscoveryEvent::Crds(change),
+            Some(change) = self.services.next() => DiscoveryEvent::Services(change),
+            response = request => DiscoveryEvent::Answered(response),
+            () = request_due => DiscoveryEvent::RequestDue,
+            () = self.shared.hints.notified() => DiscoveryEvent::Hinted,
         }
     }
 
-    fn on_event(&mut self, event: Event, touched: &mut ChangedTypes) {
+    fn on_event(&mut self, event: DiscoveryEvent, touched: &mut ChangedTypes) {
         match event {
-            Event::Crds(change) => self.on_crds(change, touched),
-            Event::Services(change) => self.on_services(change, touched),
-            Event::RequestDue => {
+            DiscoveryEvent::Crds(change) => self.on_crds(change, touched),
+            DiscoveryEvent::Services(change) => self.on_services(change, touched),
+            DiscoveryEvent::RequestDue => {
                 self.schedule.sent(Instant::now());
                 let (client, deadline) = (self.client.clone(), self.options.request_deadline);
                 self.request =
                     Some(async move { request_discovery(&client, deadline).await }.boxed());
             }
-            Event::Answered(response) => self.on_answered(response, touched),
-            Event::Hinted => self.schedule.hinted(Instant::now()),
+            DiscoveryEvent::Answered(response) => self.on_answered(response, touched),
+            DiscoveryEvent::Hinted => self.schedule.hinted(Instant::now()),
             // The loop ends before it handles this event.
-            Event::Stop => {}
+            DiscoveryEvent::Stop => {}
         }
     }
 

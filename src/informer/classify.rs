@@ -43,8 +43,8 @@ pub(super) enum RequestFailure {
     TooLong { what: &'static str, budget: usize },
     #[error("{what} cannot be decoded: {error}")]
     Undecodable { what: &'static str, error: String },
-    /// The server treated a streaming list as a plain watch.
-    #[error("the server does not mark the end of a streaming list")]
+    /// The server treated a streaming list as a plain watch. No action is needed.
+    #[error("the server does not mark the end of a streaming list; it is listed by pages instead")]
     Endless,
     #[error("the server closed the stream")]
     Closed,
@@ -294,8 +294,8 @@ fn classify_status(
     }
 }
 
-/// Formats an error with its sources, since a status shows only text.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+/// Returns the text of an error and its sources, shortened, since a status shows only text.
+pub(super) fn error_text(error: &(dyn Error + 'static)) -> String {
     shorten(&redaction::error(error))
 }
 

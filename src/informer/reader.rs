@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::classify::{RequestFailure, chain};
+use super::classify::{RequestFailure, error_text};
 
 /// Splits chunks into lines. Pure.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl LineReader {
                         self.lines.push(chunk);
                     }
                 }
-                Some(Err(error)) => return Err(RequestFailure::Transport(chain(&error))),
+                Some(Err(error)) => return Err(RequestFailure::Transport(error_text(&error))),
                 None => return Ok(None),
             }
         }
@@ -161,7 +161,7 @@ impl BodyReader {
                 self.bytes.extend_from_slice(&chunk);
                 Ok(true)
             }
-            Some(Err(error)) => Err(RequestFailure::Transport(chain(&error))),
+            Some(Err(error)) => Err(RequestFailure::Transport(error_text(&error))),
             None => Ok(false),
         }
     }

@@ -184,7 +184,7 @@ impl Reflector {
         if let Some(before) = self.before_fill.take() {
             // The list of one subscriber must not delay the changes of all others: the watch
             // continues, and the list is retried later.
-            warn!(error = %failure, "list of whole objects fails");
+            warn!(error = %failure, "list of whole objects failed");
             self.failed_fills = self.failed_fills.saturating_add(1);
             self.informer.repeat_fill();
             self.resume_version = Some(before);
@@ -265,12 +265,12 @@ impl Reflector {
         }
         match &progress {
             InformerProgress::Synced if known == InformerProgress::Syncing(None) => {
-                debug!("watch is open")
+                debug!("watch opened")
             }
-            InformerProgress::Synced => info!("watch has recovered"),
+            InformerProgress::Synced => info!("watch recovered"),
             InformerProgress::Syncing(None) | InformerProgress::Ended(_) => {}
-            InformerProgress::Syncing(Some(error)) => warn!(error, "first list fails"),
-            InformerProgress::Stale(error) => warn!(error, "watch fails"),
+            InformerProgress::Syncing(Some(error)) => warn!(error, "first list failed"),
+            InformerProgress::Stale(error) => warn!(error, "watch failed"),
             InformerProgress::Forbidden(error) => warn!(error, "watch is not permitted"),
             InformerProgress::ConversionFailed(error) => {
                 warn!(error, "objects cannot be converted")

@@ -31,7 +31,7 @@ pub(super) struct Scenario {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ThreadState {
     Ready,
     /// Waits for a lock; may retry once another thread has moved.
     Blocked,
@@ -42,7 +42,7 @@ enum State {
 
 #[derive(Debug)]
 struct SchedulerState {
-    states: Vec<State>,
+    states: Vec<ThreadState>,
     /// `None` once all threads have ended, or none can run.
     current: Option<usize>,
     preemptions: usize,
@@ -65,13 +65,13 @@ thread_local! {
 /// Lets another thread run right before this lock is taken.
 pub(super) fn before<T>(mutex: &Mutex<T>) {
     let Some((scheduler, own)) = HERE.with_borrow(Clone::clone) else { return };
-    let mut state = State::Ready;
+    let mut state = ThreadState::Ready;
     loop {
         scheduler.pass(own, state);
         if mutex.try_lock().is_some() {
             return;
         }
-        state = State::Blocked;
+        state = ThreadState::Blocked;
     }
 }
 
@@ -82,8 +82,8 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
     impl Wake for ThreadWaker {
         fn wake(self: Arc<Self>) {
             let mut turn = self.0.lock();
-            if turn.states[self.1] == State::Waiting {
-                turn.states[self.1] = State::Ready;
+            if turn.states[self.1] == ThreadState::Waiting {
+                turn.states[self.1] = ThreadState::Ready;
             }
         }
     }
@@ -93,9 +93,9 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
         // Set before the poll, so that a wake-up during the poll is not lost.
-        scheduler.lock().states[own] = State::Waiting;
+        scheduler.lock().states[own] = ThreadState::Waiting;
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            scheduler.lock().states[own] = State::Ready;
+            scheduler.lock().states[own] = ThreadState::Ready;
             return output;
         }
         let state = scheduler.lock().states[own];
@@ -109,7 +109,7 @@ impl Scheduler {
     }
 
     /// Yields to the scheduler; returns when it is this thread's turn again.
-    fn pass(&self, own: usize, state: State) {
+    fn pass(&self, own: usize, state: ThreadState) {
         let mut turn = self.lock();
         turn.states[own] = state;
         turn.choose(own);
@@ -132,27 +132,27 @@ impl Scheduler {
 
 impl SchedulerState {
     fn choose(&mut self, own: usize) {
-        if self.states[own] != State::Blocked {
+        if self.states[own] != ThreadState::Blocked {
             // The thread has moved, so blocked threads may retry. Only then: two threads blocked by
             // a third would hand over to each other for ever.
-            for state in self.states.iter_mut().filter(|state| **state == State::Blocked) {
-                *state = State::Ready;
+            for state in self.states.iter_mut().filter(|state| **state == ThreadState::Blocked) {
+                *state = ThreadState::Ready;
             }
         }
-        let continues = self.states[own] == State::Ready;
+        let continues = self.states[own] == ThreadState::Ready;
         // Continuing comes first: it is no preemption.
         let mut options: Vec<usize> = if continues { vec![own] } else { Vec::new() };
         if !continues || self.preemptions > 0 {
             let others = (0..self.states.len()).filter(|other| *other != own);
-            options.extend(others.filter(|other| self.states[*other] == State::Ready));
+            options.extend(others.filter(|other| self.states[*other] == ThreadState::Ready));
         }
         let Some(next) = self.pick(&options) else {
             self.current = None;
-            self.stuck = self.states.iter().any(|state| *state != State::Ended);
+            self.stuck = self.states.iter().any(|state| *state != ThreadState::Ended);
             return;
         };
         self.preemptions -= usize::from(continues && next != own);
-        self.states[next] = State::Ready;
+        self.states[next] = ThreadState::Ready;
         self.current = Some(next);
     }
 
@@ -182,7 +182,7 @@ pub(super) fn explore(preemptions: usize, scenario: impl Fn() -> Scenario) -> us
 
 fn play(prefix: Vec<usize>, preemptions: usize, scenario: Scenario) -> Vec<(usize, usize)> {
     let turn = SchedulerState {
-        states: vec![State::Ready; scenario.threads.len()],
+        states: vec![ThreadState::Ready; scenario.threads.len()],
         current: None,
         preemptions,
         choices: Vec::new(),
@@ -203,7 +203,7 @@ fn play(prefix: Vec<usize>, preemptions: usize, scenario: Scenario) -> Vec<(usiz
                 // Values that are dropped later lock without the scheduler.
                 HERE.set(None);
                 let mut turn = scheduler.lock();
-                turn.states[own] = State::Ended;
+                turn.states[own] = ThreadState::Ended;
                 if !turn.stuck {
                     turn.choose(own);
                 }

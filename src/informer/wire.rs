@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     InformerKey, Projection,
-    classify::{RequestFailure, chain, shorten},
+    classify::{RequestFailure, error_text, shorten},
     decode,
     reader::{BodyBudget, BodyReader, ReadBody},
 };
@@ -178,14 +178,14 @@ impl InformerRequests {
             // A compressed watch delays events until a block is full.
             .header(header::ACCEPT_ENCODING, "identity")
             .body(Body::empty())
-            .map_err(|error| RequestFailure::Transport(chain(&error)))?;
+            .map_err(|error| RequestFailure::Transport(error_text(&error)))?;
         let late = RequestFailure::Deadline { what: "response", after: self.deadline };
         let end = after(Instant::now(), self.deadline);
         let response = timeout_at(end, self.client.send(request))
             .await
             .map_err(|_elapsed| late.clone())?
             .map_err(|error| match Instant::now() < end {
-                true => RequestFailure::Transport(chain(&error)),
+                true => RequestFailure::Transport(error_text(&error)),
                 // The connection also has a deadline, which may fire first.
                 false => late.clone(),
             })?;

@@ -22,7 +22,9 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
 use self::{
-    event::{EntryTimer, Event, Id, PreparationResult, Timers, Watches, next_command_or_change},
+    event::{
+        EntryTimer, Id, ManagerEvent, PreparationResult, Timers, Watches, next_command_or_change,
+    },
     last_epoch_numbers::LastEpochNumbers,
     leadership::ElectionState,
     phase::ManagerPhase,
@@ -166,54 +168,54 @@ impl ManagerTask {
         stop: &CancellationToken,
         closing: bool,
         deadline: &mut BoxFuture<'static, ()>,
-    ) -> Event {
+    ) -> ManagerEvent {
         let opens_at = self.opens_at();
         loop {
             tokio::select! {
                 biased;
-                () = stop.cancelled(), if !closing => return Event::Stop,
-                () = &mut *deadline => return Event::Deadline,
+                () = stop.cancelled(), if !closing => return ManagerEvent::Stop,
+                () = &mut *deadline => return ManagerEvent::Deadline,
                 () = sleep_until(opens_at.unwrap_or_else(Instant::now)), if opens_at.is_some() => {
-                    return Event::GroupLate;
+                    return ManagerEvent::GroupLate;
                 }
-                change = self.election.changed() => return Event::Election(change),
+                change = self.election.changed() => return ManagerEvent::Election(change),
                 Some(ended) = self.runs.join_next() => {
                     // `run::drive` catches every panic, and only `run` aborts, after its loop.
                     let (id, end) = ended.expect("a run is driven to its end");
-                    return Event::Ended(id, end);
+                    return ManagerEvent::Ended(id, end);
                 }
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
                     if let Some(prepared) = prepared {
-                        return Event::Prepared(prepared);
+                        return ManagerEvent::Prepared(prepared);
                     }
                 }
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
                     let (id, timer, _counted) = timer.into_inner();
-                    return Event::Timer(id, timer);
+                    return ManagerEvent::Timer(id, timer);
                 }
                 // Polled last, since either may be ready at every poll.
                 event = next_command_or_change(&mut self.commands, &mut self.watches, self.watches_first) => {
-                    self.watches_first = matches!(event, Event::Command(_));
+                    self.watches_first = matches!(event, ManagerEvent::Command(_));
                     return event;
                 }
             }
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: ManagerEvent) {
         match event {
-            Event::Command(command) => self.on_command(command),
-            Event::Verdict(id, serial, readiness) => self.on_verdict(id, serial, readiness),
-            Event::Reported(id, epoch, report) => self.on_reported(id, epoch, report),
-            Event::Returned(id, epoch, end) => self.on_returned(id, epoch, end),
-            Event::Ended(id, end) => self.on_ended(id, end),
-            Event::Prepared(prepared) => self.on_prepared(prepared),
-            Event::Timer(id, timer) => self.on_timer(id, timer),
-            Event::Election(change) => self.on_election(change),
-            Event::GroupLate => self.open_next(),
-            Event::Stop => self.close(),
-            Event::Deadline => self.give_up(),
+            ManagerEvent::Command(command) => self.on_command(command),
+            ManagerEvent::Verdict(id, serial, readiness) => self.on_verdict(id, serial, readiness),
+            ManagerEvent::Reported(id, epoch, report) => self.on_reported(id, epoch, report),
+            ManagerEvent::Returned(id, epoch, end) => self.on_returned(id, epoch, end),
+            ManagerEvent::Ended(id, end) => self.on_ended(id, end),
+            ManagerEvent::Prepared(prepared) => self.on_prepared(prepared),
+            ManagerEvent::Timer(id, timer) => self.on_timer(id, timer),
+            ManagerEvent::Election(change) => self.on_election(change),
+            ManagerEvent::GroupLate => self.open_next(),
+            ManagerEvent::Stop => self.close(),
+            ManagerEvent::Deadline => self.give_up(),
         }
     }
 
@@ -428,7 +430,7 @@ impl ManagerTask {
                     () = ended => return None,
                     () = readiness.changed() => {}
                 }
-                Some(Event::Verdict(id, serial, readiness))
+                Some(ManagerEvent::Verdict(id, serial, readiness))
             }
             .boxed(),
         );
@@ -437,8 +439,11 @@ impl ManagerTask {
     fn watch_report(&self, id: Id, epoch: u64, mut report: watch::Receiver<Report>) {
         // Ends with the epoch: its last clone drops the sender.
         self.watches.push(
-            async move { report.changed().await.ok().map(|()| Event::Reported(id, epoch, report)) }
-                .boxed(),
+            async move {
+                report.changed().await.ok()?;
+                Some(ManagerEvent::Reported(id, epoch, report))
+            }
+            .boxed(),
         );
     }
 
@@ -447,7 +452,7 @@ impl ManagerTask {
         self.watches.push(
             async move {
                 let end = end.wait_for(Option::is_some).await.ok()?.clone()?;
-                Some(Event::Returned(id, epoch, end))
+                Some(ManagerEvent::Returned(id, epoch, end))
             }
             .boxed(),
         );

@@ -213,7 +213,7 @@ impl Holder {
             });
         } else if problem != self.reported {
             self.reported = problem;
-            let message = |problem| format!("{problem}; the last usable content stays in use");
+            let message = |problem| format!("the last usable content stays in use: {problem}");
             let message = self.reported.as_ref().map(message)?;
             return Some((Arc::clone(&self.report), message));
         }

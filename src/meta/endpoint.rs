@@ -111,16 +111,16 @@ pub(crate) struct Endpoint {
 /// Part of a rule that cannot be used: the object with its problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EndpointError {
-    /// The object has not been read yet.
-    #[error("{0} has not been read yet")]
+    /// Wait: the object is being listed.
+    #[error("{0} has not been read yet; wait for its list")]
     Unread(ObjectReference),
-    /// The object does not exist.
-    #[error("{0} does not exist")]
+    /// Create the object, or correct its name in the hook.
+    #[error("{0} does not exist; create it or correct its name")]
     Missing(ObjectReference),
-    /// The object cannot be read; with the reason.
+    /// Fix the cause that the reason names: a missing right, or an undecodable object.
     #[error("{0} cannot be read: {1}")]
     Unreadable(ObjectReference, String),
-    /// The content cannot be used.
+    /// Correct the content, whose problem the text names.
     #[error("{0}")]
     Invalid(String),
 }

@@ -1,4 +1,9 @@
-//! Hook health: the parents for which each hook fails, and the pace of retries while it is down.
+//! Health of the hooks of one controller: the parents whose last sync failed, and the retries while
+//! a hook is down.
+//!
+//! The sum over all parents becomes the condition `HooksHealthy` of the controller. While a hook is
+//! down, one retry gate paces the retries of all its parents, since their own back-offs would call
+//! it too often in sum.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -14,8 +19,8 @@ use crate::{
     },
 };
 
-/// Pace of retries while the hook is down: ten at once, then one a second for all parents together,
-/// and at least one in ten seconds.
+/// Pace of retries while a hook is down: ten at once, then one a second for all parents together,
+/// and at least one in ten seconds. A parent waits at most 1000 s.
 const DOWN: Pace = Pace {
     gap: Duration::from_secs(1),
     burst: 10,
@@ -36,58 +41,59 @@ struct OnChange(Box<dyn Fn() + Send + Sync>);
 
 #[derive(Debug, Default)]
 struct HookHealthState {
-    // Failure of the last sync of each parent, by the hook.
+    // Failures by hook and parent. A parent has at most one: that of its last sync.
     failing: BTreeMap<Option<HookKind>, BTreeMap<Request, Failure>>,
     contested: ContestedObjects,
-    // For each hook, the parents for which it was down at the last call.
+    // Retry gate of each hook. It holds the parents for which the hook was down at its last call.
     gates: BTreeMap<HookKind, RetryGate<Request>>,
 }
 
-/// Failure of a hook for one parent.
+/// Failure of the last sync of one parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// Hook that failed; `None` if its response is usable, and the effect of it is not.
+    /// Hook that failed; `None` if all hooks responded, and a write failed or does not last.
     pub(crate) hook: Option<HookKind>,
-    /// CamelCase.
+    /// Reason in CamelCase, as in a condition.
     pub(crate) reason: &'static str,
-    /// A sentence.
+    /// Message, as in a condition.
     pub(crate) message: String,
 }
 
 /// Failures of one hook, summed over all parents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FailureSum {
-    /// Number of parents whose last sync failed.
+    /// Number of parents whose last sync failed by this hook.
     pub(crate) count: usize,
-    /// First of them, with its failure.
+    /// First of these parents by name, with its failure.
     pub(crate) example: (Request, Failure),
 }
 
 /// Health of the hooks, summed over all parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Health {
-    /// At least one response was usable.
+    /// True once a response of a hook was usable in this epoch.
     pub(crate) proven: bool,
-    /// Failures of each hook that fails, customize before finalize and sync; last those of no hook.
+    /// Failures by hook: customize, finalize, sync, and last those of no hook.
     pub(crate) failing: Vec<FailureSum>,
     /// Rollouts that are under way.
     pub(crate) rollouts: RolloutHealth,
-    /// Objects that parents want and others own.
+    /// Objects that parents want and other controllers own.
     pub(crate) contested: ContestedSum,
 }
 
 impl HookHealth {
-    /// Health that calls `changed` after each change; the callback must not block.
+    /// Returns the health before any sync. `changed` is called after each change and must not
+    /// block.
     pub(crate) fn new(changed: impl Fn() + Send + Sync + 'static) -> Self {
         Self { changed: OnChange(Box::new(changed)), ..Self::default() }
     }
 
-    /// Current health, and each later change.
+    /// Returns the current health, and each later change.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Health> {
         self.health.subscribe()
     }
 
-    /// Records that the hooks responded to a sync, and that the effect is usable.
+    /// Records that a sync succeeded: the hooks responded, and the writes followed.
     pub(crate) fn succeeded(&self, key: &Request) {
         let mut state = self.lock();
         if state.end_failure(key).is_some() || !self.health.borrow().proven {
@@ -95,7 +101,8 @@ impl HookHealth {
         }
     }
 
-    /// Records that the hooks responded to a sync, whose writes may still fail.
+    /// Records that the hooks responded to a sync. A failure of no hook stays until the writes
+    /// succeed.
     pub(crate) fn answered(&self, key: &Request) {
         let mut state = self.lock();
         let of_hooks = state.failing.iter_mut().filter(|(hook, _)| hook.is_some());
@@ -105,7 +112,8 @@ impl HookHealth {
         }
     }
 
-    /// Records that a parent got no usable response. Returns whether the failure is a new one.
+    /// Records that the sync of a parent failed. Returns whether its failure differs from the one
+    /// before.
     pub(crate) fn failed(&self, key: &Request, failure: Failure) -> bool {
         let mut state = self.lock();
         let new = state.end_failure(key).as_ref() != Some(&failure);
@@ -115,7 +123,7 @@ impl HookHealth {
     }
 
     /// Adds a parent to the retry gate of a hook, because the hook was down when it was called.
-    /// Returns the time until the retry.
+    /// `failures` is the number of failed syncs before. Returns the time until the retry.
     pub(crate) fn wait(&self, kind: HookKind, key: &Request, failures: u32) -> Duration {
         let wait = Wait { backoff: Backoff::default().delay(failures), at_least: Duration::ZERO };
         let (spread, now) = (fastrand::f64(), Instant::now());
@@ -123,13 +131,14 @@ impl HookHealth {
         state.gates.entry(kind).or_default().failed(key.clone(), wait, &DOWN, spread, now)
     }
 
-    /// Removes a parent from the gates: no hook was called for it, or the hook failed for another
-    /// reason than being down.
+    /// Removes a parent from the retry gates, since its sync called no hook or failed although the
+    /// hook is not down.
     pub(crate) fn stop_waiting(&self, key: &Request) {
         self.lock().leave_gates(key);
     }
 
-    /// Records that a hook responded for a parent. Returns the parents to sync at once.
+    /// Records that a hook responded for a parent. Returns other parents that waited for this hook
+    /// and are to be synced at once.
     pub(crate) fn responded(&self, kind: HookKind, key: &Request) -> Vec<Request> {
         // The remaining wait of each is zero, since `wait` sets no minimum.
         let mut state = self.lock();
@@ -137,7 +146,7 @@ impl HookHealth {
         next.into_iter().flatten().map(|(key, _)| key).collect()
     }
 
-    /// Returns the parents whose last sync got no usable response.
+    /// Returns the parents whose last sync failed.
     pub(crate) fn failing(&self) -> Vec<Request> {
         self.lock().failing.values().flat_map(BTreeMap::keys).cloned().collect()
     }
@@ -159,7 +168,7 @@ impl HookHealth {
         (self.changed.0)();
     }
 
-    /// Records the objects that a parent wants and others own.
+    /// Records the objects that a parent wants and other controllers own.
     pub(crate) fn contested(&self, key: &Request, objects: Vec<String>) {
         let mut state = self.lock();
         if state.contested.set(key, objects) {

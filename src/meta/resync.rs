@@ -15,7 +15,7 @@ use crate::duration::LONGEST;
 
 /// Due times of one parent.
 #[derive(Debug, Default)]
-pub(crate) struct Resync {
+pub(crate) struct ResyncTimes {
     // Time that the last response with a requested time; kept until it has passed.
     requested: Option<Instant>,
     // Next due time: the end of the period, or `requested` if that is earlier.
@@ -24,7 +24,7 @@ pub(crate) struct Resync {
     passed: bool,
 }
 
-impl Resync {
+impl ResyncTimes {
     /// Begins a sync; returns whether a resync was due.
     pub(crate) fn begin(&mut self, now: Instant) -> bool {
         self.requested = self.requested.filter(|requested| *requested > now);
@@ -100,7 +100,7 @@ mod tests {
     fn time_that_a_response_requested_stays_until_it_has_passed() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
-        let mut resync = Resync::default();
+        let mut resync = ResyncTimes::default();
         assert!(!resync.begin(now));
         resync.requested(Duration::from_secs(10), now);
         assert_eq!(resync.next(Some(after(60)), now), Some(after(10)));
@@ -118,7 +118,7 @@ mod tests {
     fn resync_that_was_due_during_a_sync_is_that_of_the_next_one() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
-        let mut resync = Resync::default();
+        let mut resync = ResyncTimes::default();
         resync.next(Some(after(1)), now);
         assert!(!resync.begin(now));
         assert_eq!(resync.next(Some(after(3)), after(2)), Some(after(3)));
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn newer_response_replaces_the_time_of_an_older_one() {
         let now = Instant::now();
-        let mut resync = Resync::default();
+        let mut resync = ResyncTimes::default();
         resync.requested(Duration::from_secs(10), now);
         resync.requested(Duration::from_secs(20), now);
         assert_eq!(resync.next(None, now), Some(now + Duration::from_secs(20)));

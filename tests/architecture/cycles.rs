@@ -1,5 +1,5 @@
 //! Cycles of imports: no file imports, through any number of files, a file that imports it. A front
-//! door and the files of its folder are aside, since each names the other.
+//! door and the files directly in its folder are aside, since each names the other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -64,7 +64,8 @@ impl Crate {
         }
     }
 
-    /// Returns the modules that each module imports, without its parents and children.
+    /// Returns the modules that each module imports, without its front door and the files directly
+    /// in its folder.
     fn edges(&self) -> BTreeMap<&Module, BTreeSet<Module>> {
         let of = |module: &Module, text: &String| {
             let paths = declared(text).into_iter().chain(inline(text));
@@ -72,7 +73,9 @@ impl Crate {
                 let path = self.resolve(module, &path)?;
                 self.module_of(&path, 0)
             });
-            let is_apart = |it: &Module| !it.starts_with(module) && !module.starts_with(it);
+            let is_apart = |it: &Module| {
+                it != module && !is_in_folder(module, it) && !is_in_folder(it, module)
+            };
             targets.filter(is_apart).collect()
         };
         self.texts.iter().map(|(module, text)| (module, of(module, text))).collect()
@@ -83,6 +86,11 @@ impl Crate {
         let edges = self.edges();
         edges.keys().filter_map(|module| cycle(module, &edges)).collect()
     }
+}
+
+/// Returns whether a file is directly in the folder of a front door.
+fn is_in_folder(front_door: &[String], file: &[String]) -> bool {
+    file.split_last().is_some_and(|(_, folder)| folder == front_door)
 }
 
 fn cycle(begin: &Module, edges: &BTreeMap<&Module, BTreeSet<Module>>) -> Option<String> {
@@ -148,7 +156,8 @@ fn inline(text: &str) -> Vec<Module> {
     for root in ["crate::", "super::", "self::"] {
         for (at, _) in text.match_indices(root) {
             let is_path = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
-            let is_begin = !text[..at].ends_with(is_path);
+            // A visibility such as `pub(in crate::controller)` imports nothing.
+            let is_begin = !text[..at].ends_with(is_path) && !text[..at].ends_with("pub(in ");
             let end = text[at..].find(|letter| !is_path(letter)).unwrap_or(text.len() - at);
             let names = text[at..at + end].split("::").filter(|name| !name.is_empty());
             let path: Module = names.map(str::to_owned).collect();
@@ -183,4 +192,18 @@ fn a_cycle_is_found_through_re_exports_and_without_parents() {
     ]);
 
     assert_eq!(read.cycles(), ["room/a -> room/c -> room/a", "room/c -> room/a -> room/c"]);
+}
+
+#[test]
+fn only_the_front_door_of_a_files_own_folder_is_aside() {
+    let file = |name: &str, text: &str| (format!("{name}.rs"), text.to_owned());
+    let read = Crate::read(vec![
+        file("room", "mod b; use self::b::{inner::Inner, other::Other}; struct Room;"),
+        file("room/b", "mod inner; mod other; use super::Room; use self::other::Other;"),
+        file("room/b/inner", "use crate::room::Room;"),
+        file("room/b/other", "pub(in crate::room) struct Other; use super::B;"),
+    ]);
+
+    let found = ["room -> room/b/inner -> room", "room/b/inner -> room -> room/b/inner"];
+    assert_eq!(read.cycles(), found);
 }

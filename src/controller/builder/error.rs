@@ -54,7 +54,10 @@ pub enum BuildError {
     )]
     DecodedProjection(ControllerName, TypeRef, &'static str),
     /// Map the requests before they are sent: a handler and predicates apply to changes only.
-    #[error("{0}: {1} has no effect, since the source adds requests and delivers no changes")]
+    #[error(
+        "{0}: {1} has no effect, since the source adds requests and delivers no changes; map the \
+         requests before they are sent"
+    )]
     RequestsOnly(ControllerName, &'static str),
     /// Call [`Handler::generic`](crate::controller::Handler::generic) on the handler, or map
     /// objects with [`Handler::map`](crate::controller::Handler::map).
@@ -82,7 +85,7 @@ pub enum BuildError {
     #[error("{0}: every_owner applies to an owned type, which {1} is not; call it after owns")]
     NotOwned(ControllerName, TypeRef),
     /// Fix the source, whose name function panicked.
-    #[error("{0}: the name of a source panicked: {1}")]
+    #[error("{0}: a source panicked in its name function; return a name without a panic: {1}")]
     SourcePanicked(ControllerName, String),
     /// Call `namespace`, or add the type once for each namespace.
     #[error("{0}: claims_type watches one namespace or all, and {1} has several; call namespace")]

@@ -21,7 +21,7 @@ use crate::{
     discovery::{TypeRegistry, TypeStatus},
     informer::{CacheShare, InformerKey, MovingInterests, Projection, Store, Subscription},
     kind::{GroupKind, ServedType, TypeRef},
-    manager::{Epoch, WatchReport, WatchState as State},
+    manager::{Epoch, WatchReport, WatchState},
 };
 
 /// Effect of an input's condition on the run.
@@ -64,7 +64,7 @@ pub(in crate::controller) struct InputStatus {
     /// Number of the builder's input, if it has several namespaces.
     pub(in crate::controller) part_of: Option<usize>,
     pub(in crate::controller) mode: InputMode,
-    pub(in crate::controller) state: State,
+    pub(in crate::controller) state: WatchState,
     /// Current error.
     pub(in crate::controller) error: Option<String>,
     pub(in crate::controller) attached: Option<Attached>,
@@ -75,7 +75,7 @@ pub(in crate::controller) struct InputStatus {
     /// State of an input that was added by name; `None` for an input of the builder.
     pub(in crate::controller) progress: Option<InputProgress>,
     // State and error at the loss of the condition, to return to with the condition.
-    interrupted: Option<(State, Option<String>)>,
+    interrupted: Option<(WatchState, Option<String>)>,
     synced: bool,
     settled: bool,
 }
@@ -175,8 +175,8 @@ impl InputStatuses {
     }
 
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
-    /// `None` as the cluster means that of the controller. `None` is returned until all namespaces of
-    /// the input are listed.
+    /// `None` as the cluster means that of the controller. `None` is returned until all namespaces
+    /// of the input are listed.
     pub(in crate::controller) fn attached(
         &self,
         cluster: Option<&TypeRegistry>,
@@ -230,7 +230,7 @@ impl InputStatuses {
         });
         // The first input that is not listed yet, if there are several namespaces.
         match of_type.min_by_key(|input| input.attached.is_some()) {
-            Some(input) if input.state == State::Synced => {
+            Some(input) if input.state == WatchState::Synced => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
@@ -334,19 +334,19 @@ impl InputStatuses {
             })
             .collect();
         let stale = inputs().any(InputStatus::stale);
-        let errors = |state: State| -> Vec<String> {
+        let errors = |state: WatchState| -> Vec<String> {
             let inputs = inputs().filter(|input| input.state == state);
             inputs.filter_map(|input| input.error.clone()).collect()
         };
-        let forbidden = errors(State::Forbidden);
-        let unconverted = errors(State::ConversionFailed);
+        let forbidden = errors(WatchState::Forbidden);
+        let unconverted = errors(WatchState::ConversionFailed);
         let waited_for = |input: &&InputStatus| !input.settled && input.mode != InputMode::Optional;
         let late = match self.overdue.load(Ordering::Relaxed) {
             true => inputs().filter(waited_for).map(InputStatus::explanation).collect(),
             false => Vec::new(),
         };
         let mut missing: Vec<_> = inputs()
-            .filter(|input| input.mode == InputMode::Optional && input.state == State::Waiting)
+            .filter(|input| input.mode == InputMode::Optional && input.state == WatchState::Waiting)
             .filter_map(typed)
             .collect();
         missing.dedup();
@@ -407,7 +407,7 @@ impl InputStatus {
             cluster: None,
             part_of: None,
             mode,
-            state: State::Waiting,
+            state: WatchState::Waiting,
             error: None,
             attached: None,
             held: None,
@@ -419,9 +419,9 @@ impl InputStatus {
         }
     }
 
-    pub(in crate::controller) fn set(&mut self, state: State, error: Option<String>) {
+    pub(in crate::controller) fn set(&mut self, state: WatchState, error: Option<String>) {
         self.state = state;
-        self.synced |= state == State::Synced;
+        self.synced |= state == WatchState::Synced;
         self.error = error;
         self.interrupted = None;
     }
@@ -445,7 +445,7 @@ impl InputStatus {
 
     /// Records that the condition does not hold; a cache is stale from now on.
     pub(in crate::controller) fn wait(&mut self, why: String) {
-        let state = if self.synced { State::Stale } else { State::Waiting };
+        let state = if self.synced { WatchState::Stale } else { WatchState::Waiting };
         self.set(state, Some(why));
     }
 
@@ -476,7 +476,7 @@ impl InputStatus {
 
     /// Returns whether the input has synced once and is not synced now.
     fn stale(&self) -> bool {
-        self.synced && self.state != State::Synced
+        self.synced && self.state != WatchState::Synced
     }
 }
 

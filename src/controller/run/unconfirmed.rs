@@ -330,6 +330,8 @@ impl RequestWrites {
         if self.targets.len() != count {
             self.behind = None;
         }
+        // From the elapsed time, not by `doubled`: an event of the request adds comparisons, which
+        // must not lengthen the pause.
         let waited = self.behind.get_or_insert_with(Instant::now).elapsed();
         Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) }
     }

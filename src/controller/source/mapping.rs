@@ -209,7 +209,7 @@ impl SourceContext {
         about: impl Display,
         error: &str,
     ) {
-        error!(%input, %about, error, "{place} panicked");
+        error!(%input, place, %about, error, "code of the controller panicked");
         self.series.panics.inc();
         let message = format!("{place} panicked at {about}: {error}");
         self.epoch.report(|report| report.last_error = Some(message));

@@ -161,7 +161,7 @@ async fn source_of_requests_takes_no_handler_and_no_predicate() {
             error(built(wrong)),
             format!(
                 "widgets: {method} has no effect, since the source adds requests and delivers no \
-                 changes"
+                 changes; map the requests before they are sent"
             )
         );
     }

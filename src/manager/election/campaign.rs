@@ -133,7 +133,7 @@ impl RunningCampaign {
             Some(Ok(LeaseEvent::Deleted(lease))) => self.candidate.changed(lease, true, now),
             Some(Ok(LeaseEvent::Bookmark)) => {}
             Some(Err(error)) => {
-                debug!(%error, "the watch of the lease failed");
+                debug!(%error, "watch of the lease failed");
                 self.events = None;
                 self.watch_after = now.saturating_add(self.setup.times.lease_duration);
             }
@@ -259,8 +259,8 @@ impl RunningCampaign {
         self.end_term();
         let lease = self.setup.status.borrow().lease.clone();
         match loss {
-            Loss::Deadline => warn!(%lease, "the lease is lost: it was not renewed in time"),
-            Loss::Taken(holder) => warn!(%lease, holder, "the lease is lost: its holder changed"),
+            Loss::Deadline => warn!(%lease, "the lease was lost: it was not renewed in time"),
+            Loss::Taken(holder) => warn!(%lease, holder, "the lease was lost: its holder changed"),
         }
     }
 
@@ -281,7 +281,7 @@ impl RunningCampaign {
         let (now, write_timeout) = (self.setup.clock.now(), self.setup.times.write_timeout());
         let unsettled = self.dropped.unsettled(now, write_timeout);
         if !unsettled.is_zero() && self.candidate.leads_until().is_some() {
-            info!(?unsettled, "the lease is released later: the outcome of a write is unknown");
+            info!(?unsettled, "release of the lease delayed: the outcome of a write is unknown");
             sleep(unsettled).await;
         }
         let freed = async {
@@ -289,7 +289,7 @@ impl RunningCampaign {
                 let Some(write) = self.candidate.release() else { return };
                 match self.setup.lease.write(&write).await {
                     Ok(_) => {
-                        info!(lease = %self.setup.status.borrow().lease, "the lease is released");
+                        info!(lease = %self.setup.status.borrow().lease, "the lease was released");
                         return;
                     }
                     Err(LeaseWriteError::Failed(error)) => return self.failed("releasing", &error),
@@ -301,7 +301,7 @@ impl RunningCampaign {
             }
         };
         if timeout(RELEASE, freed).await.is_err() {
-            warn!("releasing the lease takes too long; it expires by itself");
+            warn!("releasing the lease took too long; it expires by itself");
         }
         self.candidate.released();
         self.describe(false);

@@ -45,7 +45,7 @@ impl ManagerTask {
             let (name, epoch) = (entry.name.clone(), entry.epoch_number);
             self.metrics.entered(&name, before, state);
             self.announce(&name, epoch, TransitionKind::Entered(state));
-            debug!(controller = %name, epoch, state = state.word(), "entered");
+            debug!(controller = %name, epoch, state = state.word(), "state entered");
         }
         // Runnables that do not report running count as running from the start.
         if state == ControllerState::Starting && counts_as_running {
@@ -107,7 +107,7 @@ impl ManagerTask {
             epoch.lead(term);
         }
         self.metrics.epoch(&entry.name, count);
-        info!(controller = %entry.name, epoch = count, "starting");
+        info!(controller = %entry.name, epoch = count, "epoch started");
         let span = info_span!("runnable", controller = %entry.name, epoch = count);
         let (number, report) = (count, epoch.subscribe());
         entry.epoch = Some(epoch.clone());
@@ -136,7 +136,7 @@ impl ManagerTask {
         if let Some(begun_at) = entry.begun_at.take() {
             self.metrics.started(&entry.name, (now - begun_at).as_secs_f64());
         }
-        info!(controller = %entry.name, epoch = entry.epoch_number, "running");
+        info!(controller = %entry.name, epoch = entry.epoch_number, "epoch reported running");
     }
 
     /// Signals the epoch to stop, and begins its grace.
@@ -145,7 +145,7 @@ impl ManagerTask {
         if let Some(epoch) = &entry.epoch {
             epoch.stop(reason);
         }
-        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
+        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stop signalled");
         self.drain(id, now);
     }
 
@@ -185,8 +185,8 @@ impl ManagerTask {
         let (name, epoch) = (entry.name.clone(), entry.epoch_number);
         match reason.error() {
             // Already logged when the run returned.
-            Some(error) => debug!(controller = %name, epoch, error, "done"),
-            None => info!(controller = %name, epoch, reason = reason.word(), "done"),
+            Some(error) => debug!(controller = %name, epoch, error, "epoch done"),
+            None => info!(controller = %name, epoch, reason = reason.word(), "epoch done"),
         }
         if unknown_requests > 0 {
             warn!(controller = %name, epoch, unknown_requests, "outcome of requests is unknown");

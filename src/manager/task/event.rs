@@ -15,7 +15,7 @@ use crate::owner_gauge::CountGuard;
 pub(super) type Id = u64;
 
 /// Everything that can happen to a manager.
-pub(super) enum Event {
+pub(super) enum ManagerEvent {
     Command(ManagerCommand),
     Verdict(Id, u64, Readiness),
     Reported(Id, u64, watch::Receiver<Report>),
@@ -36,7 +36,7 @@ pub(super) type PreparationResult = (Id, u64, Result<(), String>);
 pub(super) type Timers = DelayQueue<(Id, EntryTimer, CountGuard<OwnedLabels>)>;
 
 /// Changes that are waited for.
-pub(super) type Watches = FuturesUnordered<BoxFuture<'static, Option<Event>>>;
+pub(super) type Watches = FuturesUnordered<BoxFuture<'static, Option<ManagerEvent>>>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EntryTimer {
@@ -63,10 +63,10 @@ pub(super) async fn next_command_or_change(
     commands: &mut mpsc::Receiver<ManagerCommand>,
     watches: &mut Watches,
     watches_first: bool,
-) -> Event {
+) -> ManagerEvent {
     let command = async {
         match commands.recv().await {
-            Some(command) => Event::Command(command),
+            Some(command) => ManagerEvent::Command(command),
             // The manager keeps a sender.
             None => std::future::pending().await,
         }

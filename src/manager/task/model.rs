@@ -251,24 +251,24 @@ impl Model {
             }
             Step::Remove => {
                 let (reply, _) = oneshot::channel();
-                self.task.handle(Event::Command(ManagerCommand::Remove(NAME.into(), reply)));
+                self.task.handle(ManagerEvent::Command(ManagerCommand::Remove(NAME.into(), reply)));
             }
             Step::Verdict(word) => {
                 let (id, entry) = self.entry().unwrap();
                 let serial = entry.serial;
-                self.task.handle(Event::Verdict(id, serial, readiness(*word)));
+                self.task.handle(ManagerEvent::Verdict(id, serial, readiness(*word)));
             }
             Step::PendingVerdict(word) => {
                 let (id, entry) = self.entry().unwrap();
                 let serial = entry.pending.as_ref().unwrap().serial;
-                self.task.handle(Event::Verdict(id, serial, readiness(*word)));
+                self.task.handle(ManagerEvent::Verdict(id, serial, readiness(*word)));
             }
             Step::Running => self.report(0),
             Step::LateReport => self.report(1),
             Step::Returned(end) => {
                 let (id, entry) = self.entry().unwrap();
                 let epoch = entry.epoch_number;
-                self.task.handle(Event::Returned(id, epoch, end.clone()));
+                self.task.handle(ManagerEvent::Returned(id, epoch, end.clone()));
                 self.returned = Some(epoch);
                 let state = self.entry().unwrap().1.lifecycle.state();
                 assert_eq!(state, ControllerState::Stopping, "a run that returned is not running");
@@ -276,19 +276,19 @@ impl Model {
             // Possibly before the task has handled the return of the run.
             Step::Ended => {
                 let (id, _) = self.entry().unwrap();
-                self.task.handle(Event::Ended(id, RunEnd::Panicked("boom".to_owned())));
+                self.task.handle(ManagerEvent::Ended(id, RunEnd::Panicked("boom".to_owned())));
             }
             Step::Prepared(well) => {
                 let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
                 let result = if *well { Ok(()) } else { Err("boom".into()) };
-                self.task.handle(Event::Prepared((id, attempt, result)));
+                self.task.handle(ManagerEvent::Prepared((id, attempt, result)));
             }
             Step::LatePrepared => {
                 let id = self.entry().unwrap().0;
                 let now = self.attempt();
                 let late = self.attempts.iter().filter(|attempt| Some(**attempt) != now).max();
                 if let Some(&late) = late {
-                    self.task.handle(Event::Prepared((id, late, Ok(()))));
+                    self.task.handle(ManagerEvent::Prepared((id, late, Ok(()))));
                 }
             }
             Step::Timer => {
@@ -299,9 +299,9 @@ impl Model {
                 tokio::time::advance(ahead).await;
                 let timer = self.task.timers.next().now_or_never().flatten().expect("it is due");
                 let (id, timer, _counted) = timer.into_inner();
-                self.task.handle(Event::Timer(id, timer));
+                self.task.handle(ManagerEvent::Timer(id, timer));
             }
-            Step::Stop => self.task.handle(Event::Stop),
+            Step::Stop => self.task.handle(ManagerEvent::Stop),
         }
         self.task.advance();
         self.task.publish();
@@ -319,7 +319,7 @@ impl Model {
         let (id, entry) = self.entry().unwrap();
         let report = Report { running: true, ..Report::default() };
         let epoch = entry.epoch_number - back;
-        self.task.handle(Event::Reported(id, epoch, watch::channel(report).1));
+        self.task.handle(ManagerEvent::Reported(id, epoch, watch::channel(report).1));
     }
 
     /// Checks that users see one epoch after the other, each done exactly once.

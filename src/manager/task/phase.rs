@@ -13,9 +13,9 @@ use super::{
 
 /// Phase of a manager.
 pub(super) enum ManagerPhase {
-    /// Groups are being opened. `is_entered` is true once the runnables of this step's group have been
-    /// allowed to start; later additions are allowed as they arrive. At `until` the next group is
-    /// opened, even if runnables are still starting.
+    /// Groups are being opened. `is_entered` is true once the runnables of this step's group have
+    /// been allowed to start; later additions are allowed as they arrive. At `until` the next group
+    /// is opened, even if runnables are still starting.
     Opening {
         step: usize,
         is_entered: bool,

@@ -174,8 +174,8 @@ impl ManagerTask {
         }
     }
 
-    /// Installs the pending specification, unless an epoch is live or only the current specification
-    /// can run. Returns whether it was installed.
+    /// Installs the pending specification, unless an epoch is live or only the current
+    /// specification can run. Returns whether it was installed.
     pub(super) fn install_if_due(&mut self, id: Id) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let Some(pending) = &entry.pending else { return false };

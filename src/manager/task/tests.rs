@@ -39,7 +39,7 @@ impl Harness {
         assert!(self.commands.try_send(command).is_ok());
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> ManagerEvent {
         let mut deadline = std::future::pending().boxed();
         self.task.next_event(&CancellationToken::new(), false, &mut deadline).await
     }
@@ -56,7 +56,8 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
         events.push(harness.next().await);
     }
 
-    let returned = |event: &Event| matches!(event, Event::Returned(1, 1, RunEnd::Completed));
+    let returned =
+        |event: &ManagerEvent| matches!(event, ManagerEvent::Returned(1, 1, RunEnd::Completed));
     assert!(events.iter().any(returned), "4 commands were taken up before");
 }
 
@@ -67,7 +68,7 @@ async fn responses_and_transitions_leave_after_the_snapshot_that_shows_their_cau
     let spec = RunnableSpec::new(Arc::new(Idle), RunnableOptions::default());
     let (reply, mut added) = oneshot::channel();
 
-    harness.task.handle(Event::Command(ManagerCommand::Add("a".into(), spec, reply)));
+    harness.task.handle(ManagerEvent::Command(ManagerCommand::Add("a".into(), spec, reply)));
     assert!(added.try_recv().is_err() && transitions.try_recv().is_err(), "not published yet");
     harness.task.publish();
 
@@ -89,5 +90,5 @@ async fn a_steady_stream_of_reports_does_not_starve_commands() {
         events.push(harness.next().await);
     }
 
-    assert!(events.iter().any(|event| matches!(event, Event::Command(_))));
+    assert!(events.iter().any(|event| matches!(event, ManagerEvent::Command(_))));
 }

@@ -102,7 +102,8 @@ async fn missing_secret_is_awaited_and_a_changed_one_takes_effect() {
     timeout(WAIT, endpoint.verdict.wait_for(unmet)).await.unwrap().unwrap();
     let Verdict::Unmet(why) = ready.verdict() else { panic!() };
     assert_eq!(why[0].reason.as_str(), "HookCredentialsMissing");
-    assert_eq!(why[0].message, "Secret default/token does not exist");
+    let missing = "Secret default/token does not exist; create it or correct its name";
+    assert_eq!(why[0].message, missing);
     assert_eq!(authorization(&endpoint), None);
 
     harness.store("one");
@@ -128,8 +129,8 @@ async fn deleted_or_unusable_content_is_reported_once_and_the_last_usable_one_st
 
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
     assert!(matches!(endpoint.ready().verdict(), Verdict::Met(_)));
-    let reported = "Secret default/token has characters that a header cannot hold; \
-                    the last usable content stays in use";
+    let reported = "the last usable content stays in use: \
+                    Secret default/token has characters that a header cannot hold";
     assert_eq!(*reports.lock(), [reported]);
 
     harness.store("two");
@@ -146,7 +147,8 @@ async fn deleted_secret_is_reported_and_its_last_content_stays() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
-    let reported = "Secret default/token does not exist; the last usable content stays in use";
+    let reported = "the last usable content stays in use: \
+                    Secret default/token does not exist; create it or correct its name";
     assert_eq!(*reports.lock(), [reported]);
     drop(endpoint);
     harness.end().await;

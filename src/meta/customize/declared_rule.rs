@@ -41,7 +41,7 @@ pub(super) fn declared_rules(
     strict: bool,
     limits: &CustomizeLimits,
 ) -> Result<Vec<DeclaredRule>, String> {
-    let response = Object::read("", text, Some(RESPONSE), strict)?;
+    let response = ResponseObject::read("", text, Some(RESPONSE), strict)?;
     let rules: Vec<&RawValue> =
         response.list("relatedResources", limits.rules, "--customize-rules")?;
     let rules = rules.into_iter().enumerate();
@@ -64,7 +64,7 @@ const REQUIREMENT: &[&str] = &["key", "operator", "values"];
 impl DeclaredRule {
     /// Reads a rule with at most `most` names, and as many requirements in each selector.
     fn read(path: &str, rule: &RawValue, strict: bool, most: usize) -> Result<Self, String> {
-        let rule = Object::read(path, rule.get(), Some(RULE), strict)?;
+        let rule = ResponseObject::read(path, rule.get(), Some(RULE), strict)?;
         let names = rule.list("names", most, NAMES_FLAG)?;
         Ok(Self {
             api_version: rule.value("apiVersion")?,
@@ -78,13 +78,13 @@ impl DeclaredRule {
 }
 
 /// Object of a response: the last value of each of its known fields.
-struct Object<'de> {
+struct ResponseObject<'de> {
     path: String,
     fields: BTreeMap<String, &'de RawValue>,
     strict: bool,
 }
 
-impl<'de> Object<'de> {
+impl<'de> ResponseObject<'de> {
     /// Reads an object; `known` has the names of its fields, or is `None` if any is a field.
     fn read(
         path: &str,
@@ -121,8 +121,8 @@ impl<'de> Object<'de> {
         raw.map(|raw| Self::read(&self.path(field), raw.get(), known, self.strict)).transpose()
     }
 
-    /// Returns the elements of a list, at most `most`, which `flag` sets; none if the field is absent
-    /// or null.
+    /// Returns the elements of a list, at most `most`, which `flag` sets; none if the field is
+    /// absent or null.
     fn list<T: Deserialize<'de>>(
         &self,
         field: &str,
@@ -152,7 +152,8 @@ impl<'de> Object<'de> {
         let match_expressions = expressions
             .map(|(index, raw)| {
                 let path = format!("{path}[{index}]");
-                let requirement = Object::read(&path, raw.get(), Some(REQUIREMENT), self.strict)?;
+                let requirement =
+                    ResponseObject::read(&path, raw.get(), Some(REQUIREMENT), self.strict)?;
                 Ok(LabelSelectorRequirement {
                     key: requirement.value("key")?,
                     operator: requirement.value("operator")?,

@@ -254,7 +254,7 @@ fn unusable_content_is_named_by_object_and_key_and_not_quoted() {
         assert!(error.starts_with(expected) && !error.contains("hush"), "{error}");
     }
     let missing = resolve(&token, &[]).unwrap_err().to_string();
-    assert_eq!(missing, "Secret ns/a does not exist");
+    assert_eq!(missing, "Secret ns/a does not exist; create it or correct its name");
 
     let values = [("tls.crt", &*certificate), ("tls.key", &*own)];
     let endpoint = resolve(&client, &[("a", content(&values))]).unwrap();

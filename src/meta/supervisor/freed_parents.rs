@@ -1,7 +1,8 @@
 //! Parents of a removed controller: removal of its finalizer, which no hook call removes any more.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
+use futures::{Stream, TryStreamExt, stream};
 use http::Method;
 use kube::{Client, api::ListParams};
 use serde_json::value::RawValue;
@@ -136,18 +137,10 @@ impl DeclarationReconciler {
                 FoundType::Absent => continue,
                 FoundType::Unknown => return Ok(true),
             };
-            let mut token = None;
-            loop {
-                let page = self.page(context.client(), &served, token.as_deref()).await?;
-                let objects = page.items.iter().flatten();
-                let mut objects =
-                    objects.filter_map(|item| Object::from_json(item.get(), &served).ok());
-                if objects.any(|object| finalizer.is_on(object.header())) {
+            let mut pages = pin!(self.held(context.client(), &served, &finalizer));
+            while let Some(objects) = pages.try_next().await? {
+                if !objects.is_empty() {
                     return Ok(true);
-                }
-                token = page.continue_token().map(str::to_owned);
-                if token.is_none() {
-                    break;
                 }
             }
         }
@@ -168,16 +161,10 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<usize, kube::Error> {
         let finalizer = Finalizer::of(self.kind, name, false);
-        let (client, mut token, mut freed) = (context.client(), None, 0);
-        let mut first_error = None;
-        loop {
-            let page = self.page(client, served, token.as_deref()).await?;
-            for item in page.items.iter().flatten() {
-                // An object without readable metadata has no readable finalizer either.
-                let Ok(object) = Object::from_json(item.get(), served) else { continue };
-                if !finalizer.is_on(object.header()) {
-                    continue;
-                }
+        let (client, mut first_error, mut freed) = (context.client(), None, 0);
+        let mut pages = pin!(self.held(client, served, &finalizer));
+        while let Some(objects) = pages.try_next().await? {
+            for object in objects {
                 let patch = finalizer.removed(object.header());
                 let resource = Resource::new(client, served);
                 match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
@@ -201,27 +188,43 @@ impl DeclarationReconciler {
                 let reason = "FinalizerRemoved";
                 self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
             }
-            token = page.continue_token().map(str::to_owned);
-            if token.is_none() {
-                return first_error.map_or(Ok(freed), Err);
-            }
         }
+        first_error.map_or(Ok(freed), Err)
+    }
+
+    /// Lists the objects of a type that have the finalizer, page by page. An object without
+    /// readable metadata has no readable finalizer either.
+    fn held(
+        &self,
+        client: &Client,
+        served: &ServedType,
+        finalizer: &Finalizer,
+    ) -> impl Stream<Item = Result<Vec<Object>, kube::Error>> {
+        let first = Some(ListParams::default().limit(PAGE));
+        stream::try_unfold(first, move |parameters| async move {
+            let Some(mut parameters) = parameters else { return Ok(None) };
+            let page = self.page(client, served, &parameters).await?;
+            parameters.continue_token = page.continue_token().map(str::to_owned);
+            let objects = page.items.into_iter().flatten();
+            let objects = objects.filter_map(|item| Object::from_json(item.get(), served).ok());
+            let held: Vec<_> = objects.filter(|it| finalizer.is_on(it.header())).collect();
+            let next = parameters.continue_token.is_some().then_some(parameters);
+            Ok::<_, kube::Error>(Some((held, next)))
+        })
     }
 
     async fn page(
         &self,
         client: &Client,
         served: &ServedType,
-        token: Option<&str>,
+        parameters: &ListParams,
     ) -> Result<ListPage<Box<RawValue>>, kube::Error> {
         let namespace = match served.identity.scope {
             Scope::Namespaced => self.cluster.namespace.as_deref(),
             Scope::Cluster => None,
         };
-        let options =
-            ListParams { continue_token: token.map(str::to_owned), ..ListParams::default() };
         let list = kube::core::Request::new(served.identity.path(namespace))
-            .list(&options.limit(PAGE))
+            .list(parameters)
             .map_err(kube::Error::BuildRequest)?;
         resource::send(client, Method::GET, list.uri().to_string(), "", None).await
     }

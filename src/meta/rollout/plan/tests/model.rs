@@ -1,5 +1,5 @@
-//! Model of rollouts: random parents, hands and crashes against the plan and an executor that writes
-//! revisions before children, one write at a time.
+//! Model of rollouts: random parents, hands and crashes against the plan and an executor that
+//! writes revisions before children, one write at a time.
 
 use std::collections::BTreeMap;
 
@@ -93,6 +93,56 @@ impl SimulatedCluster {
         self.deleted.retain(|id| wanted.contains(id));
         for (_, child) in self.children.iter_mut().filter(|(id, _)| !wanted.contains(id)) {
             child.is_disrupted = false;
+        }
+    }
+
+    /// Applies an event.
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Edit(spec) => self.change(|cluster| cluster.spec = spec),
+            Event::Scale(scale) => self.change(|cluster| cluster.scale = scale),
+            Event::Omit(spec, bits) => self.change(|cluster| {
+                cluster.omitted.insert(spec, bits);
+            }),
+            Event::Ready(at) => {
+                if let Some(child) = self.children.get_mut(&child_at(at)) {
+                    (child.is_ready, child.is_disrupted) = (true, false);
+                }
+            }
+            Event::Fail(at) => {
+                if let Some(child) = self.children.get_mut(&child_at(at)) {
+                    child.is_ready = false;
+                }
+            }
+            // A deletion by hand is not of the rollout's making.
+            Event::Delete(at) => {
+                self.children.remove(&child_at(at));
+            }
+            Event::Terminate(at) => {
+                if let Some(child) = self.children.get_mut(&child_at(at)) {
+                    (child.is_terminating, child.is_disrupted) = (true, false);
+                }
+            }
+            Event::Vanish(at) => {
+                let id = child_at(at);
+                if self.children.get(&id).is_some_and(|child| child.is_terminating) {
+                    self.children.remove(&id);
+                }
+            }
+            Event::Obscure(at) => {
+                if let Some(child) = self.children.get_mut(&child_at(at)) {
+                    child.is_obscure = !child.is_obscure;
+                }
+            }
+            Event::Refuse(spec, at) => {
+                let refused = (spec, child_at(at));
+                if !self.refused.remove(&refused) {
+                    self.refused.insert(refused);
+                }
+            }
+            Event::Sync(writes) => {
+                self.sync(writes);
+            }
         }
     }
 
@@ -257,52 +307,7 @@ fn play(recreates: bool, events: &[Event]) -> Result<(), TestCaseError> {
     cluster.sync(usize::MAX);
     cluster.children.values_mut().for_each(|child| child.is_ready = true);
     for event in events {
-        match *event {
-            Event::Edit(spec) => cluster.change(|cluster| cluster.spec = spec),
-            Event::Scale(scale) => cluster.change(|cluster| cluster.scale = scale),
-            Event::Omit(spec, bits) => cluster.change(|cluster| {
-                cluster.omitted.insert(spec, bits);
-            }),
-            Event::Ready(at) => {
-                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
-                    (child.is_ready, child.is_disrupted) = (true, false);
-                }
-            }
-            Event::Fail(at) => {
-                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
-                    child.is_ready = false;
-                }
-            }
-            // A deletion by hand is not of the rollout's making.
-            Event::Delete(at) => {
-                cluster.children.remove(&child_at(at));
-            }
-            Event::Terminate(at) => {
-                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
-                    (child.is_terminating, child.is_disrupted) = (true, false);
-                }
-            }
-            Event::Vanish(at) => {
-                let id = child_at(at);
-                if cluster.children.get(&id).is_some_and(|child| child.is_terminating) {
-                    cluster.children.remove(&id);
-                }
-            }
-            Event::Obscure(at) => {
-                if let Some(child) = cluster.children.get_mut(&child_at(at)) {
-                    child.is_obscure = !child.is_obscure;
-                }
-            }
-            Event::Refuse(spec, at) => {
-                let refused = (spec, child_at(at));
-                if !cluster.refused.remove(&refused) {
-                    cluster.refused.insert(refused);
-                }
-            }
-            Event::Sync(writes) => {
-                cluster.sync(writes);
-            }
-        }
+        cluster.happen(*event);
         prop_assert!(cluster.disrupted() <= 1, "{event:?}: {cluster:?}");
         prop_assert!(cluster.touched.is_none(), "{event:?}: {cluster:?}");
     }
