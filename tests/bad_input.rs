@@ -156,11 +156,6 @@ fn bad_metadata() -> Vec<BadResponse> {
             "children[1].metadata",
         ),
         bad(
-            "generated name too",
-            |request| with(request, |it| it["metadata"]["generateName"] = json!("a-")),
-            "children[1].metadata.generateName",
-        ),
-        bad(
             "duplicate",
             |request| answer(request, vec![config_map(request), config_map(request)]),
             "children[1]",

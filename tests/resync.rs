@@ -82,6 +82,24 @@ async fn resync_that_a_response_requests_survives_failures_of_a_child() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn resync_that_a_response_requests_survives_the_refusal_of_a_child() {
+    let bench = Bench::start().await;
+    bench.hook.answers(async |request: Value| {
+        let mut answer = sized(&request);
+        answer["resyncAfterSeconds"] = json!(20);
+        answer["children"][0]["metadata"]["namespace"] = json!("other");
+        Ok(answer)
+    });
+
+    bench.parent("p", 1, "one");
+    sleep(Duration::from_secs(7200)).await;
+
+    assert_eq!(bench.children(), BTreeMap::new(), "the response is refused");
+    assert_called_every_20_seconds(&bench);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn resync_that_a_response_requests_survives_failures_of_the_status() {
     let bench = Bench::start().await;
     resync_every_20_seconds(&bench);

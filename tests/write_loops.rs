@@ -1,6 +1,7 @@
 //! Write limit: loops of a hook are limited, and work is not.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -104,6 +105,31 @@ async fn hook_that_answers_differently_to_its_own_writes_is_limited() {
     let written = bench.sent(pilotlight::testing::Verb::Update).len();
     assert!((20..=42).contains(&written), "{written} writes in a minute");
     assert_eq!(bench.events("Flapping").len(), 1);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_is_replaced_at_once_after_each_of_many_edits_of_its_parent() {
+    let bench = Bench::start().await;
+    redeclare(&bench, |spec| {
+        spec["childResources"][0]["updateStrategy"]["method"] = json!("Recreate");
+    })
+    .await;
+    let mut uids = BTreeSet::new();
+
+    for number in 0..60 {
+        let text = number.to_string();
+        bench.parent("p", 1, &text);
+        let took = bench.settled(&["p"], 1, &text).await;
+        assert!(took < Duration::from_secs(1), "edit {number}: {took:?}");
+        let children = bench.list("v1", "ConfigMap");
+        let child = children.iter().find(|child| child["metadata"]["name"] == "p-0").unwrap();
+        uids.insert(child["metadata"]["uid"].as_str().unwrap().to_owned());
+        sleep(Duration::from_secs(1)).await;
+    }
+
+    assert_eq!(uids.len(), 60, "each edit replaces the child");
+    assert_eq!(bench.events("Flapping"), [""; 0]);
     bench.end().await;
 }
 

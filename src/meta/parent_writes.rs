@@ -14,6 +14,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
+    children::Child,
+    digest::digest,
     equal_children::EqualChildren,
     fingerprint::Fingerprint,
     resource::{LiveOwner, StoredObject},
@@ -27,6 +29,9 @@ use crate::controller::Request;
 /// Time for which a pruned status counts as written. Afterwards it is written again, since the
 /// schema may have gained the field.
 const SETTLED: Duration = Duration::from_secs(60);
+/// Time after which the create of a child counts again that an edit has deleted. The tokens of the
+/// write limit refill in this time.
+const REPLACED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
@@ -43,8 +48,14 @@ struct TrackedParent {
     // Cause of the running sync.
     cause: WriteCause,
     is_resync: bool,
+    // True if an edit of the parent or of the definition, or a resync, has caused the running sync.
+    is_edit: bool,
     failed_work: bool,
     state: SyncState,
+    // Version of the parent that the last sync has observed or left.
+    version: Option<SeenVersion>,
+    // Digests of the children that syncs of edits have deleted, with the times.
+    replaced: BTreeMap<u64, Instant>,
     resync: ResyncTimes,
     contested: BTreeMap<String, ContestedObject>,
     // Replacements that are refused.
@@ -99,17 +110,26 @@ struct StoredStatus {
 }
 
 impl TrackedParent {
-    /// Cause of a write of the running sync. A create always counts. Otherwise a child that another
-    /// client always deletes would be created in a loop.
-    fn cause_of(&self, is_create: bool) -> WriteCause {
-        if is_create { WriteCause::OwnWrites } else { self.cause }
+    /// Cause of a write of the running sync. A create counts, unless an edit has deleted the child.
+    /// Otherwise a child that another client always deletes would be created in a loop.
+    fn cause_of(&self, what: &str, is_create: bool) -> WriteCause {
+        match is_create {
+            false => self.cause,
+            true if self.replaced.contains_key(&digest(what)) => WriteCause::ExternalChange,
+            true => WriteCause::OwnWrites,
+        }
     }
 
     fn wrote(&mut self, what: &str, stored: &StoredObject, is_create: bool) {
+        let (cause, seen) = (self.cause_of(what, is_create), stored.seen());
         self.contested.remove(what);
         self.refused.remove(what);
-        self.limit.wrote(what, self.cause_of(is_create), Instant::now());
-        self.state.wrote(stored.seen());
+        self.limit.wrote(what, cause, Instant::now());
+        if is_create {
+            self.replaced.remove(&digest(what));
+        }
+        self.version = self.version.map(|last| if last.is_of(seen) { seen } else { last });
+        self.state.wrote(seen);
     }
 }
 
@@ -123,8 +143,11 @@ impl ParentWrites {
                 limit: WriteLimit::default(),
                 cause: WriteCause::ExternalChange,
                 is_resync: false,
+                is_edit: false,
                 failed_work: false,
                 state: SyncState::default(),
+                version: None,
+                replaced: BTreeMap::new(),
                 resync: ResyncTimes::default(),
                 contested: BTreeMap::new(),
                 refused: BTreeMap::new(),
@@ -142,7 +165,10 @@ impl ParentWrites {
         if let Some(entry) = self.lock().get_mut(key) {
             let (failed, now) = (take(&mut entry.failed_work), Instant::now());
             entry.limit.prune(now);
-            entry.is_resync = entry.resync.begin(now) || failed;
+            entry.replaced.retain(|_, at| now.duration_since(*at) < REPLACED);
+            let is_due = entry.resync.begin(now);
+            entry.is_resync = is_due || failed;
+            entry.is_edit = is_due || (failed && entry.is_edit);
             entry.cause = WriteCause::ExternalChange;
             entry.contested.values_mut().for_each(|contested| contested.is_current = false);
             entry.refused.values_mut().for_each(|refused| refused.is_current = false);
@@ -152,6 +178,10 @@ impl ParentWrites {
     /// Decides on the cause of the sync from the objects that it has observed. A resync is work.
     pub(crate) fn observed(&self, key: &Request, observed: Vec<SeenVersion>) {
         if let Some(entry) = self.lock().get_mut(key) {
+            let own = SeenVersion::new(&entry.uid, "");
+            let version = observed.iter().copied().find(|seen| seen.is_of(own));
+            entry.is_edit |= entry.version != version;
+            entry.version = version;
             let cause = entry.state.begin(observed);
             entry.cause = if entry.is_resync { WriteCause::ExternalChange } else { cause };
         }
@@ -202,7 +232,7 @@ impl ParentWrites {
     ) -> Vec<(Request, Option<Instant>)> {
         let (mut parents, now) = (self.lock(), Instant::now());
         let moved = parents.iter_mut().map(|(key, entry)| {
-            entry.failed_work = true;
+            (entry.failed_work, entry.is_edit) = (true, true);
             (key.clone(), entry.resync.next(tick(&entry.uid), now))
         });
         moved.collect()
@@ -275,7 +305,7 @@ impl ParentWrites {
         parents
             .get_mut(key)
             .filter(|_| !self.unlimited)
-            .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(is_create), now))
+            .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(what, is_create), now))
     }
 
     /// Counts a write of a parent or child that changed it, and records its new version.
@@ -307,6 +337,21 @@ impl ParentWrites {
     pub(crate) fn deleted(&self, key: &Request, uid: &str) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.state.deleted(uid);
+        }
+    }
+
+    /// Records which of these children the running sync has deleted, if an edit has caused it. A
+    /// create in place of such a child is work. `what` returns the name of a child in the limit.
+    pub(crate) fn replaced(
+        &self,
+        key: &Request,
+        children: &[Child],
+        what: impl Fn(&Child) -> String,
+    ) {
+        if let Some(entry) = self.lock().get_mut(key).filter(|entry| entry.is_edit) {
+            let deleted = children.iter().filter(|child| entry.state.has_deleted(child.seen));
+            let now = Instant::now();
+            entry.replaced.extend(deleted.map(|child| (digest(what(child)), now)));
         }
     }
 
@@ -386,7 +431,55 @@ impl ParentWrites {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::sync_record::ObservedDigest, *};
+    use serde_json::json;
+
+    use super::{
+        super::{children::fixtures, sync_record::ObservedDigest},
+        *,
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn create_in_place_of_a_child_is_work_if_an_edit_of_the_parent_has_deleted_it() {
+        let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
+        let what = "ConfigMap ns/c";
+        writes.track(&key, &"p".into());
+        let begin = |observed: &[(&str, &str)]| {
+            let seen = observed.iter().map(|(uid, version)| SeenVersion::new(uid, version));
+            writes.begin(&key);
+            writes.observed(&key, seen.collect());
+        };
+        let delete = |uid: &str, parent: &str, version: &str| {
+            let metadata = json!({"namespace": "ns", "uid": uid, "resourceVersion": version});
+            let child = fixtures::child(0, "c", json!({"metadata": metadata}));
+            begin(&[("p", parent), (uid, version)]);
+            writes.deleted(&key, uid);
+            writes.replaced(&key, &[child], |_| what.to_owned());
+            writes.end(&key, false);
+        };
+        // Deletes the child in one sync and creates it in the next one, if that is admitted.
+        let replaces = |round: u32, parent: &str, version: &str| {
+            delete(&round.to_string(), parent, version);
+            begin(&[("p", parent)]);
+            let is_admitted = writes.may_write(&key, what, true);
+            if is_admitted {
+                let metadata = json!({"uid": (round + 1).to_string(), "resourceVersion": "1"});
+                let stored = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+                writes.created(&key, what, &stored);
+            }
+            writes.end(&key, false);
+            is_admitted
+        };
+
+        assert!((0..60).all(|round| replaces(round, &round.to_string(), "1")), "edits");
+        let by_others = (60..120).filter(|round| replaces(*round, "59", "2"));
+        assert_eq!(by_others.count(), 20, "another client changes the child each time");
+        delete("x", "60", "1");
+        let remembered = || writes.lock().values().map(|entry| entry.replaced.len()).sum::<usize>();
+        assert_eq!(remembered(), 1);
+        tokio::time::advance(REPLACED).await;
+        begin(&[("p", "60")]);
+        assert_eq!(remembered(), 0, "the child may never return");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {

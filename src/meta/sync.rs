@@ -295,14 +295,19 @@ impl ParentReconciler {
                 };
                 self.resync_after(parent, response.record.resync_after);
                 self.parents.hook.answered(&parent.key);
-                match self.definition.kind {
+                let applied = match self.definition.kind {
                     ControllerKind::Composite => {
-                        self.compose(object, &rules, response, rollout, context).await?
+                        self.compose(object, &rules, response, rollout, context).await
                     }
                     ControllerKind::Decorator => {
-                        self.decorate(object, &rules, response, context).await?
+                        self.decorate(object, &rules, response, context).await
                     }
-                }
+                };
+                let what = |child: &Child| {
+                    format!("{} {}", rules.groups[child.group].served.kind, child.key)
+                };
+                self.parents.writes.replaced(&parent.key, rules.observed, what);
+                applied?
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))

@@ -30,6 +30,11 @@ impl SeenVersion {
     pub(crate) fn new(uid: &str, version: &str) -> Self {
         Self { uid: digest(uid), version: digest((uid, version)) }
     }
+
+    /// Returns whether both are versions of one object.
+    pub(crate) fn is_of(self, other: Self) -> bool {
+        self.uid == other.uid
+    }
 }
 
 /// State of a parent and its children from sync to sync.
@@ -64,6 +69,11 @@ impl SyncState {
     /// Records that an object was deleted.
     pub(crate) fn deleted(&mut self, uid: &str) {
         self.written.insert(SeenVersion::new(uid, "").uid, None);
+    }
+
+    /// Returns whether the running sync has deleted an object.
+    pub(crate) fn has_deleted(&self, seen: SeenVersion) -> bool {
+        matches!(self.written.get(&seen.uid), Some(None))
     }
 
     /// Returns whether the running sync has written an object.

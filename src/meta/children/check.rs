@@ -113,12 +113,6 @@ impl ChildContext<'_> {
             let message = format!("{:?} is not a valid object name", shown(&name));
             return Err(wrong(".metadata.name", message));
         }
-        if metadata.get("generateName").is_some_and(|value| !value.is_null()) {
-            return Err(wrong(
-                ".metadata.generateName",
-                "is not supported: a child is identified by its name",
-            ));
-        }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
         check_owners(metadata)?;

@@ -75,7 +75,11 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/name", json!("x".repeat(254)), "children[1].metadata.name: ");
     check_refused("/metadata/name", json!("../secrets/x"), "children[1].metadata.name: ");
     check_refused("/metadata/name", json!(".."), "children[1].metadata.name: ");
-    check_refused("/metadata/generateName", json!("x-"), "children[1].metadata.generateName: ");
+    check_refused(
+        "/metadata",
+        json!({"generateName": "x-"}),
+        "children[1].metadata.name: is required",
+    );
     check_refused("/metadata/namespace", json!("other"), "children[1].metadata.namespace: ");
     check_refused(
         "/metadata/namespace",
@@ -100,6 +104,16 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
         "children[1]: Namespace is cluster-scoped",
     );
+}
+
+#[test]
+fn generated_name_beside_a_name_refuses_no_child() {
+    let mut child = config_map("a");
+    child["metadata"]["generateName"] = json!("x-");
+
+    let desired = checked(&parent(Some("ns")), &[], vec![child]).unwrap();
+
+    assert_eq!(desired[0].key.to_string(), "ns/a");
 }
 
 #[test]

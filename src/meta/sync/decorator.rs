@@ -73,8 +73,15 @@ impl ParentReconciler {
             manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
         let managed =
             if manages { self.apply.execute(rules, desired, context).await } else { Ok(NOTHING) };
-        if let Err(SyncError::Cancelled) = managed {
-            return Err(SyncError::Cancelled);
+        match managed {
+            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
+            // No further request is sent now, and the contested objects are those of an earlier
+            // sync.
+            Err(error @ SyncError::Throttled { .. }) => {
+                self.report_flapping(parent, context);
+                return Err(error);
+            }
+            Ok(_) | Err(_) => {}
         }
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();

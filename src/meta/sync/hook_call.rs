@@ -142,7 +142,7 @@ impl ParentReconciler {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = self.budget.decode_permit(body.len()).await;
-            check(&body, hook, definition, rules, record)
+            self.check(&body, hook, called.name.is_none(), rules, record)
         };
         // Status and children hold their slices of the response.
         drop(body);
@@ -153,22 +153,30 @@ impl ParentReconciler {
             SyncError::response(hook.kind, message)
         })
     }
-}
 
-fn check(
-    body: &Bytes,
-    hook: &CountedHook,
-    definition: &Definition,
-    rules: &ChildContext<'_>,
-    mut record: SyncRecord,
-) -> Result<CheckedResponse, String> {
-    let Definition { kind, max_children, .. } = *definition;
-    let response = protocol::sync_response_within(kind, body, hook.rule.strict, max_children)?;
-    let desired = rules.check_all(response.children, definition.lenience.repeated_children);
-    let desired = desired.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
-    record.resync_after = response.resync_after;
-    // In the response of a sync it would remove the finalizer, which the next sync adds again.
-    let finalized = response.finalized && hook.kind == HookKind::Finalize;
-    let (status, labels, annotations) = (response.status, response.labels, response.annotations);
-    Ok(CheckedResponse { desired, status, labels, annotations, record, finalized })
+    /// Checks a response. A resync that the latest revision requests counts even if a child is
+    /// refused.
+    fn check(
+        &self,
+        body: &Bytes,
+        hook: &CountedHook,
+        is_latest: bool,
+        rules: &ChildContext<'_>,
+        mut record: SyncRecord,
+    ) -> Result<CheckedResponse, String> {
+        let Definition { kind, max_children, lenience, .. } = &*self.definition;
+        let response =
+            protocol::sync_response_within(*kind, body, hook.rule.strict, *max_children)?;
+        record.resync_after = response.resync_after;
+        if is_latest {
+            self.resync_after(rules.parent, record.resync_after);
+        }
+        let desired = rules.check_all(response.children, lenience.repeated_children);
+        let desired = desired.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
+        // In the response of a sync it would remove the finalizer, which the next sync adds again.
+        let finalized = response.finalized && hook.kind == HookKind::Finalize;
+        let (status, labels, annotations) =
+            (response.status, response.labels, response.annotations);
+        Ok(CheckedResponse { desired, status, labels, annotations, record, finalized })
+    }
 }

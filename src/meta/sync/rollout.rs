@@ -127,7 +127,11 @@ impl ParentReconciler {
         }
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
-        let RecordedProgress { report, is_completed, recheck } = recorded;
+        let RecordedProgress { report, is_completed, recheck, has_new_wait } = recorded;
+        if has_new_wait {
+            // So is the status of a rollout that has come to the next child.
+            self.parents.writes.begin_work(&parent.key);
+        }
         if is_completed {
             let latest = std::slice::from_ref(&parent.uid);
             self.parents.related.retain_responses(&parent.key, latest);

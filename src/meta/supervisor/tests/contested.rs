@@ -1,10 +1,13 @@
 //! Object that parents of two types want.
 
 use super::{
-    responding_hook::{harness, pass},
+    responding_hook::{faulty_with, harness, pass},
     *,
 };
-use crate::meta::ApplyStrategy;
+use crate::{
+    meta::ApplyStrategy,
+    testing::{Action, Reply, Rule, Verb},
+};
 
 /// Response with one ConfigMap that all parents want.
 fn shared(request: &Value) -> Value {
@@ -140,5 +143,66 @@ async fn owner_that_no_declared_controller_manages_is_left_alone() {
     assert_eq!(messages(&harness, "Thing", "").len(), 1);
     assert!(messages(&harness, "Thing", "")[0].contains("belongs to Namespace n"));
     assert_eq!(messages(&harness, "Namespace", ""), [""; 0]);
+    harness.end().await;
+}
+
+/// Decorated object in this phase.
+fn gadget(phase: &str) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Gadget",
+        "metadata": {"name": "p", "namespace": "default", "labels": {"phase": phase}},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn contested_attachment_stays_reported_while_deletions_are_throttled() {
+    let (harness, faults) = faulty_with(|_, request| {
+        let map = |name: &str| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": "default"},
+            })
+        };
+        let is_first = request["object"]["metadata"]["labels"]["phase"] == "first";
+        let wanted = if is_first { vec![map("shared"), map("old")] } else { vec![map("shared")] };
+        json!({"attachments": wanted})
+    })
+    .await;
+    harness.server.install(&CrdBuilder::new("example.com", "Gadget").build()).unwrap();
+    let foreign = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
+    let foreign = harness.server.apply(foreign).unwrap();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "shared", "namespace": "default", "ownerReferences": [{
+            "apiVersion": "v1", "kind": "Namespace", "name": "n",
+            "uid": foreign["metadata"]["uid"],
+            "controller": true,
+        }]},
+    });
+    harness.server.apply(map).unwrap();
+    pass().await;
+    harness.server.apply(gadget("first")).unwrap();
+    declare(&harness, "DecoratorController", ApplyStrategy::DynamicApply);
+    sleep(Duration::from_secs(60)).await;
+    let message = "1 contested: ConfigMap default/shared for default/p".to_owned();
+    let reported = Some(("True".to_owned(), message));
+    assert_eq!(contested(&harness, "DecoratorController"), reported);
+
+    let throttled = Reply::status(429, "TooManyRequests", "later").retry_after(20);
+    let rule = Rule::new(Action::Reply(throttled)).verb(Verb::Delete).resource("", "configmaps");
+    let rule = faults.add(rule);
+    harness.server.merge(&gadget("second")).unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert!(faults.hits(rule) > 0, "the deletion is throttled");
+    assert_eq!(contested(&harness, "DecoratorController"), reported);
+
+    faults.remove(rule);
+    sleep(Duration::from_secs(600)).await;
+    assert!(harness.server.get("v1", "ConfigMap", "default", "old").is_err(), "it is deleted");
+    assert_eq!(contested(&harness, "DecoratorController"), reported);
+    let events = harness.server.list("v1", "Event").unwrap();
+    let about = events.iter().filter(|event| event["involvedObject"]["kind"] == "Gadget");
+    let counts: Vec<_> = about.map(|event| event["count"].as_u64().unwrap_or(1)).collect();
+    assert_eq!(counts, [1], "{events:#?}");
     harness.end().await;
 }

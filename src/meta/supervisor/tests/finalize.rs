@@ -115,6 +115,7 @@ async fn parent_is_deleted_when_its_finalize_hook_says_so() {
     let finalizing = calls.iter().filter(|(kind, _)| *kind == HookKind::Finalize);
     assert!(finalizing.clone().all(|(_, request)| request["finalizing"] == json!(true)));
     assert_eq!(finalizing.count(), 2, "once with the child, once without");
+    assert_eq!(events(&harness, "Flapping"), [""; 0]);
     harness.end().await;
 }
 

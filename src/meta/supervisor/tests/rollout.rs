@@ -546,6 +546,8 @@ async fn rolls(variant: Variant) {
     let prefix = if variant.is_cluster_scoped { "default/" } else { "" };
     assert_eq!(names[0], format!("{prefix}c00"));
     assert_eq!(revision["metadata"]["namespace"], "default");
+    let events = bench.harness.server.list("v1", "Event").unwrap();
+    assert!(events.iter().all(|event| event["reason"] != "Flapping"), "{variant:?} {events:#?}");
     bench.end().await;
 }
 
