@@ -304,6 +304,11 @@ pub struct ServedType {
 }
 
 impl ServedType {
+    /// Returns whether a CRD is known to define the type.
+    pub(crate) fn is_of_crd(&self) -> bool {
+        self.identity.uid.is_some() && self.version_order == VersionOrder::Comparable
+    }
+
     /// Returns the type of a Rust struct, as a server of it would serve it: for a context made by
     /// hand in a test. It has no subresources.
     pub fn of<K: kube::Resource<DynamicType = ()>>(scope: Scope) -> Self {

@@ -253,6 +253,8 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
         ("(re)initializing", "storage is (re)initializing"),
         ("Too large resource version", "Too large resource version"),
         ("being terminated", "the namespace is being terminated"),
+        ("denied the request", "an admission webhook denied the request"),
+        ("' denied request: ", "an admission webhook or policy denied the request"),
     ];
     let mut said: Vec<String> = known
         .into_iter()

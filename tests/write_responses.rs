@@ -14,7 +14,7 @@ use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb, simulated::Sim
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::support::Bench;
+use crate::support::{Bench, Logs, redeclare, sized};
 
 fn reply(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
@@ -53,6 +53,8 @@ async fn a_change_costs_one_write_of_the_status() {
 
 #[tokio::test(start_paused = true)]
 async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
+    // Installed before any span begins, because a span's fields are captured at its start.
+    let logs = Logs::capture();
     let bench = Bench::start().await;
     bench.parent("p", 1, "ours");
     bench.settled(&["p"], 1, "ours").await;
@@ -74,6 +76,7 @@ async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
     assert_eq!(bench.events("SyncError"), [""; 0], "conflicts alone");
     let is_warning = |event: &serde_json::Value| event["type"] == "Warning";
     assert!(!bench.list("v1", "Event").iter().any(is_warning));
+    assert!(logs.troubles().is_empty(), "{:#?}", logs.troubles());
     let events = bench.events("SyncDelayed").concat();
     assert!(events.contains(conflict) && events.contains("rival keeps writing it"), "{events}");
     bench.faults.remove(rule);
@@ -437,6 +440,47 @@ async fn a_parent_whose_children_are_all_refused_gets_its_status() {
     let took = bench.until("the status is written", has_status).await;
 
     assert!(took < Duration::from_secs(1), "with the first try: {took:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_is_no_longer_selected_keeps_its_finalizer_until_no_child_is_refused() {
+    let bench = Bench::start().await;
+    redeclare(&bench, |spec| {
+        spec["parentResource"]["labelSelector"] = json!({ "matchLabels": { "on": "yes" } });
+        spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+    })
+    .await;
+    bench.hook.answers(|request| async move {
+        Ok(match request["finalizing"] == true {
+            true => json!({ "status": {}, "children": [], "finalized": true }),
+            false => sized(&request),
+        })
+    });
+    let parent = |on: &str| {
+        json!({
+            "apiVersion": "bench.test/v1", "kind": "Widget",
+            "metadata": { "name": "p", "namespace": "default", "labels": { "on": on } },
+            "spec": { "size": 1, "text": "one" },
+        })
+    };
+    bench.server.apply(parent("yes")).unwrap();
+    bench.settled(&["p"], 1, "one").await;
+    let rule = bench.faults.add(children(reply(403, "Forbidden", "not now"), Verb::Delete));
+
+    bench.server.merge(&parent("no")).unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    let finalizers = |bench: &Bench| {
+        let parent = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
+        parent["metadata"]["finalizers"].clone()
+    };
+    assert_eq!(finalizers(&bench), json!(["metacontroller.io/compositecontroller-a"]));
+    assert!(bench.faults.hits(rule) > 1, "the deletion is retried");
+    assert!(bench.events("SyncError").concat().contains("not now"));
+    bench.faults.remove(rule);
+    bench.until("the parent is freed", |bench| finalizers(bench).is_null()).await;
+    assert!(bench.children().is_empty());
     bench.end().await;
 }
 

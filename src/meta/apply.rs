@@ -10,6 +10,7 @@ mod failures;
 mod order;
 mod refusal;
 mod server_side;
+mod service_allocation;
 mod transfer_fields;
 
 use std::{
@@ -64,6 +65,8 @@ pub(crate) struct Apply {
 #[derive(Debug, Default)]
 struct Results {
     failed: Failures,
+    // Write that another client preceded.
+    conflict: Option<String>,
     behind: Option<String>,
     // Reason why no further write may begin: a cancellation, or the longest throttle.
     halted: Option<SyncError>,
@@ -276,6 +279,7 @@ impl Results {
                 self.confirmed |= equal.is_some();
                 self.equal.extend(equal);
             }
+            Err(SyncError::Conflict(message)) => self.conflict = Some(message),
             Err(SyncError::Outdated(message)) => self.behind = Some(message),
             Err(SyncError::Failed(message)) => self.failed.push(message),
             // Further requests would be refused as well, and add to the load.
@@ -307,10 +311,11 @@ impl Results {
         if let Some(error) = self.halted {
             return Err(error);
         }
-        match (self.failed.text(), self.behind) {
-            (Some(text), _) => Err(SyncError::Failed(text)),
-            (None, Some(message)) => Err(SyncError::Outdated(message)),
-            (None, None) => {
+        match (self.failed.text(), self.behind, self.conflict) {
+            (Some(text), _, _) => Err(SyncError::Failed(text)),
+            (None, Some(message), _) => Err(SyncError::Outdated(message)),
+            (None, None, Some(message)) => Err(SyncError::Conflict(message)),
+            (None, None, None) => {
                 Ok(ApplyResult { as_desired: !self.differed, confirmed: self.confirmed })
             }
         }
@@ -367,7 +372,7 @@ impl Apply {
                 }
                 if is_checked {
                     let refused_for = || self.parents.writes.refused_for(&parent.key, what);
-                    dry_run_create(&resource, served, created, refused_for).await?;
+                    dry_run_create(&resource, served, created, observed, refused_for).await?;
                     if target.is_halted() {
                         return Ok(None);
                     }

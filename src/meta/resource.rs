@@ -379,15 +379,13 @@ pub(crate) fn is_no_dry_run(error: &kube::Error) -> bool {
     status.code == 400 && status.message.contains("does not support dry run")
 }
 
-/// Returns whether existing objects occupy a resource that the new one needs: quota, a port, an
-/// address. These refusals have no reason of their own, so they are recognised by their text.
-pub(crate) fn is_taken(error: &kube::Error) -> bool {
+/// Returns whether an admission webhook or an admission policy denies the request, which may have
+/// any code. A denial has no reason of its own, so it is recognised by its text. A webhook that
+/// cannot be called denies nothing.
+pub(crate) fn is_denied(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
-    match status.code {
-        403 => status.message.contains("exceeded quota"),
-        422 => status.message.contains("is already allocated"),
-        _ => false,
-    }
+    let has = |text: &str| status.message.contains(text);
+    has("admission webhook") && has("denied the request") || has("' denied request: ")
 }
 
 /// Returns whether the server finds the object invalid.

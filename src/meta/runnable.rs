@@ -14,7 +14,7 @@ use crate::{
     controller::{
         Backoff, BuildError, Builder, Cluster, Controller, ControllerDefaults, Handler, Predicate,
     },
-    informer::{Delta, Header, Object},
+    informer::{Delta, Header},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, always, some_of, subresource_served_if_crd, type_served,
@@ -24,6 +24,7 @@ use crate::{
         apply::Apply,
         counted_hook::Hooks,
         current::CurrentSync,
+        definition::ParentRule,
         finalizer::Finalizer,
         hook_health::Health,
         recorder::EventRecorder,
@@ -299,17 +300,22 @@ impl fmt::Debug for DeclaredRunnable {
     }
 }
 
-/// Returns whether a change of a parent triggers a sync.
+/// Returns whether a change of a parent triggers a sync: one of the rules that select it wants the
+/// change.
 ///
-/// A parent with the finalizer of the controller passes even if it does not match. The change that
-/// ends both passes, so that the reconciler forgets the parent.
+/// Of a parent with the finalizer of the controller that no rule selects, all rules count. The
+/// change that ends both passes, so that the reconciler forgets the parent.
 fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> bool {
-    let mut rules = parent.rules.iter().filter(|rule| {
-        let matches =
-            |object: &Object| rule.selects(object.header()) || finalizer.is_on(object.header());
-        delta.old.iter().chain(&delta.new).any(matches)
-    });
-    rules.any(|rule| !rule.ignore_status_changes || changes_more_than_status(delta, finalizer))
+    let versions = || delta.old.iter().chain(&delta.new).map(|object| object.header());
+    let wants = |rule: &ParentRule| {
+        !rule.ignore_status_changes || changes_more_than_status(delta, finalizer)
+    };
+    let mut selecting =
+        parent.rules.iter().filter(|rule| versions().any(|it| rule.selects(it))).peekable();
+    if selecting.peek().is_some() {
+        return selecting.any(wants);
+    }
+    versions().any(|it| finalizer.is_on(it)) && parent.rules.iter().any(wants)
 }
 
 /// Returns whether a change of a parent is more than one of its status.

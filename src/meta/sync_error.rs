@@ -11,8 +11,9 @@ use crate::{
     redaction,
 };
 
-/// Number of failures in a row after which a conflict or a cache that lags behind is reported.
-pub(crate) const CONFLICTS_BEFORE_ERROR: u32 = 5;
+/// Number of failures in a row after which a conflict or a cache that lags behind is reported by a
+/// Normal Event.
+pub(crate) const CONFLICTS_BEFORE_EVENT: u32 = 5;
 
 /// Reason why a sync did not complete.
 #[derive(Debug)]
@@ -21,7 +22,9 @@ pub(crate) enum SyncError {
     Cancelled,
     /// The hook is busy and requests a later retry.
     Busy(HookKind, Duration),
-    /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
+    /// Another client wrote first, which is its success. Retried soon, never as an error.
+    Conflict(String),
+    /// The cache lags behind, or a type is not listed. Retried soon, without a Warning Event.
     Outdated(String),
     /// The hook is down: the failure is not known to be specific to this parent.
     HookDown(HookKind, Failure),
@@ -38,11 +41,14 @@ pub(crate) enum SyncError {
 impl SyncError {
     pub(crate) fn of_write(doing: &str, error: &kube::Error) -> Self {
         if is_fenced(error) {
-            Self::Cancelled
-        } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
-            Self::Outdated(format!("{doing}: {}", redaction::request_error(error)))
+            return Self::Cancelled;
+        }
+        let message = format!("{doing}: {}", redaction::request_error(error));
+        if is_conflict(error) {
+            Self::Conflict(message)
+        } else if is_not_found(error) && !is_gone(error) {
+            Self::Outdated(message)
         } else {
-            let message = format!("{doing}: {}", redaction::request_error(error));
             match requested_wait(error) {
                 Some(after) => Self::Throttled { message, after },
                 None => Self::Failed(message),
@@ -102,7 +108,7 @@ mod tests {
         // A server that answers everything with 404 proves nothing.
         assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Outdated(_)));
         assert!(matches!(of(404, "", Value::Null), SyncError::Outdated(_)));
-        assert!(matches!(of(409, "Conflict", named()), SyncError::Outdated(_)));
+        assert!(matches!(of(409, "Conflict", named()), SyncError::Conflict(_)));
         assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
         assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
         let after = json!({ "retryAfterSeconds": 7 });

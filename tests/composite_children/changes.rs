@@ -1,5 +1,7 @@
 //! Children that differ from the desired state, or are no longer desired.
 
+use k8s_openapi::api::core::v1::Service;
+
 use super::*;
 
 #[tokio::test]
@@ -144,6 +146,48 @@ async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
         harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     });
     assert_ne!(replaced.await.uid(), before.uid());
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn service_is_replaced_with_its_node_port_and_kept_if_another_one_holds_the_port() {
+    let scope = shared().plane.scope("composite-node-port").await.unwrap();
+    let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
+    scope.install_crd(&crd).await.unwrap();
+    scope.wait_served(&crd, "v1").await.unwrap();
+    let wanted = |port: u16, node_port: u16| {
+        json!({"status": {}, "children": [{
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "one", "labels": {"thing": "a"}},
+            "spec": {"type": "NodePort", "ports": [{"port": port, "nodePort": node_port}]}
+        }]})
+    };
+    let (strategy, children) = (json!({"method": "Recreate"}), ("v1", "services"));
+    let harness =
+        Harness::start_of(scope, crd, children, strategy, move |_| wanted(80, 31080)).await;
+    let services = Api::<Service>::namespaced(harness.scope.client(), &harness.scope.namespace);
+    harness.create_thing("a").await;
+    let before = eventually("the Service", async || services.get_opt("one").await.unwrap()).await;
+
+    harness.answers(move |_| Ok(wanted(81, 31080)));
+    harness.touch("a").await;
+
+    let replaced = eventually("its replacement", async || {
+        services.get_opt("one").await.unwrap().filter(|service| service.uid() != before.uid())
+    })
+    .await;
+    let port = replaced.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].clone();
+    assert_eq!((port.port, port.node_port), (81, Some(31080)));
+
+    let mut theirs = wanted(80, 31081)["children"][0].clone();
+    theirs["metadata"] = json!({"name": "theirs"});
+    let theirs = serde_json::from_value(theirs).unwrap();
+    services.create(&PostParams::default(), &theirs).await.unwrap();
+    harness.answers(move |_| Ok(wanted(81, 31081)));
+    harness.touch("a").await;
+    let event = harness.event("SyncError", "the old object is kept").await;
+    assert!(event.message.unwrap().contains("already allocated"), "the reason is the server's");
+    assert_eq!(services.get("one").await.unwrap().uid(), replaced.uid());
     harness.stop().await;
 }
 

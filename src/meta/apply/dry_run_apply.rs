@@ -121,7 +121,7 @@ mod tests {
         let other = serde_json::from_value::<Status>(other).unwrap();
         let other = dry_run_apply(b"{}", &Err(kube::Error::Api(other.boxed())), "x");
         assert!(matches!(other, Err(SyncError::Outdated(_))), "{other:?}");
-        assert!(matches!(refused(409, "Conflict"), Err(SyncError::Outdated(_))));
+        assert!(matches!(refused(409, "Conflict"), Err(SyncError::Conflict(_))));
         assert!(matches!(refused(500, "InternalError"), Err(SyncError::Failed(_))));
     }
 }

@@ -5,16 +5,19 @@
 //! an update would be refused for immutable fields, the reason for the replacement. A dry run under
 //! another name would be another object to policies that match names. The server validates and
 //! admits before it looks for the name, so it answers "already exists" for an acceptable object. A
-//! server without dry runs creates nothing either, since the name is taken.
+//! server without dry runs creates nothing either, since the name is taken. Node ports and
+//! addresses that the old child holds are omitted.
 
 use std::time::Duration;
 
+use super::service_allocation::{is_service, without_held};
 use crate::{
     kind::ServedType,
     meta::{
         children::Write,
         resource::{
-            Resource, is_already_there, is_fenced, is_gone, is_no_dry_run, is_taken, requested_wait,
+            Resource, is_already_there, is_conflict, is_denied, is_fenced, is_gone, is_no_dry_run,
+            requested_wait,
         },
         sync_error::SyncError,
     },
@@ -25,16 +28,18 @@ use crate::{
 /// cause may be that the old one exists, and the refusals would then have no end.
 const REFUSED_FOR: Duration = Duration::from_secs(300);
 
-/// Sends the dry run; an error if the old child is to stay. `refused_for` records a refusal of the
-/// child and returns the time since the first one.
+/// Sends the dry run; an error if the old child is to stay. `observed` is the old child.
+/// `refused_for` records a refusal of the new one and returns the time since the first refusal.
 pub(super) async fn dry_run_create(
     resource: &Resource<'_>,
     served: &ServedType,
     created: &Write,
+    observed: &[u8],
     refused_for: impl FnOnce() -> Duration,
 ) -> Result<(), SyncError> {
-    let answer = resource.dry_run_create(&created.key, created.body.clone()).await;
-    let Err(error) = answer else { return Ok(()) };
+    let reduced = is_service(served).then(|| without_held(&created.body, observed)).flatten();
+    let body = reduced.unwrap_or_else(|| created.body.clone());
+    let Err(error) = resource.dry_run_create(&created.key, body).await else { return Ok(()) };
     if let Some(after) = requested_wait(&error) {
         let message = format!(
             "dry run of {} {}: {}",
@@ -48,13 +53,19 @@ pub(super) async fn dry_run_create(
         DryRunCreate::Acceptable => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Contested if refused_for() >= REFUSED_FOR => Ok(()),
-        DryRunCreate::Contested => Err(SyncError::Failed(format!(
-            "replacing {} {}: the new object is refused, perhaps because the old one exists; \
-             the old one is deleted after five minutes of refusals: {}",
-            served.kind,
-            created.key,
-            redaction::request_error(&error)
-        ))),
+        DryRunCreate::Contested => {
+            let message = format!(
+                "replacing {} {}: the new object is refused, perhaps because the old one exists; \
+                 the old one is deleted after five minutes of refusals: {}",
+                served.kind,
+                created.key,
+                redaction::request_error(&error)
+            );
+            Err(match is_conflict(&error) {
+                true => SyncError::Conflict(message),
+                false => SyncError::Failed(message),
+            })
+        }
         DryRunCreate::Invalid => Err(SyncError::Failed(format!(
             "replacing {} {}: the old object is kept, since the new one is refused as invalid: {}",
             served.kind,
@@ -88,19 +99,20 @@ enum DryRunCreate {
 
 fn classify_refusal(error: &kube::Error) -> DryRunCreate {
     if is_fenced(error) {
-        DryRunCreate::Cancelled
-    } else if is_already_there(error) || is_taken(error) || is_no_dry_run(error) {
-        // The last error does not concern the object, and would block every replacement for ever.
-        DryRunCreate::Acceptable
-    } else {
-        let kube::Error::Api(status) = error else { return DryRunCreate::Unknown };
-        match status.code {
-            422 => DryRunCreate::Invalid,
-            // A 404 that names nothing is that of a server which may not serve the type.
-            404 if !is_gone(error) => DryRunCreate::Unknown,
-            401 | 408 | 429 | 500.. => DryRunCreate::Unknown,
-            _ => DryRunCreate::Contested,
-        }
+        return DryRunCreate::Cancelled;
+    }
+    let kube::Error::Api(status) = error else { return DryRunCreate::Unknown };
+    match status.code {
+        422 => DryRunCreate::Invalid,
+        // A decision, also with the code of a failure or of an existing object.
+        _ if is_denied(error) => DryRunCreate::Contested,
+        _ if is_already_there(error) => DryRunCreate::Acceptable,
+        // Does not concern the object, and would block every replacement for ever.
+        _ if is_no_dry_run(error) => DryRunCreate::Acceptable,
+        // A 404 that names nothing is that of a server which may not serve the type.
+        404 if !is_gone(error) => DryRunCreate::Unknown,
+        401 | 408 | 429 | 500.. => DryRunCreate::Unknown,
+        _ => DryRunCreate::Contested,
     }
 }
 
@@ -125,7 +137,8 @@ mod tests {
         check(422, "Invalid", "ConfigMap \"a\" is invalid: data[b/c]: Invalid value", Invalid);
         let right = "configmaps is forbidden: User \"x\" cannot create resource \"configmaps\"";
         check(403, "Forbidden", right, Contested);
-        check(403, "Forbidden", "admission webhook \"one\" denied: only one is allowed", Contested);
+        let quota = "pods \"a\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1";
+        check(403, "Forbidden", quota, Contested);
         check(400, "BadRequest", "ConfigMap cannot be handled: json: cannot unmarshal", Contested);
         check(401, "Unauthorized", "Unauthorized", Unknown);
         check(404, "NotFound", "the server could not find the requested resource", Unknown);
@@ -143,12 +156,39 @@ mod tests {
     }
 
     #[test]
-    fn ports_and_quota_of_the_old_child_do_not_prevent_its_replacement() {
+    fn denial_by_admission_is_a_refusal_whatever_its_code_and_a_failed_call_is_none() {
+        use DryRunCreate::{Contested, Invalid, Unknown};
+
+        let denied = "admission webhook \"one.x.y\" denied the request: only one is allowed";
+        for (code, reason) in [
+            (400, ""),
+            (401, "Unauthorized"),
+            (403, "Forbidden"),
+            (404, "NotFound"),
+            (409, "AlreadyExists"),
+            (429, "TooManyRequests"),
+            (500, "InternalError"),
+            (503, "ServiceUnavailable"),
+        ] {
+            check(code, reason, denied, Contested);
+        }
+        let silent = "admission webhook \"one.x.y\" denied the request without explanation";
+        check(500, "", silent, Contested);
+        let policy = "configmaps \"a\" is forbidden: ValidatingAdmissionPolicy 'one' with binding \
+                      'all' denied request: only one is allowed";
+        check(401, "Unauthorized", policy, Contested);
+        check(422, "Invalid", denied, Invalid);
+        check(422, "Invalid", policy, Invalid);
+        let failed = "Internal error occurred: failed calling webhook \"one.x.y\": failed to call \
+                      webhook: Post \"https://one.x.svc:443/\": EOF";
+        check(500, "InternalError", failed, Unknown);
+    }
+
+    #[test]
+    fn port_that_another_service_holds_keeps_the_old_child() {
         let port =
             "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated";
-        check(422, "Invalid", port, DryRunCreate::Acceptable);
-        let quota = "pods \"a\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1";
-        check(403, "Forbidden", quota, DryRunCreate::Acceptable);
+        check(422, "Invalid", port, DryRunCreate::Invalid);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use crate::meta::{
     fingerprint::Fingerprint,
     resource::{is_conflict, is_fenced, requested_wait},
-    sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
+    sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
 };
 
 /// Fields that a dry run changes even if the update would change nothing else.
@@ -34,8 +34,8 @@ pub(super) fn differs(
             Err(SyncError::Throttled { message, after })
         }
         // A cache that never catches up must not block a replacement for ever.
-        DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_ERROR => {
-            Err(SyncError::Outdated(format!("comparing {what}: the cache is behind")))
+        DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_EVENT => {
+            Err(SyncError::Conflict(format!("comparing {what}: the cache is behind")))
         }
         DryRunUpdate::Conflict | DryRunUpdate::Changed => Ok(true),
     }

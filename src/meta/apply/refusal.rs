@@ -8,7 +8,7 @@ use crate::{
         ownership::{DECORATED_BY, Ownership},
         parent_writes::OtherOwner,
         resource::{FIELD_MANAGER, Resource, ServerObject, is_gone},
-        sync_error::{CONFLICTS_BEFORE_ERROR, SyncError},
+        sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
     },
 };
 
@@ -20,12 +20,12 @@ pub(super) async fn with_other_writer(
     key: &ObjectKey,
     attempt: u32,
 ) -> SyncError {
-    if attempt < CONFLICTS_BEFORE_ERROR {
+    if attempt < CONFLICTS_BEFORE_EVENT {
         return error;
     }
-    let SyncError::Outdated(message) = error else { return error };
+    let SyncError::Conflict(message) = error else { return error };
     let live = resource.get(key).await.ok();
-    SyncError::Outdated(match live.and_then(|live| live.other_writer()) {
+    SyncError::Conflict(match live.and_then(|live| live.other_writer()) {
         Some(writer) => format!("{message}; {writer} keeps writing it"),
         None => message,
     })
@@ -65,7 +65,19 @@ pub(super) async fn explain_existing(
     let mut owners = metadata.owner_references.iter().flatten();
     let controller = owners.find(|owner| owner.controller == Some(true));
     let annotations = metadata.annotations.as_ref().map(StringMap::from).unwrap_or_default();
+    let labels = metadata.labels.as_ref().map(StringMap::from).unwrap_or_default();
+    // A child that stops matching is released, unless its parent is being deleted.
+    let is_left =
+        parent.terminating && ownership.adopts().is_some_and(|selector| !selector.matches(&labels));
     match controller {
+        Some(owner) if *owner.uid == *parent.uid && is_left => ExistingObject::NotOurs {
+            message: format!(
+                "{doing}: it exists already, and the selector of the deleted parent does not \
+                 match its labels"
+            ),
+            owner: None,
+            free: None,
+        },
         // The cache lags behind.
         Some(owner) if *owner.uid == *parent.uid && ownership.is_marked(&annotations) => {
             passing(doing, "the cache is behind")

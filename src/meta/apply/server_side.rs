@@ -71,7 +71,7 @@ impl Apply {
                 // The dry run of the creation tells an invalid object from an immutable field.
                 if is_invalid || !self.parents.recreates_at_once {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
-                    dry_run_create(&resource, served, &created, refused_for).await?;
+                    dry_run_create(&resource, served, &created, &observed, refused_for).await?;
                 }
                 self.update(target, WriteStep::Delete { group, key, uid }).await
             }

@@ -513,6 +513,59 @@ async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn conflict_of_a_replacement_is_no_failure_and_delays_it_by_five_minutes() {
+    let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    for (seconds, is_replaced) in [(0, false), (299, false), (1, true)] {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        harness.execute(&mut tasks, vec![desired(0, "c", "new")]);
+        harness.server.sent().await.remove(0).succeed();
+        let mut dry_run = harness.server.sent().await;
+        assert_eq!(names(&dry_run), ["post c"]);
+
+        dry_run.remove(0).refuse(409, "Conflict");
+
+        let deleted = harness.server.answer_all().await.concat();
+        assert_eq!(!deleted.is_empty(), is_replaced, "{seconds}: {deleted:?}");
+        let result = tasks.join_next().await.unwrap().unwrap();
+        assert_eq!(matches!(result, Err(SyncError::Conflict(_))), !is_replaced, "{result:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dry_run_of_a_service_omits_the_node_port_that_the_old_one_holds() {
+    let service = |port: u16| {
+        let mut service = object(0, "c", "x");
+        let ports = json!([{"port": port, "nodePort": 30080}]);
+        service["spec"] = json!({"type": "NodePort", "ports": ports});
+        service
+    };
+    let mut old = service(80);
+    let remembered = crate::meta::last_applied::encode(&old);
+    old["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
+    let mut wanted = desired(0, "c", "x");
+    wanted.json = service(81).to_string().into();
+    for (kind, expected) in [
+        ("Service", json!([{"port": 81}])),
+        ("ConfigMap", json!([{"port": 81, "nodePort": 30080}])),
+    ] {
+        let mut harness = Harness::new(UpdateMethod::Recreate, vec![child(0, "c", old.clone())]);
+        Arc::make_mut(&mut harness.groups[0].served).kind = kind.into();
+        let mut tasks = tokio::task::JoinSet::new();
+        harness.execute(&mut tasks, vec![wanted.clone()]);
+        harness.server.sent().await.remove(0).succeed();
+
+        let dry_run = harness.server.sent().await.remove(0);
+
+        assert_eq!((&*dry_run.name, &dry_run.body["spec"]["ports"]), ("post c", &expected));
+        dry_run.refuse(409, "AlreadyExists");
+        assert_eq!(harness.server.answer_all().await, [["delete c"]]);
+        tasks.join_next().await.unwrap().unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
     let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
     let mut parents = Parents::new(|| ());

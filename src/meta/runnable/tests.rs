@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     controller::{ClusterOptions, Request},
-    informer::ObjectKey,
+    informer::{Object, ObjectKey},
     kind::TypeRef,
     meta::{
         ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ParentIndex,
         ResponseBudget, Selector, children::fixtures::parent, counted_hook::CountedHook,
-        definition::ParentRule, hook_health::Failure,
+        hook_health::Failure,
     },
 };
 
@@ -160,17 +160,20 @@ fn status_that_one_of_the_selecting_rules_wants_causes_a_sync() {
     let wanting =
         |app: &str| ParentRule { labels: Selector::label("app", app), ..ParentRule::default() };
     let type_ref = || TypeRef::resource("example.com", "v1", "things");
-    let old = Some(version_of_a_parent(json!({})));
-    let new = Some(version_of_a_parent(json!({ "resourceVersion": "2" })));
-    let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
-    for (rules, expected) in [
-        (vec![ignoring.clone()], false),
-        (vec![ignoring.clone(), wanting("x")], true),
-        (vec![ignoring, wanting("y")], false),
-    ] {
-        let parents = ParentType { type_ref: type_ref(), rules };
+    for finalizers in [json!([]), json!([finalizer.name])] {
+        let version =
+            |version| json!({ "resourceVersion": version, "finalizers": finalizers.clone() });
+        let [old, new] = ["1", "2"].map(|it| Some(version_of_a_parent(version(it))));
+        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        for (rules, expected) in [
+            (vec![ignoring.clone()], false),
+            (vec![ignoring.clone(), wanting("x")], true),
+            (vec![ignoring.clone(), wanting("y")], false),
+        ] {
+            let parents = ParentType { type_ref: type_ref(), rules };
 
-        assert_eq!(triggers_sync(&delta, &parents, &finalizer), expected, "{parents:?}");
+            assert_eq!(triggers_sync(&delta, &parents, &finalizer), expected, "{parents:?}");
+        }
     }
 }
 

@@ -31,8 +31,9 @@ const STATUS_ATTEMPTS: u32 = 4;
 const STATUS_RETRY: Duration = Duration::from_millis(20);
 
 impl ParentReconciler {
-    /// Replaces the parent's status by the hook's, if they differ and the type has one. Returns
-    /// whether the parent has the hook's status already.
+    /// Replaces the parent's status by the hook's, if they differ and the type has one. A response
+    /// without a status leaves that of a type without a CRD. Returns whether the parent has the
+    /// hook's status already.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
@@ -41,6 +42,10 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<bool, SyncError> {
         if !parent.served.subresources.status {
+            return Ok(true);
+        }
+        // The status of another type is that of its own controller.
+        if status.is_none() && !parent.served.is_of_crd() {
             return Ok(true);
         }
         let wanted = WantedStatus::new(status, object.header().generation)?;
@@ -92,7 +97,7 @@ impl ParentReconciler {
             }
         }
         let writer = other.as_deref().unwrap_or("another client");
-        Err(SyncError::Outdated(format!("writing the status: {writer} keeps writing the parent")))
+        Err(SyncError::Conflict(format!("writing the status: {writer} keeps writing the parent")))
     }
 }
 

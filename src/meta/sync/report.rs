@@ -15,7 +15,7 @@ use crate::{
         parent_writes::{ContestedObject, OtherOwner},
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
-        sync_error::CONFLICTS_BEFORE_ERROR,
+        sync_error::CONFLICTS_BEFORE_EVENT,
         write_limit::FlappingObject,
     },
 };
@@ -42,15 +42,17 @@ impl ParentReconciler {
                 self.parents.hook.failed(&parent.key, Failure { hook, reason, message });
                 return Err(ReconcileError::RetryAfter(PostponedError.into(), after));
             }
-            // A conflict is another client's success, and so no warning.
-            SyncError::Outdated(message) if context.attempt() >= CONFLICTS_BEFORE_ERROR => {
-                let (subject, text) = (subject(parent), format!("Sync delayed: {message}"));
-                self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
-                return Err(ReconcileError::Retry(message.into()));
+            // Another client's success: it is no error however long it lasts.
+            SyncError::Conflict(message) => {
+                self.report_delay(&message, parent, context);
+                return Err(conflict(&message));
             }
             SyncError::Outdated(message) => {
-                let conflict = Status::failure(&message, "Conflict").with_code(409);
-                return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
+                let is_reported = self.report_delay(&message, parent, context);
+                return Err(match is_reported {
+                    true => ReconcileError::Retry(message.into()),
+                    false => conflict(&message),
+                });
             }
             SyncError::Throttled { message, after } => {
                 return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
@@ -81,6 +83,18 @@ impl ParentReconciler {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
         })
+    }
+
+    /// Reports a sync that is delayed without a failure, once that has lasted for some attempts.
+    /// Returns whether it is reported.
+    fn report_delay(&self, message: &str, parent: &Parent, context: &Context) -> bool {
+        let is_reported = context.attempt() >= CONFLICTS_BEFORE_EVENT;
+        if is_reported {
+            let text = format!("Sync delayed: {message}");
+            let subject = subject(parent);
+            self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
+        }
+        is_reported
     }
 
     /// Reports fields that were taken over and newly contested objects as Events of the parent. An
@@ -141,6 +155,12 @@ impl ParentReconciler {
         }
         Some(again)
     }
+}
+
+/// Returns the end of a reconcile that is retried as a conflict, which counts as no error.
+fn conflict(message: &str) -> ReconcileError {
+    let status = Status::failure(message, "Conflict").with_code(409);
+    ReconcileError::Retry(Box::new(kube::Error::Api(status.boxed())))
 }
 
 /// Returns the subject of Events about a parent.

@@ -96,8 +96,11 @@ impl ParentReconciler {
             rolling.plan(self, &revisions, &response.desired, &latest, &older)
         };
         let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
-        response.status =
-            Some(condition.within(response.status.as_ref()).map_err(SyncError::Failed)?);
+        // A response without a status leaves that of a type without a CRD.
+        if response.status.is_some() || rules.parent.served.is_of_crd() {
+            let status = condition.within(response.status.as_ref());
+            response.status = Some(status.map_err(SyncError::Failed)?);
+        }
         // A revision that is no longer used is deleted in this sync, and its hook is called no more.
         response.finalized &= older_responses.iter().flatten().all(|older| older.finalized);
         let used =
@@ -129,7 +132,7 @@ impl ParentReconciler {
         let recorded = self.parents.rollouts.record(&parent.key, progress);
         let RecordedProgress { report, is_completed, recheck, has_new_wait } = recorded;
         if has_new_wait {
-            // So is the status of a rollout that has come to the next child.
+            // A rollout comes to the next child a finite number of times, and its status says so.
             self.parents.writes.begin_work(&parent.key);
         }
         if is_completed {

@@ -169,7 +169,8 @@ async fn takeover_creates_no_child_twice() {
 
         assert_eq!(sent(&requests), ["get c", "patch c"][..count]);
         assert!(requests.iter().all(|(_, query, _)| query != FORCED));
-        assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+        let is_retried = matches!(result, Err(SyncError::Conflict(_) | SyncError::Outdated(_)));
+        assert!(is_retried, "{result:?}");
     }
 }
 
@@ -181,7 +182,7 @@ async fn object_that_appears_after_the_read_is_not_forced() {
     let (requests, result) = sync(&mut harness, desired(0, "c", "new"), replies).await;
 
     assert_eq!(sent(&requests), ["get c", "patch c"]);
-    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+    assert!(matches!(result, Err(SyncError::Conflict(_))), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +240,7 @@ async fn conflict_that_is_not_about_a_field_is_not_forced() {
     let (requests, result) = sync(&mut harness, desired(0, "c", "v"), replies).await;
 
     assert_eq!((sent(&requests), &*requests[0].1), (vec!["patch c"], APPLY));
-    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+    assert!(matches!(result, Err(SyncError::Conflict(_))), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,7 +293,7 @@ async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
     let (requests, result) = sync(&mut harness, desired(0, "c", "v"), replies).await;
 
     assert_eq!(requests[0].2["metadata"]["uid"], "u");
-    assert!(matches!(result, Err(SyncError::Outdated(_))), "{result:?}");
+    assert!(matches!(result, Err(SyncError::Conflict(_))), "{result:?}");
     assert!(harness.apply.parents.writes.taken_over(&harness.parent.key).is_empty());
 }
 

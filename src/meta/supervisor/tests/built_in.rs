@@ -1,4 +1,4 @@
-//! Parents of a type without a status that has no CRD.
+//! Parents of a type that has no CRD.
 
 use super::{
     responding_hook::{harness, pass},
@@ -84,5 +84,45 @@ async fn parent_of_an_aggregated_type_without_a_status_gets_children_and_no_stat
     let called = calls.lock().unwrap().len();
     sleep(Duration::from_secs(600)).await;
     assert_eq!(calls.lock().unwrap().len(), called, "it is settled");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_without_a_status_leaves_that_of_a_built_in_parent() {
+    let (harness, calls) = harness(|_, request| {
+        let wants = request["parent"]["metadata"]["labels"]["status"] == "x";
+        if wants { json!({"status": {"phase": "x"}}) } else { json!({"children": []}) }
+    })
+    .await;
+    let mut spec = good();
+    spec["parentResource"] = json!({"apiVersion": "v1", "resource": "pods"});
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "secrets"}]);
+    harness.declare("pods", spec);
+    harness.running("pods", 1).await;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
+        "status": {"phase": "Running"},
+    });
+    harness.server.apply(pod.clone()).unwrap();
+    // A create has no status.
+    harness.server.merge(&pod).unwrap();
+    pass().await;
+
+    let status = || harness.server.get("v1", "Pod", "default", "p").unwrap()["status"].clone();
+    let writes = || {
+        let requests = harness.server.requests().into_iter();
+        requests.filter(|request| request.info.path.ends_with("/pods/p/status")).count()
+    };
+    assert!(!calls.lock().unwrap().is_empty());
+    assert_eq!((status(), writes()), (json!({"phase": "Running"}), 0));
+
+    let labelled = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "default", "labels": {"status": "x"}},
+    });
+    harness.server.merge(&labelled).unwrap();
+    pass().await;
+    assert_eq!(status()["phase"], "x", "a status that the response has is written");
+    assert_eq!(writes(), 1);
     harness.end().await;
 }

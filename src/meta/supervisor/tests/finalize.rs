@@ -262,6 +262,34 @@ async fn orphan_in_place_of_a_child_is_contested_in_a_finalization_and_holds_no_
 }
 
 #[tokio::test(start_paused = true)]
+async fn child_that_stops_matching_in_a_finalization_is_contested_and_holds_no_parent() {
+    let (harness, calls) = harness(|_, request| {
+        let step = &request["parent"]["metadata"]["labels"]["step"];
+        json!({"children": [child()], "finalized": step == "done"})
+    })
+    .await;
+    manage_parent(&harness, finalizing()).await;
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+
+    let mut moved = child();
+    moved["metadata"]["labels"] = json!({"controller-uid": "another"});
+    harness.server.merge(&moved).unwrap();
+    // Longer than the back-off until a conflict is reported.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(events(&harness, "SyncError"), ["p"], "its name is taken");
+    assert_eq!(events(&harness, "SyncDelayed"), [""; 0], "the cache is not behind");
+    let before = calls.lock().unwrap().len();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(calls.lock().unwrap().len(), before, "it is tried again after five minutes");
+
+    harness.server.merge(&thing(json!({"step": "done"}))).unwrap();
+    pass().await;
+    assert_eq!(parent(&harness), None);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
     let (harness, calls) = harness(|kind, request| match kind {
         HookKind::Sync | HookKind::Customize => json!({"children": []}),
