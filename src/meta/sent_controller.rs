@@ -29,15 +29,14 @@ const TEXTS: &[&str] = &[
 /// Returns the object with an empty status, as Metacontroller sends it. The status that Pilotlight
 /// writes would change the requests of hooks with each start.
 pub(crate) fn encode(mut object: Value) -> Bytes {
-    let empty = || Value::Object(Map::new());
-    object["status"] = empty();
+    object["status"] = Value::Object(Map::new());
     if let Some(spec) = object.get_mut("spec") {
         prune("spec", spec);
     }
     let rules = object.pointer_mut("/spec/childResources").and_then(Value::as_array_mut);
     for rule in rules.into_iter().flatten() {
         if let Some(strategy) = rule.get_mut("updateStrategy").and_then(Value::as_object_mut) {
-            strategy.entry("statusChecks").or_insert_with(empty);
+            strategy.entry("statusChecks").or_insert_with(|| Value::Object(Map::new()));
         }
     }
     let hooks = object.pointer_mut("/spec/hooks").and_then(Value::as_object_mut);
