@@ -303,8 +303,8 @@ impl fmt::Debug for DeclaredRunnable {
 /// Returns whether a change of a parent triggers a sync: one of the rules that select it wants the
 /// change.
 ///
-/// Of a parent with the finalizer of the controller that no rule selects, all rules count. The
-/// change that ends both passes, so that the reconciler forgets the parent.
+/// All rules count for a parent that none selects, while it has the finalizer of the controller.
+/// The change that ends both passes, so that the reconciler forgets the parent.
 fn triggers_sync(delta: &Delta, parent: &ParentType, finalizer: &Finalizer) -> bool {
     let versions = || delta.old.iter().chain(&delta.new).map(|object| object.header());
     let wants = |rule: &ParentRule| {
