@@ -45,7 +45,7 @@ use std::{
 
 use clap::{
     CommandFactory, Parser, Subcommand,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use ignored_arguments::IgnoredArguments;
 use logging::LogFormat;
@@ -98,11 +98,14 @@ enum Command {
 impl Cli {
     /// Parses a command line, whose first argument is the name of the program.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let command = Self::command();
+        let mut command = Self::command();
         let (arguments, ignored) = with_command(arguments, &command);
         let mut cli = Self::try_parse_from(arguments)
             .map_err(|error| ignored.with_hint(with_hint_for_dev(error), &command))?;
         cli.ignored = ignored;
+        if let Command::Run(args) = &cli.command {
+            args.check().map_err(|problem| command.error(ErrorKind::ValueValidation, problem))?;
+        }
         Ok(cli)
     }
 
@@ -229,11 +232,17 @@ fn with_command(
     } else if text(at) != Some("run") {
         return (arguments, ignored);
     }
-    for argument in arguments.iter_mut().skip(at + 1) {
+    let mut flag = at + 1;
+    while let Some(argument) = arguments.get(flag) {
+        // A separate value keeps its dash.
+        let next = arguments.get(flag + 1).map(OsString::as_os_str);
+        let step = if ignored_arguments::takes_next(argument, next, cli) { 2 } else { 1 };
         let one_dash = argument.to_str().and_then(|text| text.strip_prefix('-'));
-        if let Some(name) = one_dash.filter(|name| is_long(name)) {
-            *argument = format!("--{name}").into();
+        let long = one_dash.filter(|name| is_long(name)).map(|name| format!("--{name}"));
+        if let Some(long) = long {
+            arguments[flag] = long.into();
         }
+        flag += step;
     }
     (arguments, ignored)
 }
@@ -275,8 +284,6 @@ fn is_long(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::error::ErrorKind;
-
     use super::*;
 
     fn read(arguments: &[&str]) -> Result<Cli, clap::Error> {
@@ -321,15 +328,21 @@ mod tests {
             "metrics-address",
             &["0", ":9999", "", "127.0.0.1:0", "[::1]:0", "localhost:9999", ":", ":http"],
         ),
-        ("client-go-qps", &["5", "-1", "1e3", "0.5", "+Inf", "NaN", ".5", "0x1p-2"]),
+        (
+            "client-go-qps",
+            &[
+                "5", "-1", "1e3", "0.5", "+Inf", "-Inf", "NaN", ".5", "0x1p-2", "1_000", "1_0.5",
+                "1e1_0", "0x1p1_0",
+            ],
+        ),
         ("client-go-burst", &["10", "-1", "0x10", "1_000", "+5"]),
         ("workers", &["5", "0", "-1", "0x10", "010", "1_000", "+5"]),
-        ("events-qps", &["0.0033", "0", "-1", "1e-3", "Inf", "NaN", "0x1.8p1"]),
+        ("events-qps", &["0.0033", "0", "-1", "1e-3", "Inf", "-Inf", "NaN", "0x1.8p1", "1_0.5"]),
         ("events-burst", &["25", "0", "-1", "0b11", "9223372036854775807"]),
-        ("pprof-address", &["0", "", ":6060", "anything"]),
-        ("leader-election-resource-lock", &["leases", "endpointsleases", ""]),
-        ("leader-election-namespace", &["", "metacontroller"]),
-        ("leader-election-id", &["metacontroller", "a.b-c"]),
+        ("pprof-address", &["0", "", ":6060", "anything", "-1", "-text", "--workers=many", "--"]),
+        ("leader-election-resource-lock", &["leases", "endpointsleases", "", "-text"]),
+        ("leader-election-namespace", &["", "metacontroller", "-text"]),
+        ("leader-election-id", &["metacontroller", "a.b-c", "-text"]),
         ("health-probe-bind-address", &["0", "", ":8081", "[::]:8081", "127.0.0.1:"]),
         (
             "target-label-selector",
@@ -347,8 +360,11 @@ mod tests {
             ],
         ),
         ("apply-strategy", &["", "dynamic-apply", "server-side-apply"]),
-        ("apply-strategy-ssa-field-manager", &["metacontroller", "", "a/b c"]),
-        ("kubeconfig", &["", "/does/not/exist"]),
+        (
+            "apply-strategy-ssa-field-manager",
+            &["metacontroller", "", "a/b c", "-text", "\u{7}", LONG_NAME],
+        ),
+        ("kubeconfig", &["", "/does/not/exist", "-text"]),
         ("zap-encoder", &["json", "console", "JSON"]),
         ("zap-log-level", &["debug", "INFO", "error", "panic", "1", "+5", "10", "4294967296"]),
         ("zap-stacktrace-level", &["info", "error", "panic"]),
@@ -356,6 +372,12 @@ mod tests {
         ("leader-election", BOOLEANS),
         ("zap-devel", BOOLEANS),
     ];
+
+    /// Name of 130 bytes.
+    const LONG_NAME: &str = concat!(
+        "a2345678901234567890123456789012345678901234567890123456789012345",
+        "b2345678901234567890123456789012345678901234567890123456789012345",
+    );
 
     const BOOLEANS: &[&str] = &["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false"];
 
@@ -382,6 +404,27 @@ mod tests {
                 check(&[&format!("-{flag}"), "--workers=5"]);
             }
         }
+    }
+
+    #[test]
+    fn values_of_flags_keep_their_dash() {
+        let parsed = |arguments: &[&str]| format!("{:?}", read(arguments).unwrap().command);
+
+        let separate = parsed(&["-pprof-address", "-text", "-workers", "7"]);
+        assert!(separate.contains("\"-text\""), "{separate}");
+        assert_eq!(separate, parsed(&["run", "--pprof-address=-text", "--workers=7"]));
+        assert_eq!(separate, parsed(&["run", "-pprof-address", "-text", "-workers=7"]));
+    }
+
+    #[test]
+    fn name_that_the_api_server_refuses_is_refused_with_server_side_apply() {
+        let manager = format!("--apply-strategy-ssa-field-manager={LONG_NAME}");
+
+        let error = read(&[&manager, "--apply-strategy=server-side-apply"]).unwrap_err();
+
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::ValueValidation, 2));
+        let text = error.to_string();
+        assert!(text.contains("--apply-strategy-ssa-field-manager: give a name"), "{text}");
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Harness {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
         command
             .args(["run", "--metrics-address=127.0.0.1:0"])
-            .args(["--health-probe-bind-address=127.0.0.1:0", "--log-level=trace,pilotlight=trace"])
+            .arg("--health-probe-bind-address=127.0.0.1:0")
             .args(flags)
             .arg("--kubeconfig")
             .arg(file.path())
@@ -158,6 +158,10 @@ impl Harness {
             .env("HTTP_PROXY", "http://admin:hush-proxy@127.0.0.1:1")
             .stderr(Stdio::piped())
             .kill_on_drop(true);
+        // With both flags, bodies are not logged.
+        if !flags.iter().any(|flag| flag.starts_with("--zap-log-level")) {
+            command.arg("--log-level=trace,pilotlight=trace");
+        }
         let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let (written, mut log) = watch::channel(String::new());

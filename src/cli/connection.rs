@@ -20,7 +20,7 @@ const HEADING: &str = "API server";
 pub(super) struct ConnectionArgs {
     /// Kubeconfig file. Default: $KUBECONFIG, else the service account of the pod, else
     /// ~/.kube/config.
-    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", help_heading = HEADING, allow_hyphen_values = true)]
     kubeconfig: Option<OsString>,
     /// Context of the kubeconfig. Default: its current context.
     #[arg(long, value_name = "NAME", help_heading = HEADING)]

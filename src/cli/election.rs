@@ -28,14 +28,14 @@ pub(super) struct ElectionArgs {
     )]
     leader_election: bool,
     /// Kind of the lock. Only leases exist, as in client-go; any other value is logged and ignored.
-    #[arg(long, value_name = "LOCK", default_value = LEASES)]
+    #[arg(long, value_name = "LOCK", default_value = LEASES, allow_hyphen_values = true)]
     leader_election_resource_lock: String,
     /// Namespace of the lease. Default: that of the pod, or of the context of the kubeconfig.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     leader_election_namespace: Option<String>,
     /// Name of the lease. Metacontroller has the same default: one of the two runs at a time, if
     /// both use the same namespace.
-    #[arg(long, value_name = "NAME", default_value = "metacontroller")]
+    #[arg(long, value_name = "NAME", default_value = "metacontroller", allow_hyphen_values = true)]
     leader_election_id: String,
     /// Time after which another replica takes over from a dead leader. A duration such as 15s. The
     /// API server has four fifths of the difference between this and the renew deadline for each

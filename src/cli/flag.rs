@@ -93,25 +93,42 @@ pub(super) fn go_int(text: &str) -> Result<i64, String> {
 }
 
 /// Parses a number as Go's flags do: decimal, or hexadecimal with an exponent of two, such as
-/// `0x1.8p-2`.
+/// `0x1.8p-2`. Underscores may separate digits.
 pub(super) fn go_float(text: &str) -> Result<f64, String> {
-    let hexadecimal = || {
-        let lower = text.to_lowercase();
-        let unsigned = lower.strip_prefix(['+', '-']).unwrap_or(&lower);
+    let plain = without_underscores(text);
+    let hexadecimal = |text: &str| {
+        let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
         let (mantissa, exponent) = unsigned.strip_prefix("0x")?.split_once('p')?;
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        let digits = format!("{whole}{fraction}").replace('_', "");
+        let digits = format!("{whole}{fraction}");
         let number = digits
             .chars()
             .try_fold(0.0, |number, digit| Some(number * 16.0 + f64::from(digit.to_digit(16)?)));
         let number = number.filter(|_| !digits.is_empty())?;
-        let places = fraction.chars().filter(|digit| *digit != '_').count();
-        let shift = i32::try_from(places).ok()?.checked_mul(4)?;
+        let shift = i32::try_from(fraction.chars().count()).ok()?.checked_mul(4)?;
         let exponent = exponent.parse::<i32>().ok()?.checked_sub(shift)?;
-        let sign = if lower.starts_with('-') { -1.0 } else { 1.0 };
+        let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
         Some(sign * number * f64::from(exponent).exp2()).filter(|it| it.is_finite())
     };
-    text.parse().ok().or_else(hexadecimal).ok_or_else(|| "give a number".to_owned())
+    let parsed = plain.and_then(|text| text.parse().ok().or_else(|| hexadecimal(&text)));
+    parsed.ok_or_else(|| "give a number".to_owned())
+}
+
+/// Returns a number in lower case without the underscores between its digits, one of which may
+/// follow `0x`; `None` if an underscore is elsewhere.
+fn without_underscores(text: &str) -> Option<String> {
+    let lower = text.to_lowercase();
+    let is_hexadecimal = lower.trim_start_matches(['+', '-']).starts_with("0x");
+    let is_digit = |letter: char| letter.is_digit(if is_hexadecimal { 16 } else { 10 });
+    let mut parts = lower.split('_').peekable();
+    while let Some(part) = parts.next() {
+        let Some(next) = parts.peek() else { break };
+        let is_prefix = is_hexadecimal && part.trim_start_matches(['+', '-']) == "0x";
+        if !(part.ends_with(is_digit) || is_prefix) || !next.starts_with(is_digit) {
+            return None;
+        }
+    }
+    Some(lower.replace('_', ""))
 }
 
 /// Parses a boolean as Go does.
@@ -179,11 +196,18 @@ mod tests {
             ("0x_1fp+1", 62.0),
             ("0x.8p0", 0.5),
             ("0x1.8_0p1", 3.0),
+            ("1_000", 1000.0),
+            ("-1_0.5", -10.5),
+            ("1e1_0", 1e10),
+            ("0x1p1_0", 1024.0),
         ] {
             assert_eq!(go_float(text), Ok(number), "{text:?}");
         }
         assert!(go_float("NaN").unwrap().is_nan());
-        for text in ["", "0x", "0x1", "0x1.8", "0xp1", "0x1p", "1p2", "0x-1p1", "x"] {
+        for text in [
+            "", "0x", "0x1", "0x1.8", "0xp1", "0x1p", "1p2", "0x-1p1", "x", "1__0", "_1", "1_",
+            "1_.5", "1._5", "1_e3", "0x1_p1",
+        ] {
             assert!(go_float(text).is_err(), "{text:?}");
         }
     }

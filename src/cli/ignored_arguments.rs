@@ -79,7 +79,7 @@ impl IgnoredArguments {
 }
 
 /// Returns whether a flag has the argument that follows it as its value.
-fn takes_next(flag: &OsStr, next: Option<&OsStr>, cli: &Command) -> bool {
+pub(super) fn takes_next(flag: &OsStr, next: Option<&OsStr>, cli: &Command) -> bool {
     let Some(name) = flag.to_str().map(|flag| flag.trim_start_matches('-')) else { return false };
     let is_named = |argument: &&Arg| {
         let mut aliases = argument.get_all_aliases().into_iter().flatten();

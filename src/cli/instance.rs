@@ -55,7 +55,7 @@ pub(super) struct ManagerArgs {
     max_hook_calls: usize,
     /// Run only the declared controllers whose labels match this selector, such as
     /// `team=web,tier in (a,b)`. A controller that no longer matches is stopped. Default: all.
-    #[arg(long, value_name = "SELECTOR")]
+    #[arg(long, value_name = "SELECTOR", allow_hyphen_values = true)]
     target_label_selector: Option<Selector>,
     /// Show the first 256 bytes of a hook's error response in Events, statuses, logs and debug
     /// pages. They may hold secrets that the hook received, and all who may read Events can read
@@ -91,7 +91,7 @@ pub(super) struct ManagerArgs {
     hook_proxy: bool,
     /// Interval at which the served types are polled while the right to watch CRDs is missing; no
     /// effect otherwise. A duration such as 30s; less than 100ms counts as 100ms.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval, allow_hyphen_values = true)]
     discovery_interval: Duration,
     /// Time that controllers have to finish their work when the process stops, such as 30s.
     /// Controllers that take longer are named and aborted, and the exit code is 1.
@@ -131,6 +131,41 @@ impl ManagerArgs {
         }
     }
 
+    /// Returns the options of the declared controllers that flags set. `own_namespace` is that of
+    /// this process, and `variable` reads an environment variable.
+    ///
+    /// # Errors
+    ///
+    /// Names the flag whose value is larger than another one allows.
+    pub(super) fn meta_options(
+        &self,
+        upstream: &MetacontrollerOptions<'_>,
+        own_namespace: String,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<MetaOptions> {
+        let (apply_strategy, field_manager) = upstream.apply.clone();
+        Ok(MetaOptions {
+            workers: flag::used_workers(self.workers),
+            max_hook_calls: self.max_hook_calls,
+            responses: self.budget.budget()?,
+            target: self.target_label_selector.clone().unwrap_or_default(),
+            resync_period: upstream.resync_period,
+            revision_namespace: self.revision_namespace(own_namespace).into(),
+            events: upstream.events,
+            apply_strategy,
+            field_manager,
+            max_children: self.budget.hook_response_children.get(),
+            customize: self.budget.customize(),
+            recreate_without_dry_run: self.lenience.recreate_without_dry_run,
+            lenience: self.lenience.lenience(),
+            hook_error_excerpts: self.hook_error_excerpts,
+            hook_redirects: self.hook_redirects,
+            longest_hook_retry_after: self.hook_retry_after_limit,
+            hook_proxies: self.hook_proxies(variable),
+            ..MetaOptions::default()
+        })
+    }
+
     /// Returns the namespace of the revisions of cluster-scoped parents; `own` is that of this
     /// process.
     fn revision_namespace(&self, own: String) -> String {
@@ -161,11 +196,11 @@ impl ManagerArgs {
 pub(super) struct ServerArgs {
     /// Address of /metrics, /debug/status, /debug/types and /debug/queues, which need no
     /// authentication: :PORT, HOST:PORT, or 0 for no server. An empty text means :8080.
-    #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics)]
+    #[arg(long, value_name = "ADDRESS", default_value = ":9999", value_parser = address::metrics, allow_hyphen_values = true)]
     pub(super) metrics_address: BindAddress,
     /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server. An empty text
     /// means 0.
-    #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address::probes)]
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address::probes, allow_hyphen_values = true)]
     pub(super) health_probe_bind_address: BindAddress,
 }
 
@@ -229,26 +264,9 @@ impl Instance {
         }
         let handle = owner.handle();
         let options = MetaOptions {
-            workers: flag::used_workers(manager.workers),
-            max_hook_calls: manager.max_hook_calls,
             metrics: hooks.clone(),
-            responses: manager.budget.budget()?,
-            target: manager.target_label_selector.clone().unwrap_or_default(),
-            resync_period: upstream.resync_period,
-            revision_namespace: manager.revision_namespace(own_namespace).into(),
-            events: upstream.events,
-            apply_strategy: upstream.apply.0,
-            field_manager: upstream.apply.1,
-            max_children: manager.budget.hook_response_children.get(),
-            customize: manager.budget.customize(),
-            recreate_without_dry_run: manager.lenience.recreate_without_dry_run,
-            lenience: manager.lenience.lenience(),
-            hook_error_excerpts: manager.hook_error_excerpts,
-            hook_redirects: manager.hook_redirects,
-            longest_hook_retry_after: manager.hook_retry_after_limit,
-            hook_proxies: manager.hook_proxies(|name| std::env::var(name).ok()),
             user_agent: transport.user_agent().clone(),
-            ..MetaOptions::default()
+            ..manager.meta_options(&upstream, own_namespace, |name| std::env::var(name).ok())?
         };
         let supervisors = Supervisor::all(&cluster, &handle, options)?;
         let declared = supervisors.iter().map(Supervisor::declared);

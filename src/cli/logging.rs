@@ -40,15 +40,15 @@ pub(super) enum LogFormat {
 
 impl LoggingArgs {
     /// Starts the log; `level` and `format` are the defaults of these flags.
-    /// With `bodies`, bodies of hooks are logged too.
+    /// With `bodies`, bodies of hooks are logged too, unless the flag names a level.
     pub(super) fn start(
         &self,
         level: LevelFilter,
         format: LogFormat,
         bodies: bool,
     ) -> anyhow::Result<()> {
-        let level = self.log_level.clone().unwrap_or_else(|| of_level(level));
-        let level = if bodies { format!("{level},{HOOK_BODIES}=trace") } else { level };
+        let bodies = bodies && self.log_level.is_none();
+        let level = self.directives(level, bodies);
         let lines = fmt::layer()
             .with_writer(std::io::stderr)
             // An internal error would be printed to the same failing stream, with a panic.
@@ -66,6 +66,14 @@ impl LoggingArgs {
             })))
             .try_init()
             .map_err(|error| anyhow!("starting the log: {error}"))
+    }
+
+    fn directives(&self, level: LevelFilter, bodies: bool) -> String {
+        match &self.log_level {
+            Some(given) => given.clone(),
+            None if bodies => format!("{},{HOOK_BODIES}=trace", of_level(level)),
+            None => of_level(level),
+        }
     }
 }
 
@@ -110,6 +118,17 @@ fn filter(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bodies_of_hooks_are_logged_unless_the_flag_names_a_level() {
+        let directives = |given: Option<&str>| {
+            let flags = LoggingArgs { log_level: given.map(str::to_owned), log_format: None };
+            flags.directives(LevelFilter::TRACE, true)
+        };
+
+        assert!(directives(None).ends_with(",hook_bodies=trace"), "{}", directives(None));
+        assert_eq!(directives(Some("warn")), "warn");
+    }
 
     #[test]
     fn colours_are_for_terminals_without_no_color() {

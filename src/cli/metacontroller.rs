@@ -26,7 +26,7 @@ pub(super) struct MetacontrollerArgs {
     cache_flush_interval: Option<Duration>,
     /// Same as --log-level; a number means debug, and trace from 6 on; panic means error. Debug has
     /// actions and the fields that they change, trace has bodies of hooks without data of Secrets.
-    #[arg(long, value_name = "LEVEL", value_parser = zap_level)]
+    #[arg(long, value_name = "LEVEL", value_parser = zap_level, allow_hyphen_values = true)]
     zap_log_level: Option<LevelFilter>,
     /// Same as --log-level=debug --log-format=text; false is the same as --log-format=json.
     #[arg(
@@ -35,13 +35,13 @@ pub(super) struct MetacontrollerArgs {
     )]
     zap_devel: Option<bool>,
     /// Same as --log-format; console means text.
-    #[arg(long, value_name = "FORMAT", value_parser = zap_encoder)]
+    #[arg(long, value_name = "FORMAT", value_parser = zap_encoder, allow_hyphen_values = true)]
     zap_encoder: Option<LogFormat>,
     /// Ignored: no stack traces are logged.
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", allow_hyphen_values = true)]
     zap_stacktrace_level: Option<String>,
     /// Ignored: times are logged in the format of RFC 3339.
-    #[arg(long, value_name = "ENCODING")]
+    #[arg(long, value_name = "ENCODING", allow_hyphen_values = true)]
     zap_time_encoding: Option<String>,
     /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_float, allow_hyphen_values = true)]
@@ -57,16 +57,16 @@ pub(super) struct MetacontrollerArgs {
     #[arg(long, value_name = "NUMBER", value_parser = flag::go_int, allow_hyphen_values = true)]
     events_burst: Option<i64>,
     /// Ignored: there is no pprof endpoint; see /debug/status at --metrics-address.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", allow_hyphen_values = true)]
     pprof_address: Option<String>,
     /// Strategy for writing children: dynamic-apply, which is the default, or server-side-apply.
     /// The annotation pilotlight.dev/apply-strategy of a controller takes precedence.
-    #[arg(long, value_name = "STRATEGY", value_parser = apply_strategy)]
+    #[arg(long, value_name = "STRATEGY", value_parser = apply_strategy, allow_hyphen_values = true)]
     apply_strategy: Option<ApplyStrategy>,
     /// Field manager of server-side-apply. The annotation pilotlight.dev/apply-field-manager of a
     /// controller takes precedence. Default: metacontroller.
-    #[arg(long, value_name = "NAME", value_parser = field_manager)]
-    apply_strategy_ssa_field_manager: Option<FieldManager>,
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    apply_strategy_ssa_field_manager: Option<String>,
 }
 
 impl MetacontrollerArgs {
@@ -89,8 +89,31 @@ impl MetacontrollerArgs {
 
     /// Returns the apply strategy, and the field manager of server-side apply.
     pub(super) fn apply(&self) -> (ApplyStrategy, FieldManager) {
-        let manager = self.apply_strategy_ssa_field_manager.clone();
-        (self.apply_strategy.unwrap_or_default(), manager.unwrap_or_default())
+        (self.apply_strategy.unwrap_or_default(), self.field_manager().unwrap_or_default())
+    }
+
+    /// Returns the field manager, or the reason for which the API server refuses it. An empty one
+    /// counts as not given: Metacontroller refuses it only when it applies a child.
+    fn field_manager(&self) -> Result<FieldManager, String> {
+        match self.apply_strategy_ssa_field_manager.as_deref() {
+            None | Some("") => Ok(FieldManager::default()),
+            Some(name) => name.parse(),
+        }
+    }
+
+    /// Checks the flags together. Metacontroller accepts every field manager, and uses it with
+    /// server-side apply alone.
+    ///
+    /// # Errors
+    ///
+    /// Names the flag whose value cannot be used.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match self.field_manager() {
+            Err(problem) if self.apply_strategy == Some(ApplyStrategy::ServerSideApply) => {
+                Err(format!("--apply-strategy-ssa-field-manager: {problem}"))
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Returns the log level that these flags set.
@@ -149,6 +172,12 @@ impl MetacontrollerArgs {
                 "--pprof-address",
                 "ignored: there is no pprof endpoint; see /debug/status at --metrics-address",
             ),
+            (
+                self.field_manager().is_err(),
+                "--apply-strategy-ssa-field-manager",
+                "ignored: the API server refuses this name, which only server-side apply uses; \
+                 controllers with the annotation for it apply as metacontroller by default",
+            ),
         ]
         .into_iter()
         .filter_map(|(given, flag, meaning)| given.then_some((flag, meaning)))
@@ -159,12 +188,6 @@ impl MetacontrollerArgs {
 /// Parses an apply strategy. An empty one is the default, as with Metacontroller.
 fn apply_strategy(text: &str) -> Result<ApplyStrategy, String> {
     if text.is_empty() { Ok(ApplyStrategy::default()) } else { text.parse() }
-}
-
-/// Parses a field manager. An empty one counts as not given: Metacontroller refuses it only when
-/// it applies a child.
-fn field_manager(text: &str) -> Result<FieldManager, String> {
-    if text.is_empty() { Ok(FieldManager::default()) } else { text.parse() }
 }
 
 fn zap_level(text: &str) -> Result<LevelFilter, String> {
@@ -258,11 +281,28 @@ mod tests {
     }
 
     #[test]
+    fn field_manager_that_cannot_be_used_is_ignored_without_server_side_apply() {
+        let long = format!("--apply-strategy-ssa-field-manager={}", "x".repeat(129));
+        for manager in ["--apply-strategy-ssa-field-manager=\u{7}", &long] {
+            for flags in [&[manager] as &[_], &[manager, "--apply-strategy=dynamic-apply"]] {
+                let flags = parse(flags).unwrap();
+
+                assert_eq!(flags.check(), Ok(()), "{manager:?}");
+                assert_eq!(flags.apply(), (ApplyStrategy::DynamicApply, FieldManager::default()));
+                let explained: Vec<_> = flags.meanings().into_iter().map(|(it, _)| it).collect();
+                assert_eq!(explained, ["--apply-strategy-ssa-field-manager"]);
+            }
+            let applied = parse(&[manager, "--apply-strategy=server-side-apply"]).unwrap();
+            let problem = applied.check().unwrap_err();
+            assert!(problem.contains("1 to 128 bytes"), "{problem}");
+        }
+    }
+
+    #[test]
     fn values_that_metacontroller_refuses_are_refused_with_a_hint() {
         for (argument, hint) in [
             ("--zap-devel=maybe", "true or false"),
             ("--apply-strategy=kubectl", "dynamic-apply or server-side-apply"),
-            ("--apply-strategy-ssa-field-manager=\u{7}", "1 to 128 bytes"),
             ("--client-go-burst=1.5", "whole number"),
             ("--zap-log-level=0", "--log-level"),
             ("--zap-log-level=loud", "--log-level"),

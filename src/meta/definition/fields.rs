@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, de::IgnoredAny};
+
 use super::{ChildRule, Problems, RollingRule, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
@@ -64,6 +66,31 @@ pub(super) fn hook_rules(hooks: &DeclaredHooks<'_>, problems: &mut Problems) -> 
         sync: inverted(read_sync)?,
         finalize: inverted(read_finalize)?,
         customize: inverted(read_customize)?,
+    })
+}
+
+/// Returns whether an object declares neither a sync nor a finalize hook.
+pub(crate) fn declares_no_hook(json: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Declared {
+        spec: DeclaredSpec,
+    }
+    #[derive(Deserialize)]
+    struct DeclaredSpec {
+        hooks: Option<Hooks>,
+    }
+    #[derive(Deserialize)]
+    struct Hooks {
+        sync: Option<Hook>,
+        finalize: Option<Hook>,
+    }
+    #[derive(Deserialize)]
+    struct Hook {
+        webhook: Option<IgnoredAny>,
+    }
+    serde_json::from_slice::<Declared>(json).is_ok_and(|Declared { spec }| {
+        let hooks = spec.hooks.into_iter().flat_map(|hooks| [hooks.sync, hooks.finalize]);
+        hooks.flatten().all(|hook| hook.webhook.is_none())
     })
 }
 

@@ -118,6 +118,20 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
+    /// Frees the parents of a controller that no longer declares a hook, once its run has ended.
+    pub(super) async fn free_all_parents(
+        &self,
+        name: &str,
+        declared: &mut DeclaredState,
+        context: &Context,
+    ) -> Result<(), ReconcileError> {
+        if self.manager.status_of(self.kind.runnable_name(name)).is_some() {
+            return Ok(());
+        }
+        let types = declared.finalizes.clone();
+        self.free_parents(name, &types, &mut declared.finalizes, context).await
+    }
+
     /// Returns whether an object of these types has the finalizer of the controller, or may have
     /// it. Writes nothing.
     ///

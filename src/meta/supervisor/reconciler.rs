@@ -24,6 +24,7 @@ use crate::{
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, CheckedObject, DeclaredState, Run},
+        definition::declares_no_hook,
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, ServerObject, is_forbidden, is_gone},
@@ -110,12 +111,16 @@ impl DeclarationReconciler {
                 Err(rejected) => Acceptance::Rejected(rejected),
             }
         };
+        // Its parents are freed without a call of the hook.
+        let drops_hooks = matches!(acceptance, Acceptance::Rejected(_))
+            && !declared.finalizes.is_empty()
+            && declares_no_hook(object.json());
         let has_no_runnable = match &acceptance {
             Acceptance::Accepted => false,
             Acceptance::Paused => true,
             // A rejected edit leaves the previous run in place, but only if the same object
             // declared it.
-            Acceptance::Rejected(_) => another || declared.run.is_none(),
+            Acceptance::Rejected(_) => another || declared.run.is_none() || drops_hooks,
         };
         if !has_no_runnable && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
             // The earlier edit that still waits is no longer declared. The previous run continues.
@@ -150,7 +155,11 @@ impl DeclarationReconciler {
         self.publish(name, &subject, &checked.acceptance, &mut declared, context);
         let written = self.write_status(object, &checked, &mut declared, context).await;
         // Last, so that the status and the Events do not depend on the parents.
-        let freed = self.free_earlier_parents(name, &mut declared, context).await;
+        let freed = if drops_hooks {
+            self.free_all_parents(name, &mut declared, context).await
+        } else {
+            self.free_earlier_parents(name, &mut declared, context).await
+        };
         self.changes.put(name, declared);
         let written = written?;
         freed?;

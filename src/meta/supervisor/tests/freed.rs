@@ -33,6 +33,27 @@ async fn parents_are_freed_when_the_finalize_hook_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parents_are_freed_and_the_run_ends_when_the_only_hook_is_dropped() {
+    let (harness, calls) = harness(teardown).await;
+    let mut spec = finalizing();
+    spec["hooks"].as_object_mut().unwrap().remove("sync");
+    manage_parent(&harness, spec.clone()).await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+
+    spec["hooks"] = json!({});
+    harness.declare("a", spec);
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert_eq!(harness.epoch("a"), None, "it has no run");
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+    assert_eq!(parent(&harness), None);
+    assert_eq!(hooks(&calls), [], "the dropped hook is not called");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn parents_are_freed_at_the_start_if_the_finalize_hook_was_dropped_while_no_process_ran() {
     let (harness, calls) = harness(teardown).await;
     let held = |name: &str, labels: Value| {
