@@ -15,7 +15,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(super) use self::fields::{declares_no_hook, type_ref};
+pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
     ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, Lenience,

@@ -335,7 +335,8 @@ fn child_triggers_sync(delta: &Delta, rule: &ChildRule) -> bool {
 }
 
 /// Returns whether an object was created or deleted, or differs in its generation, labels,
-/// annotations or the fields that `differs` compares. Without generations, as of a ConfigMap, any change counts.
+/// annotations or the fields that `differs` compares. Without generations, as of a ConfigMap, any
+/// change counts.
 fn changes_beside_status(delta: &Delta, differs: impl Fn(&Header, &Header) -> bool) -> bool {
     match (&delta.old, &delta.new) {
         (Some(old), Some(new)) => {

@@ -154,6 +154,19 @@ impl fmt::Debug for MetaOptions {
     }
 }
 
+/// State that the supervisors of one process share.
+struct SharedState {
+    credentials: HookCredentials,
+    /// True once the missing status of a CRD was logged.
+    logged_pruning: Arc<AtomicBool>,
+}
+
+impl SharedState {
+    fn new(cluster: &Cluster) -> Self {
+        Self { credentials: HookCredentials::new(cluster), logged_pruning: Arc::default() }
+    }
+}
+
 /// Runs every declared controller of one kind in a cluster. Add it to the manager that it drives.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -174,18 +187,12 @@ impl Supervisor {
         options: MetaOptions,
     ) -> Result<Self, BuildError> {
         let options = bounded(options)?;
-        Self::of(
-            ControllerKind::Composite,
-            cluster,
-            manager,
-            options,
-            HookCredentials::new(cluster),
-        )
+        Self::of(ControllerKind::Composite, cluster, manager, options, &SharedState::new(cluster))
     }
 
     /// Builds a supervisor for each kind, in the order of [`ControllerKind::ALL`], which add the
-    /// declared controllers to `manager`. Budgets and the credentials of hooks are shared. Starts
-    /// nothing.
+    /// declared controllers to `manager`. Budgets, the credentials of hooks and the log line about
+    /// a CRD without a status are shared. Starts nothing.
     ///
     /// # Errors
     ///
@@ -196,9 +203,8 @@ impl Supervisor {
         options: MetaOptions,
     ) -> Result<Vec<Self>, BuildError> {
         let options = bounded(options)?;
-        let credentials = HookCredentials::new(cluster);
-        let of =
-            |kind| Self::of(kind, cluster, manager.clone(), options.clone(), credentials.clone());
+        let shared = SharedState::new(cluster);
+        let of = |kind| Self::of(kind, cluster, manager.clone(), options.clone(), &shared);
         ControllerKind::ALL.into_iter().map(of).collect()
     }
 
@@ -207,7 +213,7 @@ impl Supervisor {
         cluster: &Cluster,
         manager: ManagerHandle,
         options: MetaOptions,
-        credentials: HookCredentials,
+        shared: &SharedState,
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
@@ -230,8 +236,8 @@ impl Supervisor {
             options,
             recorder,
             changes,
-            credentials,
-            logged_pruning: AtomicBool::new(false),
+            credentials: shared.credentials.clone(),
+            logged_pruning: Arc::clone(&shared.logged_pruning),
         };
         let builder = Controller::builder(kind.plural()).for_type(kind.type_ref());
         // Hooks receive the object as `controller`.

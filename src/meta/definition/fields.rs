@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde::{Deserialize, de::IgnoredAny};
-
-use super::{ChildRule, Problems, RollingRule, SHORTEST_RESYNC, UpdateMethod};
+use super::{ChildRule, Problems, Rejection, RollingRule, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
     meta::{HookRule, HookSpec, StatusChecks, api::EndpointConfig, hook_rule::hook_rule},
@@ -12,6 +10,8 @@ use crate::{
 
 /// Prefix of the update methods of rolling updates.
 const ROLLING: &str = "Rolling";
+/// Problem of an object that declares neither a sync nor a finalize hook.
+const NO_HOOK: &str = "is required: sync or finalize needs a webhook";
 
 /// Declared type of children, of either kind.
 pub(super) struct DeclaredChild<'a> {
@@ -60,7 +60,7 @@ pub(super) fn hook_rules(hooks: &DeclaredHooks<'_>, problems: &mut Problems) -> 
             (Some(_), _) => "spec.hooks.sync.webhook",
             (None, Some(_)) => "spec.hooks.finalize.webhook",
         };
-        problems.invalid(field, "is required: sync or finalize needs a webhook");
+        problems.invalid(field, NO_HOOK);
     }
     Some(HookRules {
         sync: inverted(read_sync)?,
@@ -69,29 +69,11 @@ pub(super) fn hook_rules(hooks: &DeclaredHooks<'_>, problems: &mut Problems) -> 
     })
 }
 
-/// Returns whether an object declares neither a sync nor a finalize hook.
-pub(crate) fn declares_no_hook(json: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Declared {
-        spec: DeclaredSpec,
-    }
-    #[derive(Deserialize)]
-    struct DeclaredSpec {
-        hooks: Option<Hooks>,
-    }
-    #[derive(Deserialize)]
-    struct Hooks {
-        sync: Option<Hook>,
-        finalize: Option<Hook>,
-    }
-    #[derive(Deserialize)]
-    struct Hook {
-        webhook: Option<IgnoredAny>,
-    }
-    serde_json::from_slice::<Declared>(json).is_ok_and(|Declared { spec }| {
-        let hooks = spec.hooks.into_iter().flat_map(|hooks| [hooks.sync, hooks.finalize]);
-        hooks.flatten().all(|hook| hook.webhook.is_none())
-    })
+/// Returns whether an object is rejected for one reason alone: it declares neither a sync nor a
+/// finalize hook.
+pub(in crate::meta) fn lacks_only_hooks(rejected: &Rejection) -> bool {
+    let Rejection::Invalid(problems) = rejected else { return false };
+    matches!(&problems[..], [problem] if problem.message == NO_HOOK)
 }
 
 /// Returns a declared rule; `None` if it is declared and cannot be read.

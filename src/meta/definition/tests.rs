@@ -224,6 +224,28 @@ fn hook_without_a_webhook_is_absent() {
 }
 
 #[test]
+fn rejection_for_missing_hooks_is_distinguished_from_one_with_another_problem() {
+    let hook = |url: &str| json!({"webhook": {"url": url}});
+    for (hooks, resource, expected) in [
+        (json!({}), "things", true),
+        (json!(null), "things", true),
+        (json!({"sync": {}, "customize": hook("http://x/")}), "things", true),
+        (json!({}), "", false),
+        (json!({"customize": hook("ftp://x/")}), "things", false),
+        (json!({"sync": hook("ftp://x/")}), "things", false),
+    ] {
+        let object = object(|spec| {
+            spec["hooks"] = hooks.clone();
+            spec["parentResource"]["resource"] = json!(resource);
+        });
+
+        let rejected = parse(&object).unwrap_err();
+
+        assert_eq!(lacks_only_hooks(&rejected), expected, "{hooks} {rejected}");
+    }
+}
+
+#[test]
 fn customize_hook_stands_beside_another() {
     let hook = || json!({"version": "v2", "webhook": {"url": "http://x/"}});
     let parse = |hooks: Value| parse(&object(|spec| spec["hooks"] = hooks));

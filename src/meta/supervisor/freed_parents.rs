@@ -118,7 +118,7 @@ impl DeclarationReconciler {
         self.free_parents(name, &earlier, &mut declared.finalizes, context).await
     }
 
-    /// Frees the parents of a controller that no longer declares a hook, once its run has ended.
+    /// Frees the parents of a controller that declares no hook any more, once its run has ended.
     pub(super) async fn free_all_parents(
         &self,
         name: &str,
@@ -194,8 +194,8 @@ impl DeclarationReconciler {
                 }
                 freed += 1;
                 let text = format!(
-                    "Finalizer {} removed without calling the hook: no controller {name} of this \
-                     type is left",
+                    "Finalizer {} removed without calling the hook: the controller {name} no \
+                     longer finalizes objects of this type",
                     finalizer.name
                 );
                 let subject = subject(served, &object);

@@ -149,7 +149,8 @@ impl DeclarationReconciler {
         Ok(declared.pruned.map(|pruned| pruned.retry))
     }
 
-    /// Logs once that the CRD prunes the status, and where the conditions are instead.
+    /// Logs that the CRD prunes the status, and where the conditions are instead; once in a
+    /// process, for the first CRD that does so.
     fn log_pruned_status(&self) {
         if !self.logged_pruning.swap(true, Ordering::Relaxed) {
             let crd = self.kind.crd_name();

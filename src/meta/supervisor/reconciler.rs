@@ -24,7 +24,7 @@ use crate::{
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, CheckedObject, DeclaredState, Run},
-        definition::declares_no_hook,
+        definition::lacks_only_hooks,
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, ServerObject, is_forbidden, is_gone},
@@ -55,8 +55,8 @@ pub(super) struct DeclarationReconciler {
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
-    /// True once the missing status of the CRD was logged.
-    pub(super) logged_pruning: AtomicBool,
+    /// True once the missing status of a CRD was logged, for any kind.
+    pub(super) logged_pruning: Arc<AtomicBool>,
 }
 
 impl Reconciler for DeclarationReconciler {
@@ -111,16 +111,17 @@ impl DeclarationReconciler {
                 Err(rejected) => Acceptance::Rejected(rejected),
             }
         };
-        // Its parents are freed without a call of the hook.
-        let drops_hooks = matches!(acceptance, Acceptance::Rejected(_))
-            && !declared.finalizes.is_empty()
-            && declares_no_hook(object.json());
+        // The hooks of the previous run are not called any more, and its parents are freed.
+        let has_no_hook = match &acceptance {
+            Acceptance::Rejected(rejected) => lacks_only_hooks(rejected),
+            Acceptance::Accepted | Acceptance::Paused => false,
+        };
         let has_no_runnable = match &acceptance {
             Acceptance::Accepted => false,
             Acceptance::Paused => true,
             // A rejected edit leaves the previous run in place, but only if the same object
             // declared it.
-            Acceptance::Rejected(_) => another || declared.run.is_none() || drops_hooks,
+            Acceptance::Rejected(_) => another || declared.run.is_none() || has_no_hook,
         };
         if !has_no_runnable && matches!(acceptance, Acceptance::Rejected(_)) && self.waits(name) {
             // The earlier edit that still waits is no longer declared. The previous run continues.
@@ -155,7 +156,7 @@ impl DeclarationReconciler {
         self.publish(name, &subject, &checked.acceptance, &mut declared, context);
         let written = self.write_status(object, &checked, &mut declared, context).await;
         // Last, so that the status and the Events do not depend on the parents.
-        let freed = if drops_hooks {
+        let freed = if has_no_hook {
             self.free_all_parents(name, &mut declared, context).await
         } else {
             self.free_earlier_parents(name, &mut declared, context).await

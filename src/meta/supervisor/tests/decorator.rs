@@ -1,12 +1,13 @@
 //! Decorators from end to end, on the simulated server.
 
 use super::{
+    finalize::{delete_parent, writes},
     responding_hook::{Calls, faulty_with, harness, pass},
     *,
 };
 use crate::{
     meta::MAX_OWNER_DEPTH,
-    testing::{Action, Reply, Rule, Verb},
+    testing::{Action, Reply, Rule, Verb, simulated::Delays},
 };
 
 const OURS: &str = "metacontroller.io/decoratorcontroller-a";
@@ -31,7 +32,7 @@ fn decorating(hooks: &[&str]) -> Value {
     })
 }
 
-fn declare(harness: &Harness, name: &str, spec: Value) {
+pub(super) fn declare(harness: &Harness, name: &str, spec: Value) {
     let object = json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
         "metadata": {"name": name}, "spec": spec,
@@ -39,7 +40,7 @@ fn declare(harness: &Harness, name: &str, spec: Value) {
     harness.server.apply(object).unwrap();
 }
 
-async fn running(harness: &Harness, name: &str) {
+pub(super) async fn running(harness: &Harness, name: &str) {
     let name = ControllerKind::Decorator.runnable_name(name);
     harness.until(name.as_str(), |it| it.state == ControllerState::Running).await;
 }
@@ -211,6 +212,142 @@ async fn object_is_finalized_when_it_is_deleted_and_when_it_is_no_longer_selecte
             );
         }
     }
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalize_only_decorator_acts_when_its_object_is_deleted_or_no_longer_selected() {
+    for deleted in [true, false] {
+        let (harness, calls) = harness(decorate).await;
+        declare(&harness, "a", decorating(&["finalize"]));
+        running(&harness, "a").await;
+        harness.server.apply(thing()).unwrap();
+        pass().await;
+        let found = get(&harness, "example.com/v1", "Thing").unwrap();
+        assert_eq!(found["metadata"]["finalizers"], json!([OURS]));
+        assert!(calls.lock().unwrap().is_empty());
+
+        if deleted {
+            harness.server.remove("example.com/v1", "Thing", "", "p").unwrap();
+        } else {
+            let mut other = thing();
+            other["metadata"]["labels"]["decorate"] = json!("no");
+            harness.server.merge(&other).unwrap();
+        }
+        pass().await;
+
+        let found = get(&harness, "example.com/v1", "Thing");
+        assert_eq!(found.is_none(), deleted);
+        assert!(found.is_none_or(|found| found["metadata"]["finalizers"].is_null()));
+        let calls = std::mem::take(&mut *calls.lock().unwrap());
+        let is_finalize = |(kind, request): &(HookKind, Value)| {
+            *kind == HookKind::Finalize && request["finalizing"] == json!(true)
+        };
+        assert!(!calls.is_empty() && calls.iter().all(is_finalize), "{calls:?}");
+        harness.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_freed_and_the_run_ends_when_the_only_hook_is_dropped() {
+    let (harness, calls) = harness(decorate).await;
+    declare(&harness, "a", decorating(&["finalize"]));
+    running(&harness, "a").await;
+    harness.server.apply(thing()).unwrap();
+    harness.server.apply(object("v1", "ConfigMap", Some("default"))).unwrap();
+    pass().await;
+    let finalizers = || {
+        [("example.com/v1", "Thing"), ("v1", "ConfigMap")].map(|(api_version, kind)| {
+            get(&harness, api_version, kind).unwrap()["metadata"]["finalizers"].clone()
+        })
+    };
+    assert_eq!(finalizers(), [json!([OURS]), json!([OURS])]);
+
+    declare(&harness, "a", decorating(&[]));
+    pass().await;
+
+    assert_eq!(finalizers(), [Value::Null, Value::Null]);
+    let name = ControllerKind::Decorator.runnable_name("a");
+    assert!(harness.manager.status_of(name).is_none(), "it has no run");
+    let declared = harness
+        .server
+        .get("metacontroller.k8s.io/v1alpha1", "DecoratorController", "", "a")
+        .unwrap();
+    assert_eq!(declared["status"]["state"], "Invalid");
+    assert!(calls.lock().unwrap().is_empty(), "the dropped hook is not called");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_deleted_in_the_foreground_goes_after_its_attachments_and_its_finalizer() {
+    let (harness, _calls) = harness(decorate).await;
+    declare(&harness, "a", decorating(&["sync", "finalize"]));
+    running(&harness, "a").await;
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    let minute = Duration::from_secs(60);
+    harness.server.set_delays(Delays { garbage_collection: minute, ..Delays::default() });
+    harness.server.forget_requests();
+
+    delete_parent(&harness, "Foreground").await;
+    pass().await;
+    let found = get(&harness, "example.com/v1", "Thing").unwrap();
+    assert_eq!(found["metadata"]["finalizers"], json!([OURS, "foregroundDeletion"]));
+    assert_eq!(found["metadata"]["labels"]["new"], Value::Null, "the hook is called at once");
+    assert!(secret(&harness, "of-thing").is_some(), "the garbage collector deletes it");
+    sleep(4 * minute).await;
+
+    assert_eq!(get(&harness, "example.com/v1", "Thing"), None);
+    assert_eq!(secret(&harness, "of-thing"), None);
+    assert_eq!(writes(&harness, "secrets"), 0);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_of_a_hook_or_a_selector_takes_effect_in_the_running_epoch_without_a_relist() {
+    let (harness, calls) = start().await;
+    harness.server.apply(thing()).unwrap();
+    pass().await;
+    let name = ControllerKind::Decorator.runnable_name("a");
+    let watches = harness.server.open_watches();
+    harness.server.forget_requests();
+    let mut spec = decorating(&["sync"]);
+
+    for (pointer, value) in [
+        ("/hooks/sync/webhook/url", json!("http://other/")),
+        ("/hooks/sync/webhook/timeout", json!("60s")),
+        ("/resources/0/annotationSelector", json!({"matchAnnotations": {"seen": "yes"}})),
+        ("/resources/0/labelSelector", json!({"matchLabels": {"decorate": "no"}})),
+    ] {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        spec.pointer_mut(parent).unwrap()[key] = value;
+        declare(&harness, "a", spec.clone());
+        pass().await;
+
+        let status = harness.manager.status_of(name.clone()).unwrap();
+        assert_eq!((status.epoch, status.pending.as_deref()), (1, None), "{pointer}");
+        let requests = harness.server.requests();
+        assert!(!requests.iter().any(|it| it.info.verb == Verb::List), "{pointer}");
+        assert_eq!(harness.server.open_watches(), watches, "{pointer}");
+    }
+    let synced = std::mem::take(&mut *calls.lock().unwrap());
+    let url = |(_, request): &(HookKind, Value)| {
+        request["controller"]["spec"]["hooks"]["sync"]["webhook"]["url"].clone()
+    };
+    assert_eq!(synced.last().map(url), Some(json!("http://other/")), "p is synced by it");
+    let mut left_out = thing();
+    left_out["metadata"]["name"] = json!("q");
+    left_out["metadata"]["annotations"] = json!({"seen": "yes"});
+    harness.server.apply(left_out).unwrap();
+    let mut selected = thing();
+    selected["metadata"]["labels"]["decorate"] = json!("no");
+    harness.server.merge(&selected).unwrap();
+    pass().await;
+
+    let synced = std::mem::take(&mut *calls.lock().unwrap());
+    let is_selected =
+        |(_, request): &(HookKind, Value)| request["object"]["metadata"]["name"] == json!("p");
+    assert!(!synced.is_empty() && synced.iter().all(is_selected), "{synced:?}");
     harness.end().await;
 }
 

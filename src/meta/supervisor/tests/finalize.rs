@@ -9,7 +9,7 @@ use super::{
 use crate::{
     meta::resource::send,
     testing::{
-        Faults,
+        Faults, Verb,
         simulated::{AccessRule, Delays},
     },
 };
@@ -95,6 +95,23 @@ pub(super) async fn manage_parent(harness: &Harness, spec: Value) {
     pass().await;
 }
 
+/// Deletes the parent with this propagation policy, as `kubectl delete --cascade` does.
+pub(super) async fn delete_parent(harness: &Harness, policy: &str) {
+    let options = json!({ "propagationPolicy": policy });
+    let path = "/apis/example.com/v1/things/p".to_owned();
+    let client = harness.server.client();
+    send::<Value>(&client, http::Method::DELETE, path, "application/json", Some(&options))
+        .await
+        .unwrap();
+}
+
+/// Returns the number of writes of objects of a type since the requests were forgotten.
+pub(super) fn writes(harness: &Harness, resource: &str) -> usize {
+    let requests = harness.server.requests();
+    let written = requests.iter().filter(|request| Verb::MUTATING.contains(&request.info.verb));
+    written.filter(|request| request.info.resource == resource).count()
+}
+
 #[tokio::test(start_paused = true)]
 async fn parent_is_deleted_when_its_finalize_hook_says_so() {
     let (harness, calls) = harness(teardown).await;
@@ -138,6 +155,24 @@ async fn parent_that_is_no_longer_selected_is_finalized_and_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parent_that_an_edited_selector_leaves_out_is_finalized_in_the_running_epoch() {
+    let (harness, calls) = harness(teardown).await;
+    manage_parent(&harness, finalizing()).await;
+    let mut spec = finalizing();
+    spec["parentResource"]["labelSelector"]["matchLabels"]["tier"] = json!("web");
+
+    harness.declare("a", spec);
+    pass().await;
+
+    assert_eq!(harness.epoch("a"), Some(1), "changed in place");
+    assert_eq!(hooks(&calls), [HookKind::Sync, HookKind::Finalize]);
+    assert!(!has_child(&harness));
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert_eq!(parent(&harness).unwrap()["status"]["phase"], "down");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn finalize_only_controller_acts_when_its_parent_is_deleted() {
     let (harness, calls) = harness(teardown).await;
     let mut spec = finalizing();
@@ -165,12 +200,7 @@ async fn children_of_a_parent_that_the_collector_handles_are_left_alone() {
     let hour = Duration::from_secs(3600);
     harness.server.set_delays(Delays { garbage_collection: hour, ..Delays::default() });
 
-    let orphaning = json!({"propagationPolicy": "Orphan"});
-    let path = "/apis/example.com/v1/things/p".to_owned();
-    let client = harness.server.client();
-    send::<Value>(&client, http::Method::DELETE, path, "application/json", Some(&orphaning))
-        .await
-        .unwrap();
+    delete_parent(&harness, "Orphan").await;
     pass().await;
     assert_eq!(finalizers(&harness), json!([OURS, "orphan"]));
 
@@ -179,6 +209,37 @@ async fn children_of_a_parent_that_the_collector_handles_are_left_alone() {
     sleep(Duration::from_secs(60)).await;
     assert_eq!(calls.lock().unwrap().len(), before + 1, "resyncAfterSeconds counts");
     harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_that_is_deleted_in_the_foreground_goes_after_its_children_and_its_finalizer() {
+    let minute = Duration::from_secs(60);
+    for has_finalize in [true, false] {
+        let (harness, calls) = harness(teardown).await;
+        let mut spec = finalizing();
+        let (mut held, mut called) = (vec![OURS, "foregroundDeletion"], vec![HookKind::Sync]);
+        if has_finalize {
+            called.push(HookKind::Finalize);
+        } else {
+            spec["hooks"].as_object_mut().unwrap().remove("finalize");
+            held.remove(0);
+        }
+        manage_parent(&harness, spec).await;
+        harness.server.set_delays(Delays { garbage_collection: minute, ..Delays::default() });
+        harness.server.forget_requests();
+
+        delete_parent(&harness, "Foreground").await;
+        pass().await;
+        assert_eq!(finalizers(&harness), json!(held));
+        assert_eq!(hooks(&calls), called, "the hook is called at once");
+        assert!(has_child(&harness), "the garbage collector deletes it");
+        sleep(4 * minute).await;
+
+        assert_eq!((parent(&harness), has_child(&harness)), (None, false));
+        assert_eq!(hooks(&calls), called);
+        assert_eq!(writes(&harness, "configmaps"), 0, "it is neither deleted nor created again");
+        harness.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -46,10 +46,40 @@ async fn parents_are_freed_and_the_run_ends_when_the_only_hook_is_dropped() {
 
     assert_eq!(finalizers(&harness), Value::Null);
     assert_eq!(harness.epoch("a"), None, "it has no run");
+    let object = harness.server.get(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    assert_eq!(object["status"]["state"], "Invalid");
+    let ready = object["status"]["conditions"][0]["message"].as_str().unwrap();
+    assert!(ready.contains("sync or finalize needs a webhook"), "{ready}");
     harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
     pass().await;
     assert_eq!(parent(&harness), None);
-    assert_eq!(hooks(&calls), [], "the dropped hook is not called");
+    assert!(calls.lock().unwrap().is_empty(), "the dropped hook is not called");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_without_hooks_ends_the_run_unless_another_mistake_rejects_it() {
+    let (harness, calls) = harness(teardown).await;
+    manage_parent(&harness, finalizing()).await;
+    let mut spec = finalizing();
+    spec["hooks"] = json!({});
+    spec["parentResource"]["resource"] = json!("");
+
+    harness.declare("a", spec.clone());
+    pass().await;
+    assert_eq!((harness.epoch("a"), finalizers(&harness)), (Some(1), json!([OURS])));
+
+    spec["parentResource"]["resource"] = json!("things");
+    harness.declare("a", spec);
+    pass().await;
+    assert_eq!((harness.epoch("a"), finalizers(&harness)), (None, Value::Null));
+    assert!(has_child(&harness));
+
+    harness.declare("a", finalizing());
+    harness.running("a", 2).await;
+    pass().await;
+    assert_eq!(finalizers(&harness), json!([OURS]));
+    assert_eq!(hooks(&calls), [HookKind::Sync]);
     harness.end().await;
 }
 
