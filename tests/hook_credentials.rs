@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -35,10 +35,20 @@ const ROTATIONS: usize = 20;
 /// Hook that requires a client certificate and a token.
 struct SecureHook {
     url: String,
-    tokens: Arc<Mutex<Vec<String>>>,
-    /// Number of the newest token. It and the two before are valid: a call may be under way.
-    newest: Arc<AtomicUsize>,
+    state: Arc<HookState>,
     _serving: JoinSet<()>,
+}
+
+/// State that all connections of a hook share.
+struct HookState {
+    /// Token of each call that was answered.
+    tokens: Mutex<Vec<String>>,
+    /// Number of the newest token. It and the two before are valid: a call may be under way.
+    newest: AtomicUsize,
+    /// Number of the current server certificate, and its acceptor.
+    certificate: Mutex<(usize, TlsAcceptor)>,
+    /// Number of the certificate of the last connection.
+    accepted: AtomicUsize,
 }
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
@@ -49,76 +59,97 @@ fn authority() -> Authority {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
+/// Returns the acceptor of a new server certificate of `authority`, for clients of `clients`.
+fn acceptor(authority: &Authority, clients: &Authority) -> TlsAcceptor {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = certificate.signed_by(&key, authority).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut trusted = RootCertStore::empty();
+    trusted.add(clients.der().clone()).unwrap();
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), Arc::clone(&provider));
+    let tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.build().unwrap())
+        .with_single_cert(
+            vec![certificate.der().clone()],
+            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    TlsAcceptor::from(Arc::new(tls))
+}
+
 impl SecureHook {
     async fn start(authority: &Authority) -> Self {
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-        let certificate = certificate.signed_by(&key, authority).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut clients = RootCertStore::empty();
-        clients.add(authority.der().clone()).unwrap();
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(clients), Arc::clone(&provider));
-        let tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_client_cert_verifier(verifier.build().unwrap())
-            .with_single_cert(
-                vec![certificate.der().clone()],
-                PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-            )
-            .unwrap();
-        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let state = Arc::new(HookState {
+            tokens: Mutex::default(),
+            newest: AtomicUsize::default(),
+            certificate: Mutex::new((0, acceptor(authority, authority))),
+            accepted: AtomicUsize::default(),
+        });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}/sync", listener.local_addr().unwrap());
-        let tokens = Arc::<Mutex<Vec<String>>>::default();
-        let newest = Arc::<AtomicUsize>::default();
-        let (noted, number) = (Arc::clone(&tokens), Arc::clone(&newest));
+        let shared = Arc::clone(&state);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut serving = JoinSet::new();
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
-                let (acceptor, noted) = (acceptor.clone(), Arc::clone(&noted));
-                let number = Arc::clone(&number);
+                let (number, acceptor) = shared.certificate.lock().unwrap().clone();
+                let state = Arc::clone(&shared);
                 serving.spawn(async move {
                     let Ok(tls) = acceptor.accept(tcp).await else { return };
-                    let answer = service_fn(|request| answer(request, &noted, &number));
+                    state.accepted.store(number, Ordering::SeqCst);
+                    let answer = service_fn(|request| answer(request, number, &state));
                     drop(http1::Builder::new().serve_connection(TokioIo::new(tls), answer).await);
                 });
             }
         });
-        Self { url, tokens, newest, _serving: accepting }
+        Self { url, state, _serving: accepting }
+    }
+
+    /// Replaces the server certificate for all later connections.
+    fn presents(&self, acceptor: TlsAcceptor) {
+        let mut current = self.state.certificate.lock().unwrap();
+        *current = (current.0 + 1, acceptor);
     }
 
     /// Number of calls that were answered.
     fn calls(&self) -> usize {
-        self.tokens.lock().unwrap().len()
+        self.state.tokens.lock().unwrap().len()
     }
 
     fn last_token(&self) -> String {
-        self.tokens.lock().unwrap().last().cloned().unwrap_or_default()
+        self.state.tokens.lock().unwrap().last().cloned().unwrap_or_default()
     }
 }
 
+/// Answers a request on a connection with the server certificate of this number.
 async fn answer(
     request: Request<Incoming>,
-    tokens: &Mutex<Vec<String>>,
-    newest: &AtomicUsize,
+    certificate: usize,
+    state: &HookState,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let token = request.headers().get(header::AUTHORIZATION).cloned();
     let token = token.and_then(|token| token.to_str().map(str::to_owned).ok()).unwrap_or_default();
     let body = request.into_body().collect().await.unwrap().to_bytes();
-    let newest = newest.load(Ordering::SeqCst);
+    let newest = state.newest.load(Ordering::SeqCst);
     let mut valid = newest.saturating_sub(2)..=newest;
     if !valid.any(|number| token == format!("Bearer token-{number}")) {
         let mut refusal = Response::new(Full::default());
         *refusal.status_mut() = StatusCode::UNAUTHORIZED;
         return Ok(refusal);
     }
-    tokens.lock().unwrap().push(token);
+    state.tokens.lock().unwrap().push(token);
     let request = serde_json::from_slice::<Value>(&body).unwrap();
-    Ok(Response::new(Full::from(sized(&request).to_string())))
+    let mut response = Response::new(Full::from(sized(&request).to_string()));
+    // A connection with an earlier certificate is closed after a response, which fails no call.
+    if state.certificate.lock().unwrap().0 != certificate {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
 }
 
 fn secret(bench: &Bench, name: &str, values: &[(&str, &str)]) {
@@ -130,14 +161,39 @@ fn secret(bench: &Bench, name: &str, values: &[(&str, &str)]) {
     bench.server.apply(secret).unwrap();
 }
 
-/// Gives the client another certificate and another token.
-fn rotate(bench: &Bench, authority: &Authority, number: usize) {
+/// Gives the client another certificate.
+fn renew(bench: &Bench, authority: &Authority) {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(["client".to_owned()]).unwrap();
     let certificate = certificate.signed_by(&key, authority).unwrap().pem();
     let values = [("tls.crt", &*certificate), ("tls.key", &*key.serialize_pem())];
     secret(bench, "client", &values);
+}
+
+/// Gives the client another certificate and another token.
+fn rotate(bench: &Bench, authority: &Authority, number: usize) {
+    renew(bench, authority);
     secret(bench, "token", &[("token", &format!("token-{number}"))]);
+}
+
+/// Gives the client another bundle and another token by one object: a call with the token trusts
+/// the bundle.
+fn trust(bench: &Bench, hook: &SecureHook, bundle: &str, number: usize) {
+    hook.state.newest.store(number, Ordering::SeqCst);
+    let token = format!("token-{number}");
+    secret(bench, "token", &[("ca.crt", bundle), ("token", &*token)]);
+}
+
+/// Changes a parent, whose hook is then called, until `holds`.
+async fn call_until(bench: &Bench, hook: &SecureHook, what: &str, holds: impl Fn() -> bool) {
+    let calling = async {
+        while !holds() {
+            parent(bench, "one", &format!("{what} after {} calls", hook.calls()));
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = timeout(Duration::from_secs(30), calling).await.is_ok();
+    assert!(in_time, "{what}: not in time: {:#?}", bench.list("v1", "Event"));
 }
 
 fn parent(bench: &Bench, name: &str, text: &str) {
@@ -208,7 +264,7 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
     bench.until("the hook is called", |_| hook.calls() > 0).await;
 
     for number in 1..=ROTATIONS {
-        hook.newest.store(number, Ordering::SeqCst);
+        hook.state.newest.store(number, Ordering::SeqCst);
         rotate(&bench, &authority, number);
         let token = format!("Bearer token-{number}");
         let used = async {
@@ -243,5 +299,45 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
     assert!(failed.is_empty(), "{failed:#?}");
     bench.until("the status counts the epochs", |bench| state(bench).1 != json!(0)).await;
     assert_eq!(state(&bench).1, json!(1), "no restart");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn authority_of_a_hook_is_replaced_while_calls_run_and_none_fails() {
+    let (old, new) = (authority(), authority());
+    let hook = SecureHook::start(&old).await;
+    let bench = Bench::with_web_hooks().await;
+    let crd = CrdBuilder::new("secure.test", "Widget");
+    bench.server.install(&crd.build()).unwrap();
+    bench.server.wait_established(&crd.name()).await;
+    renew(&bench, &old);
+    trust(&bench, &hook, &old.pem(), 0);
+    let mut controller = secure_controller(&hook.url);
+    let reference = json!({"name": "token", "namespace": "default", "key": "ca.crt"});
+    controller["spec"]["endpointConfigs"][0]["caBundle"] = json!({"secretRef": reference});
+    bench.server.apply(controller).unwrap();
+    let called_with = |number: usize| hook.last_token() == format!("Bearer token-{number}");
+    call_until(&bench, &hook, "the old authority is trusted", || called_with(0)).await;
+
+    trust(&bench, &hook, &format!("{}\n{}", old.pem(), new.pem()), 1);
+    call_until(&bench, &hook, "both authorities are trusted", || called_with(1)).await;
+    hook.presents(acceptor(&new, &old));
+    let is_new = || hook.state.accepted.load(Ordering::SeqCst) == 1;
+    call_until(&bench, &hook, "the new certificate is presented", is_new).await;
+    trust(&bench, &hook, &new.pem(), 2);
+    call_until(&bench, &hook, "the new authority is trusted", || called_with(2)).await;
+    let calls = hook.calls();
+    call_until(&bench, &hook, "calls continue", || hook.calls() > calls + 5).await;
+
+    let events = |reason: &str| bench.events(reason);
+    assert_eq!(events("SyncError"), [""; 0], "a call has failed");
+    assert_eq!(events("HookCredentialsStale"), [""; 0]);
+    bench.until("the status counts the epochs", |bench| state(bench).1 != json!(0)).await;
+    assert_eq!(state(&bench).1, json!(1), "no restart");
+
+    // A failed call would have been seen: the old authority alone trusts the hook no more.
+    trust(&bench, &hook, &old.pem(), 3);
+    let fails = || !events("SyncError").is_empty();
+    call_until(&bench, &hook, "the new certificate is refused", fails).await;
     bench.end().await;
 }

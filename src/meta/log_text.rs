@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::LAST_APPLIED;
+use super::{ControllerKind, LAST_APPLIED};
 
 /// Longest body that is logged, in bytes: its tree takes many times as much memory.
 const LONGEST_BODY: usize = 256 * 1024;
@@ -11,8 +11,9 @@ const FIELDS: usize = 8;
 /// Value in place of a secret one.
 const ELIDED: &str = "(elided)";
 
-/// Returns a body of a hook for the log. Values of Secrets and the declaration, whose URLs may hold
-/// passwords, are left out; a long body is replaced by its length.
+/// Returns a body of a hook for the log. Values of Secrets, the declaration of the controller, and
+/// the URLs of hooks in other declarations, which may hold passwords, are left out; a long body is
+/// replaced by its length.
 pub(crate) fn body(body: &[u8]) -> String {
     if body.len() > LONGEST_BODY {
         return format!("({} bytes)", body.len());
@@ -30,9 +31,14 @@ pub(crate) fn body(body: &[u8]) -> String {
 fn elide(value: &mut Value) {
     match value {
         Value::Object(object) => {
-            let is_secret = object.get("kind").and_then(Value::as_str) == Some("Secret");
+            let kind = object.get("kind").and_then(Value::as_str);
+            let is_secret = kind == Some("Secret");
+            let is_declaration = ControllerKind::ALL.iter().any(|one| kind == Some(one.kind()));
             if is_secret {
                 elide_secret(object);
+            }
+            if is_declaration {
+                elide_declaration(object);
             }
             object.values_mut().for_each(elide);
         }
@@ -47,7 +53,24 @@ fn elide_secret(secret: &mut Map<String, Value>) {
             values.values_mut().for_each(|value| *value = ELIDED.into());
         }
     }
-    let metadata = secret.get_mut("metadata").and_then(Value::as_object_mut);
+    elide_copies(secret);
+}
+
+fn elide_declaration(declaration: &mut Map<String, Value>) {
+    let hooks = declaration.get_mut("spec").and_then(|spec| spec.get_mut("hooks"));
+    if let Some(hooks) = hooks.and_then(Value::as_object_mut) {
+        for hook in hooks.values_mut() {
+            if let Some(url) = hook.pointer_mut("/webhook/url") {
+                *url = ELIDED.into();
+            }
+        }
+    }
+    elide_copies(declaration);
+}
+
+/// Elides the annotations with a copy of the whole object.
+fn elide_copies(object: &mut Map<String, Value>) {
+    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
     let annotations = metadata.and_then(|metadata| metadata.get_mut("annotations"));
     if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
         for copy in [LAST_APPLIED, "kubectl.kubernetes.io/last-applied-configuration"] {
@@ -110,6 +133,32 @@ mod tests {
         assert!(text.contains(r#""parent":{"spec":{"x":1}}"#), "{text}");
         assert_eq!(body(b"hush"), "(4 bytes that are not JSON)");
         assert_eq!(body(&vec![b' '; LONGEST_BODY + 1]), "(262145 bytes)");
+    }
+
+    #[test]
+    fn urls_of_hooks_in_declarations_are_not_logged() {
+        let copies = json!({
+            LAST_APPLIED: "hush", "kubectl.kubernetes.io/last-applied-configuration": "hush",
+        });
+        let hooks = json!({
+            "sync": {"webhook": {"url": "http://user:hush@hook/?key=hush", "timeout": "1s"}},
+            "finalize": {"webhook": {"url": "http://user:hush@hook"}},
+            "customize": {"version": "v1"},
+        });
+        let other = json!({"kind": "Other", "spec": {"hooks": {"a": {"webhook": {"url": "u"}}}}});
+        for kind in ControllerKind::ALL {
+            let declaration = json!({
+                "kind": kind.kind(), "metadata": {"annotations": copies}, "spec": {"hooks": hooks},
+            });
+            let request = json!({
+                "object": declaration, "related": {"a": {"b": declaration}}, "attachments": [other],
+            });
+
+            let text = body(request.to_string().as_bytes());
+
+            assert!(!text.contains("hush") && text.contains(r#""url":"(elided)""#), "{text}");
+            assert!(text.contains(r#""timeout":"1s""#) && text.contains(r#""url":"u""#), "{text}");
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@ use rcgen::{CertificateParams, KeyPair};
 
 use super::*;
 
-/// Hooks that repeat the credentials of a request: as an error, and in a response.
+/// Hooks that repeat the credentials of a request: as an error, and in a response. One wants
+/// nothing.
 pub(super) fn echoes() -> Router {
     let refuse = async |headers: HeaderMap| {
         let text = credentials(&headers);
@@ -32,6 +33,7 @@ pub(super) fn echoes() -> Router {
         .route("/echo", post(refuse))
         .route("/echo-answer", post(answer))
         .route("/echo-mistyped", post(mistyped))
+        .route("/nothing", post(async || json_answer(&json!({}))))
 }
 
 fn credentials(headers: &HeaderMap) -> String {
@@ -122,4 +124,65 @@ async fn credentials_of_hooks_appear_in_nothing_that_leaves_the_process() {
     leaked.extend(leaks_of("log", &log, &planted));
     assert!(leaked.is_empty(), "{} leaks\n{}", leaked.len(), leaked.join("\n"));
     assert!(log.contains("reconcile failed"), "it is logged");
+}
+
+#[tokio::test]
+async fn credentials_of_hooks_are_not_logged_with_bodies_at_level_6() {
+    let harness = Harness::start(&["--zap-log-level=6"]).await;
+    for secret in [
+        secret("bearer", &[("token", "hush-bearer")]),
+        secret("basic", &[("username", "hush-user"), ("password", "hush-basic")]),
+    ] {
+        harness.server.apply(secret).unwrap();
+    }
+    let at = |path: &str| format!("http://{}{path}", harness.hooks_at);
+    let token = json!({"name": "bearer", "namespace": "default", "key": "token"});
+    let bearer = |path: &str| json!({"url": at(path), "authorization": {"secretRef": token}});
+    let user = json!({"name": "basic", "namespace": "default"});
+    let basic = |path: &str| json!({"url": at(path), "basicAuth": {"secretRef": user}});
+    let with_user = |path: &str| json!({"url": at(path).replace("://", "://hush-user:hush-url@")});
+    for (name, webhook, reason) in [
+        ("bearer-refused", bearer("/echo"), "HookRefused"),
+        ("bearer-answered", bearer("/plain"), "HooksAnswer"),
+        ("basic-refused", basic("/echo"), "HookRefused"),
+        ("basic-answered", basic("/plain"), "HooksAnswer"),
+        ("user-refused", with_user("/echo?key=hush-query"), "HookRefused"),
+        ("user-answered", with_user("/plain?key=hush-query"), "HooksAnswer"),
+    ] {
+        harness.declare_hook(name, &webhook);
+        harness.until(name, || harness.reason_of(name, "HooksHealthy") == reason).await;
+    }
+    // Decorates the declarations, whose URLs have the user and the password.
+    let declarations = "compositecontrollers";
+    let decorator = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "DecoratorController",
+        "metadata": {"name": "declarations"},
+        "spec": {
+            "resources": [
+                {"apiVersion": "metacontroller.k8s.io/v1alpha1", "resource": declarations},
+            ],
+            "hooks": {"sync": {"webhook": {"url": at("/nothing")}}},
+        },
+    });
+    harness.server.apply(decorator).unwrap();
+    let is_body = |line: &&str| line.contains("hook_bodies");
+    let is_declaration = |line: &str| {
+        line.contains(r#"\"kind\":\"CompositeController\""#) && line.contains("user-answered")
+    };
+    harness
+        .until("the request about a declaration", || {
+            harness.log.borrow().lines().filter(is_body).any(is_declaration)
+        })
+        .await;
+
+    let log = harness.end().await;
+
+    let planted = [PLANTED.to_owned(), encoded("hus").as_str().unwrap().to_owned()];
+    let leaked = leaks_of("log", &log, &planted);
+    assert!(leaked.is_empty(), "{} leaks\n{}", leaked.len(), leaked.join("\n"));
+    let bodies = || log.lines().filter(is_body);
+    assert!(bodies().any(|line| line.contains("response of the hook")), "{log}");
+    let without_url = |line: &str| line.contains(r#"\"url\":\"(elided)\""#);
+    let whole = bodies().find(|line| is_declaration(line) && !without_url(line));
+    assert_eq!(whole, None, "a declaration is logged without its URL");
 }
