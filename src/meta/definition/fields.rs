@@ -1,6 +1,9 @@
 //! Fields that the specifications of both kinds have: types, children, hooks and the resync period.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use super::{ChildRule, Problems, Rejection, RollingRule, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
@@ -92,15 +95,15 @@ pub(super) fn resync_period(seconds: Option<i32>) -> Option<Duration> {
         .map(|period| period.max(SHORTEST_RESYNC))
 }
 
-/// Reads the types of children in the list `list`, such as `spec.childResources`. A rule that
-/// occurs twice counts once.
-pub(super) fn child_rules<C: PartialEq>(
+/// Reads the types of children in the list `list`, such as `spec.childResources`. Rules that mean
+/// the same count once, such as one without a method beside one with `OnDelete`.
+pub(super) fn child_rules<C>(
     list: &str,
     children: &[C],
     read: impl Fn(&C) -> DeclaredChild<'_>,
     problems: &mut Problems,
 ) -> Vec<ChildRule> {
-    let mut seen: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut seen: BTreeMap<(String, String), (usize, ChildRule)> = BTreeMap::new();
     let mut rules = Vec::with_capacity(children.len());
     for (index, child) in children.iter().enumerate() {
         let field = format!("{list}[{index}]");
@@ -113,21 +116,28 @@ pub(super) fn child_rules<C: PartialEq>(
             ignore_status_changes,
         } = read(child);
         let strategy = update_method(&field, method, problems);
-        let Some(type_ref) = type_ref(&field, api_version, resource, problems) else {
-            continue;
-        };
+        let type_ref = type_ref(&field, api_version, resource, problems);
+        let (Some(strategy), Some(type_ref)) = (strategy, type_ref) else { continue };
+        let is_in_place = strategy == UpdateMethod::InPlace;
+        let is_rolling = method.is_some_and(|method| method.starts_with(ROLLING));
+        let rolling = checks.filter(|_| is_rolling);
+        let rolling = rolling.map(|checks| RollingRule { is_in_place, checks });
+        let rule = ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes };
         // Two versions of one resource hold the same objects, so each would be a child twice.
-        match seen.insert((type_ref.group.clone(), resource.to_owned()), index) {
-            Some(first) if children[first] == *child => {}
-            Some(first) => problems
-                .invalid(field, format!("{type_ref} is already declared by {list}[{first}]")),
-            None => rules.extend(strategy.map(|strategy| {
-                let is_in_place = strategy == UpdateMethod::InPlace;
-                let is_rolling = method.is_some_and(|method| method.starts_with(ROLLING));
-                let rolling = checks.filter(|_| is_rolling);
-                let rolling = rolling.map(|checks| RollingRule { is_in_place, checks });
-                ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes }
-            })),
+        match seen.entry((rule.type_ref.group.clone(), resource.to_owned())) {
+            Entry::Occupied(first) if first.get().1 == rule => {}
+            Entry::Occupied(first) => problems.invalid(
+                field,
+                format!(
+                    "{} is already declared by {list}[{}], with other fields: remove one of them",
+                    rule.type_ref,
+                    first.get().0
+                ),
+            ),
+            Entry::Vacant(place) => {
+                place.insert((index, rule.clone()));
+                rules.push(rule);
+            }
         }
     }
     rules

@@ -55,7 +55,7 @@ fn check(pointer: &str, value: Value, expected: &[&str]) {
 }
 
 #[test]
-fn identical_rules_of_children_count_once() {
+fn rules_of_children_that_mean_the_same_count_once() {
     let rules = |second: Value| {
         let object = object(|spec| {
             spec["childResources"].as_array_mut().unwrap().push(second);
@@ -63,7 +63,16 @@ fn identical_rules_of_children_count_once() {
         parse(&object).map(|definition| definition.children.len())
     };
 
-    assert_eq!(rules(json!({"apiVersion": "v1", "resource": "configmaps"})).unwrap(), 1);
+    for same in [
+        json!({}),
+        json!({"updateStrategy": {}}),
+        json!({"updateStrategy": {"method": "OnDelete"}, "optional": false}),
+        json!({"updateStrategy": {"statusChecks": {"conditions": [{"type": "Ready"}]}}}),
+    ] {
+        let mut rule = json!({"apiVersion": "v1", "resource": "configmaps"});
+        rule.as_object_mut().unwrap().extend(same.as_object().unwrap().clone());
+        assert_eq!(rules(rule.clone()).unwrap(), 1, "{rule}");
+    }
     let other = json!({"apiVersion": "v1", "resource": "configmaps",
         "updateStrategy": {"method": "InPlace"}});
     assert!(rules(other).unwrap_err().to_string().contains("already declared"));
