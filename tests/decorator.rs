@@ -272,6 +272,41 @@ async fn object_that_is_no_longer_selected_is_finalized_and_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_that_is_no_longer_selected_keeps_its_finalizer_until_its_attachments_are_deleted() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => one_attachment(kind, request),
+        HookKind::Finalize => {
+            json!({"labels": {"freed": "yes"}, "status": {"freed": true}, "finalized": true})
+        }
+    })
+    .await;
+    bench.server.apply(thing("t", json!({"annotations": {"on": "yes"}}))).unwrap();
+    bench.settle().await;
+    let refused = Action::Reply(Reply::status(403, "Forbidden", "not now"));
+    let refused = Rule::new(refused).verb(Verb::Delete).resource("", "configmaps");
+    let rule = bench.faults.add(refused);
+
+    bench.server.merge(&thing("t", json!({"annotations": {"on": "no"}}))).unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    assert!(bench.faults.hits(rule) > 1, "the deletion is retried");
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["finalizers"], json!([FINALIZER]));
+    assert_eq!(
+        (&found["metadata"]["labels"]["freed"], &found["status"]["freed"]),
+        (&json!("yes"), &json!(true))
+    );
+    bench.faults.remove(rule);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(bench.config_map("t"), None);
+    assert_eq!(bench.thing("t").unwrap()["metadata"]["finalizers"], Value::Null);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn customize_hook_of_a_decorator_relates_objects() {
     let mut spec = decorating();
     spec["hooks"]["customize"] = hook();

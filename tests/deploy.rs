@@ -189,6 +189,49 @@ fn no_rule_has_a_wildcard() {
     assert_eq!(count, 5);
 }
 
+#[test]
+fn role_of_each_example_grants_updates_of_the_finalizers_of_its_parents() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifests = std::fs::read_dir(top.join("examples")).unwrap();
+    let manifests = manifests.map(|entry| entry.unwrap().path().join("controller.yaml"));
+
+    let mut count = 0;
+    for path in manifests.filter(|path| path.exists()) {
+        let objects = read(&path);
+        let roles = objects.iter().filter(|object| object["kind"] == "ClusterRole");
+        let roles: Vec<ClusterRole> =
+            roles.map(|role| serde_json::from_value(role.clone()).unwrap()).collect();
+        // The example runs outside a cluster.
+        if roles.is_empty() {
+            continue;
+        }
+        let parents = objects.iter().flat_map(|object| match object["kind"].as_str() {
+            Some("CompositeController") => vec![&object["spec"]["parentResource"]],
+            Some("DecoratorController") => {
+                object["spec"]["resources"].as_array().unwrap().iter().collect()
+            }
+            _ => Vec::new(),
+        });
+        for parent in parents {
+            count += 1;
+            let (version, plural) = (&parent["apiVersion"], &parent["resource"]);
+            let group = version.as_str().unwrap().split_once('/').map_or("", |(group, _)| group);
+            let finalizers = format!("{}/finalizers", plural.as_str().unwrap());
+            let has = |names: &Option<Vec<String>>, name: &str| {
+                names.iter().flatten().any(|other| other == name)
+            };
+            let rules = || roles.iter().flat_map(|role| role.rules.iter().flatten());
+            let is_granted = rules().any(|rule| {
+                has(&rule.api_groups, group)
+                    && has(&rule.resources, &finalizers)
+                    && rule.verbs.iter().any(|verb| verb == "update")
+            });
+            assert!(is_granted, "{}: {finalizers}", path.display());
+        }
+    }
+    assert_eq!(count, 7);
+}
+
 /// Declares a decorator, grants it one more right on the objects, and waits until it has decorated
 /// one.
 async fn objects_are_decorated(client: &Client, hook: &str, parents: Api<DynamicObject>) {

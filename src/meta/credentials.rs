@@ -28,10 +28,13 @@ use super::endpoint::{
 use crate::{
     controller::Cluster,
     discovery::TypeRegistry,
-    informer::{EndReason, InformerKey, InformerProgress, InformerSet, Object, Subscription},
+    informer::{
+        EndReason, InformerKey, InformerProgress, InformerSet, Object, ObjectKey, Subscription,
+    },
     kind::{ServedType, TypeRef},
     manager::{
-        Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict,
+        ControllerName, Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup,
+        UnmetRequirement, Verdict,
     },
 };
 
@@ -76,7 +79,12 @@ struct NamedObject {
 
 /// Endpoint in use.
 struct Holder {
+    /// Name of the runnable that calls the hook.
+    runnable: ControllerName,
     rule: EndpointRule,
+    /// True if the runnable uses all objects of the rule already: an edit of its hook continues
+    /// with their last usable content, where a new controller waits.
+    is_edit: bool,
     endpoint: watch::Sender<Option<Arc<Endpoint>>>,
     verdict: watch::Sender<Verdict>,
     /// Problem that was reported last.
@@ -110,10 +118,11 @@ impl HookCredentials {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Keeps the endpoint of a rule current. `report` receives each problem of an endpoint that was
-    /// usable before; it must not block.
+    /// Keeps the endpoint of a rule of this runnable current. `report` receives each problem of an
+    /// endpoint that was usable before; it must not block.
     pub(crate) fn endpoint(
         &self,
+        runnable: ControllerName,
         rule: EndpointRule,
         report: impl Fn(String) + Send + Sync + 'static,
     ) -> HookEndpoint {
@@ -127,7 +136,16 @@ impl HookCredentials {
             state.objects.entry(object.clone()).or_insert_with(new).readers += 1;
         }
         let report = Arc::new(report);
-        let mut holder = Holder { rule, endpoint, verdict, reported: None, report };
+        let is_used = |object: &ObjectReference| {
+            state.holders.values().any(|holder| {
+                holder.runnable == runnable
+                    && holder.endpoint.borrow().is_some()
+                    && holder.rule.references().any(|one| one == object)
+            })
+        };
+        let is_edit = rule.references().all(is_used);
+        let reported = None;
+        let mut holder = Holder { runnable, rule, is_edit, endpoint, verdict, reported, report };
         let pending = holder.resolve(&mut state.objects);
         state.holders.insert(id, holder);
         drop(state);
@@ -177,11 +195,15 @@ impl Holder {
         &mut self,
         objects: &mut HashMap<ObjectReference, NamedObject>,
     ) -> Option<PendingReport> {
+        let has_last = self.is_edit || self.endpoint.borrow().is_some();
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
             let named = objects.get(object).ok_or_else(unread)?;
             let problem = || named.problem.clone().unwrap_or_else(unread);
-            named.content.as_deref().ok_or_else(problem)
+            let is_deleted = matches!(named.problem, Some(EndpointError::Missing(_)));
+            // The content of a deleted object is kept for others.
+            let content = named.content.as_deref().filter(|_| has_last || !is_deleted);
+            content.ok_or_else(problem)
         };
         let problem = match self.rule.resolve(read) {
             Ok(endpoint) => {
@@ -195,7 +217,7 @@ impl Holder {
                 stale.filter_map(|named| named.problem.clone()).next()
             }
             Err(problem) => {
-                if let Some(endpoint) = self.resolve_each(objects) {
+                if has_last && let Some(endpoint) = self.resolve_each(objects) {
                     self.publish(endpoint);
                 }
                 Some(problem)
@@ -330,7 +352,8 @@ impl SharedCredentials {
         let (mut progress, complete) = (subscription.progress(), subscription.complete());
         tokio::pin!(complete);
         let store = subscription.store();
-        let mut is_complete = false;
+        let key = ObjectKey::namespaced(Arc::clone(&object.namespace), Arc::clone(&object.name));
+        let (mut is_complete, mut is_forbidden) = (false, false);
         loop {
             tokio::select! {
                 biased;
@@ -349,8 +372,21 @@ impl SharedCredentials {
                 }
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
-                    if let InformerProgress::Forbidden(why) = now {
-                        self.read(object, Err(EndpointError::Unreadable(object.clone(), why)));
+                    match now {
+                        InformerProgress::Forbidden(why) => {
+                            is_forbidden = true;
+                            self.read(object, Err(EndpointError::Unreadable(object.clone(), why)));
+                        }
+                        // An object that has not changed meanwhile is not delivered again.
+                        InformerProgress::Synced if is_forbidden => {
+                            is_forbidden = false;
+                            self.read(object, content_of(object, store.get(&key).as_ref()));
+                        }
+                        InformerProgress::Syncing(_)
+                        | InformerProgress::Synced
+                        | InformerProgress::Stale(_)
+                        | InformerProgress::ConversionFailed(_)
+                        | InformerProgress::Ended(_) => {}
                     }
                 }
             }

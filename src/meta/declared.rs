@@ -86,12 +86,16 @@ impl DeclaredState {
 
     /// Records the parent types of a definition with a finalize hook.
     pub(crate) fn note_finalizes(&mut self, definition: &Definition) {
-        if definition.finalize.is_none() {
-            return;
+        if definition.finalize.is_some() {
+            self.note_finalized_types(definition.parent_types().cloned());
         }
-        for parent in definition.parent_types() {
-            if !self.finalizes.iter().any(|known| has_same_objects(known, parent)) {
-                self.finalizes.push(parent.clone());
+    }
+
+    /// Records parent types that may have the finalizer.
+    pub(crate) fn note_finalized_types(&mut self, parents: impl IntoIterator<Item = TypeRef>) {
+        for parent in parents {
+            if !self.finalizes.iter().any(|known| has_same_objects(known, &parent)) {
+                self.finalizes.push(parent);
             }
         }
     }

@@ -192,7 +192,9 @@ impl Definition {
         let max_owner_depth = max_owner_depth(&value, &mut problems);
         let workers = workers(&value, &mut problems);
         let (apply_strategy, field_manager) = apply_strategy::overrides(&value, &mut problems);
-        let has_finalize = value.pointer("/spec/hooks/finalize").is_some_and(|it| !it.is_null());
+        // A hook without a webhook is absent.
+        let webhook = value.pointer("/spec/hooks/finalize/webhook");
+        let has_finalize = webhook.is_some_and(|webhook| !webhook.is_null());
         let longest = finalizer::longest_name(kind);
         if has_finalize && name.len() > longest {
             problems.invalid(

@@ -366,8 +366,9 @@ fn scheme_rule(
         problems.invalid(format!("{field}.type"), "must not be Basic; use basicAuth");
         return None;
     }
-    if !scheme.bytes().all(|byte| byte.is_ascii_graphic()) {
-        problems.invalid(format!("{field}.type"), format!("{scheme:?} is not one word of ASCII"));
+    if HeaderValue::from_bytes(scheme.as_bytes()).is_err() {
+        let why = format!("{scheme:?} has characters that a header cannot hold");
+        problems.invalid(format!("{field}.type"), why);
         return None;
     }
     let field = format!("{field}.secretRef");

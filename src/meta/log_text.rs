@@ -12,8 +12,8 @@ const FIELDS: usize = 8;
 const ELIDED: &str = "(elided)";
 
 /// Returns a body of a hook for the log. Values of Secrets, the declaration of the controller, and
-/// the URLs of hooks in other declarations, which may hold passwords, are left out; a long body is
-/// replaced by its length.
+/// the URLs and paths of hooks in other declarations, which may hold passwords, are left out; a long
+/// body is replaced by its length.
 pub(crate) fn body(body: &[u8]) -> String {
     if body.len() > LONGEST_BODY {
         return format!("({} bytes)", body.len());
@@ -60,8 +60,10 @@ fn elide_declaration(declaration: &mut Map<String, Value>) {
     let hooks = declaration.get_mut("spec").and_then(|spec| spec.get_mut("hooks"));
     if let Some(hooks) = hooks.and_then(Value::as_object_mut) {
         for hook in hooks.values_mut() {
-            if let Some(url) = hook.pointer_mut("/webhook/url") {
-                *url = ELIDED.into();
+            for field in ["/webhook/url", "/webhook/path"] {
+                if let Some(text) = hook.pointer_mut(field) {
+                    *text = ELIDED.into();
+                }
             }
         }
     }
@@ -142,7 +144,7 @@ mod tests {
         });
         let hooks = json!({
             "sync": {"webhook": {"url": "http://user:hush@hook/?key=hush", "timeout": "1s"}},
-            "finalize": {"webhook": {"url": "http://user:hush@hook"}},
+            "finalize": {"webhook": {"service": {"name": "a"}, "path": "/a?key=hush"}},
             "customize": {"version": "v1"},
         });
         let other = json!({"kind": "Other", "spec": {"hooks": {"a": {"webhook": {"url": "u"}}}}});

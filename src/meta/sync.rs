@@ -218,7 +218,7 @@ impl ParentReconciler {
                 Ok(Outcome::RequeueAfter(Duration::ZERO))
             }
             FirstStep::Remove => {
-                self.remove_finalizer(parent, object, context).await?;
+                self.remove_finalizer(parent, object.header(), context).await?;
                 Ok(Outcome::RequeueAfter(Duration::ZERO))
             }
             FirstStep::Call(kind) => match self.hooks.get(kind) {

@@ -12,6 +12,7 @@ mod etag;
 mod handshake;
 mod redirect;
 mod retry_after;
+mod surrogates;
 pub(super) mod tls;
 mod trusted_leaf;
 

@@ -12,7 +12,7 @@ use crate::{
     controller::ClusterOptions,
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::endpoint::{AuthorizationRule, CaRule},
-    testing::simulated::SimulatedServer,
+    testing::simulated::{AccessRule, SimulatedServer},
 };
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -47,6 +47,15 @@ impl Harness {
             "data": {"token": ByteString(value.as_bytes().to_vec())},
         });
         self.server.apply(secret).unwrap();
+    }
+
+    /// Endpoint of a hook of the runnable `a`.
+    fn endpoint(
+        &self,
+        rule: EndpointRule,
+        report: impl Fn(String) + Send + Sync + 'static,
+    ) -> HookEndpoint {
+        self.credentials.endpoint("a".into(), rule, report)
     }
 
     async fn end(mut self) {
@@ -87,8 +96,7 @@ async fn reporting() -> (Harness, HookEndpoint, Arc<Mutex<Vec<String>>>) {
     harness.store("one");
     let reports = Arc::<Mutex<Vec<String>>>::default();
     let noted = Arc::clone(&reports);
-    let mut endpoint =
-        harness.credentials.endpoint(bearer(), move |problem| noted.lock().push(problem));
+    let mut endpoint = harness.endpoint(bearer(), move |problem| noted.lock().push(problem));
     until(&mut endpoint, "Bearer one").await;
     (harness, endpoint, reports)
 }
@@ -96,7 +104,7 @@ async fn reporting() -> (Harness, HookEndpoint, Arc<Mutex<Vec<String>>>) {
 #[tokio::test(start_paused = true)]
 async fn missing_secret_is_awaited_and_a_changed_one_takes_effect() {
     let harness = Harness::start().await;
-    let mut endpoint = harness.credentials.endpoint(bearer(), |problem| panic!("{problem}"));
+    let mut endpoint = harness.endpoint(bearer(), |problem| panic!("{problem}"));
     let mut ready = endpoint.ready();
     let unmet = |verdict: &Verdict| matches!(verdict, Verdict::Unmet(_));
     timeout(WAIT, endpoint.verdict.wait_for(unmet)).await.unwrap().unwrap();
@@ -193,7 +201,7 @@ async fn token_is_rotated_and_a_hook_is_edited_while_its_ca_is_unusable() {
     harness.store("one");
     store_ca(&usable).unwrap();
     let ignored = |_problem: String| {};
-    let mut endpoint = harness.credentials.endpoint(rule.clone(), ignored);
+    let mut endpoint = harness.endpoint(rule.clone(), ignored);
     until(&mut endpoint, "Bearer one").await;
 
     store_ca("broken").unwrap();
@@ -204,7 +212,7 @@ async fn token_is_rotated_and_a_hook_is_edited_while_its_ca_is_unusable() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(authorization(&endpoint).unwrap(), "Bearer two");
 
-    let edited = harness.credentials.endpoint(rule, ignored);
+    let edited = harness.endpoint(rule, ignored);
     assert_eq!(authorization(&edited).unwrap(), "Bearer two");
     assert!(edited.current().unwrap().tls.is_some());
     drop((endpoint, edited));
@@ -216,8 +224,8 @@ async fn object_is_watched_once_and_only_while_an_endpoint_reads_it() {
     let harness = Harness::start().await;
     harness.store("one");
     let ignored = |_problem: String| {};
-    let mut one = harness.credentials.endpoint(bearer(), ignored);
-    let mut other = harness.credentials.endpoint(bearer(), ignored);
+    let mut one = harness.endpoint(bearer(), ignored);
+    let mut other = harness.endpoint(bearer(), ignored);
     until(&mut one, "Bearer one").await;
     until(&mut other, "Bearer one").await;
     let secrets = |harness: &Harness| {
@@ -241,7 +249,7 @@ async fn report_of_stale_content_is_called_without_the_lock() {
     let shared = Arc::clone(&harness.credentials.shared);
     let free = Arc::<Mutex<Vec<bool>>>::default();
     let noted = Arc::clone(&free);
-    let mut endpoint = harness.credentials.endpoint(bearer(), move |_problem| {
+    let mut endpoint = harness.endpoint(bearer(), move |_problem| {
         noted.lock().push(shared.state.try_lock().is_some());
     });
     until(&mut endpoint, "Bearer one").await;
@@ -259,13 +267,60 @@ async fn object_that_is_named_again_at_once_is_read_again() {
     let harness = Harness::start().await;
     harness.store("one");
     let ignored = |_problem: String| {};
-    let mut first = harness.credentials.endpoint(bearer(), ignored);
+    let mut first = harness.endpoint(bearer(), ignored);
     until(&mut first, "Bearer one").await;
 
     drop(first);
-    let mut second = harness.credentials.endpoint(bearer(), ignored);
+    let mut second = harness.endpoint(bearer(), ignored);
 
     until(&mut second, "Bearer one").await;
     drop(second);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_controller_waits_for_a_deleted_secret_while_the_others_continue() {
+    let (harness, endpoint, _reports) = reporting().await;
+    harness.server.remove("v1", "Secret", "default", "token").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let ignored = |_problem: String| {};
+    let mut other = harness.credentials.endpoint("b".into(), bearer(), ignored);
+    let edited = harness.endpoint(bearer(), ignored);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let verdict = other.ready().verdict();
+    let Verdict::Unmet(why) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(why[0].reason.as_str(), "HookCredentialsMissing");
+    assert_eq!(authorization(&other), None);
+    assert_eq!(authorization(&endpoint).unwrap(), "Bearer one");
+    assert_eq!(authorization(&edited).unwrap(), "Bearer one", "an edit continues");
+    harness.store("two");
+    until(&mut other, "Bearer two").await;
+    drop((endpoint, edited, other));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn right_that_returns_ends_the_problem_though_the_secret_has_not_changed() {
+    let (harness, endpoint, reports) = reporting().await;
+    let denied = || AccessRule::deny().resources(["secrets"]);
+    for revocations in 1..=2 {
+        harness.server.set_rbac([denied()]);
+        harness.server.close_watches("secrets");
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(reports.lock().len(), revocations, "{:?}", reports.lock());
+
+        harness.server.set_rbac([]);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let problems = Arc::clone(&noted);
+        let other = harness.credentials.endpoint("b".into(), bearer(), move |problem| {
+            problems.lock().push(problem);
+        });
+        assert_eq!(authorization(&other).unwrap(), "Bearer one");
+        assert_eq!(*noted.lock(), [""; 0], "the Secret can be read");
+    }
+    drop(endpoint);
     harness.end().await;
 }

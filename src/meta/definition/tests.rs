@@ -275,6 +275,10 @@ fn name_that_makes_no_finalizer_is_refused_with_a_finalize_hook() {
 
     assert!(named(&longest, "finalize").is_ok());
     assert!(named(&format!("{longest}a"), "sync").is_ok());
+    let mut absent: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+    absent["metadata"]["name"] = json!(format!("{longest}a"));
+    absent["spec"]["hooks"]["finalize"] = json!({});
+    assert!(parse(&absent.to_string().into()).is_ok(), "a hook without a webhook is absent");
     let Err(Rejection::Invalid(problems)) = named(&format!("{longest}a"), "finalize") else {
         panic!("its finalizer is not a qualified name")
     };

@@ -94,8 +94,8 @@ fn unusable_rule_is_refused_by_its_field() {
             "hook.authorization.type: must not be Basic; use basicAuth",
         ),
         (
-            json!({"authorization": {"type": "a b"}}),
-            "hook.authorization.type: \"a b\" is not one word of ASCII",
+            json!({"authorization": {"type": "a\nb"}}),
+            "hook.authorization.type: \"a\\nb\" has characters that a header cannot hold",
         ),
         (
             json!({"authorization": reference("a"), "basicAuth": reference("a")}),

@@ -9,6 +9,7 @@ use std::{
 use http::Method;
 use kube::Client;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::{MetaOptions, PAUSED};
@@ -24,9 +25,10 @@ use crate::{
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, CheckedObject, DeclaredState, Run},
-        definition::lacks_only_hooks,
+        definition::{lacks_only_hooks, type_ref},
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
+        rejection::Problems,
         resource::{self, ServerObject, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
         status::Acceptance,
@@ -85,19 +87,7 @@ impl DeclarationReconciler {
     ) -> Result<Outcome, ReconcileError> {
         let name = &object.key().name;
         let header = object.header();
-        let crd_uid =
-            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
-        let mut declared = self.changes.take(name);
-        let another = declared.uid != header.uid;
-        if another {
-            declared = declared.taken_over_by(header.uid.clone());
-        }
-        declared.seen_under = crd_uid;
-        declared.missing_since = None;
-        if !self.waits(name) {
-            // The new specification has replaced the previous one.
-            declared.before = None;
-        }
+        let (mut declared, another) = self.take_state(object, context);
         let mut again = None;
         let acceptance = if header.annotations.get(PAUSED) == Some("true") {
             Acceptance::Paused
@@ -129,10 +119,7 @@ impl DeclarationReconciler {
         }
         if has_no_runnable {
             (declared.run, declared.before) = (None, None);
-            // Parents may have the finalizer from a time before this process.
-            if let Ok(definition) = self.definition(object) {
-                declared.note_finalizes(&definition);
-            }
+            self.note_finalizes(object, &mut declared);
         }
         let generation = header.generation;
         let checked = CheckedObject { acceptance, generation, parents: parents_of(object) };
@@ -166,6 +153,40 @@ impl DeclarationReconciler {
         freed?;
         let next = written.into_iter().chain(again).min();
         Ok(next.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Takes the state of the object, and returns whether another object of its name had it.
+    fn take_state(&self, object: &Object, context: &Context) -> (DeclaredState, bool) {
+        let (name, uid) = (&object.key().name, &object.header().uid);
+        let mut declared = self.changes.take(name);
+        let another = declared.uid != *uid;
+        if another {
+            declared = declared.taken_over_by(uid.clone());
+        }
+        declared.seen_under =
+            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
+        declared.missing_since = None;
+        if !self.waits(name) {
+            // The new specification has replaced the previous one.
+            declared.before = None;
+        }
+        (declared, another)
+    }
+
+    /// Records the parent types of an object without a runnable. Parents may have the finalizer
+    /// from a time before this process.
+    fn note_finalizes(&self, object: &Object, declared: &mut DeclaredState) {
+        match self.definition(object) {
+            Ok(definition) => declared.note_finalizes(&definition),
+            Err(_) if declares_finalize_hook(object) => {
+                let parents = parents_of(object);
+                let parents = parents.iter().filter_map(|(resource, api_version)| {
+                    type_ref("", api_version, resource, &mut Problems::default())
+                });
+                declared.note_finalized_types(parents);
+            }
+            Err(_) => {}
+        }
     }
 
     /// Returns the definition of an object, with the options of the process.
@@ -334,6 +355,7 @@ impl DeclarationReconciler {
 
     /// Returns the endpoint that a hook declares, kept current.
     fn endpoint(&self, name: &str, rule: &EndpointRule) -> Option<HookEndpoint> {
+        let runnable = self.kind.runnable_name(name);
         let (name, changes) = (name.to_owned(), Arc::downgrade(&self.changes));
         let report = move |message: String| {
             tracing::warn!(name, message, "the credentials of a hook are stale");
@@ -341,7 +363,7 @@ impl DeclarationReconciler {
                 changes.note_event(&name, "HookCredentialsStale", message);
             }
         };
-        (!rule.is_empty()).then(|| self.credentials.endpoint(rule.clone(), report))
+        (!rule.is_empty()).then(|| self.credentials.endpoint(runnable, rule.clone(), report))
     }
 
     /// Adds the runnable that reads credentials, if it was not added yet.
@@ -457,6 +479,12 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
         AddError::Stopping => None,
         AddError::AlreadyThere(_) | AddError::NotThere(_) => Some(REFUSED_RETRY),
     }
+}
+
+/// Returns whether an object declares a finalize hook, regardless of its errors.
+fn declares_finalize_hook(object: &Object) -> bool {
+    let object = object.decode::<Value>().unwrap_or_default();
+    object.pointer("/spec/hooks/finalize/webhook").is_some_and(Value::is_object)
 }
 
 /// Plural and `apiVersion` of each parent type that an object names, regardless of its other

@@ -27,7 +27,7 @@ impl ParentReconciler {
         let CheckedResponse { desired, status, record, finalized, .. } = response;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
-            match self.remove_finalizer(parent, &object, context).await? {
+            match self.remove_finalizer(parent, object.header(), context).await? {
                 Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
                 _ => {
                     self.report_flapping(parent, context);
@@ -51,7 +51,9 @@ impl ParentReconciler {
             }
         };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
-        if is_freed && let Some(freed) = self.remove_finalizer(parent, &object, context).await? {
+        if is_freed
+            && let Some(freed) = self.remove_finalizer(parent, object.header(), context).await?
+        {
             object = freed;
         }
         match managed {

@@ -1,13 +1,13 @@
 //! Sync of a decorated object after the response: the object first, then its attachments.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{ParentReconciler, SyncError, hook_call::CheckedResponse};
 use crate::{
     controller::Context,
-    informer::Object,
+    informer::{Header, Object},
     meta::{
         apply::NOTHING,
         children::{ChildContext, Parent},
@@ -26,15 +26,30 @@ const METADATA: &str = "the metadata";
 enum DecorationResult {
     /// The object was as desired.
     AsDesired,
-    /// The object was written, or a write was held back.
-    Differed,
+    /// The object was written and has this version now, or a write was held back.
+    Differed(Arc<str>),
     /// The object is gone, and its attachments are left to the garbage collector.
     Gone,
 }
 
+impl DecorationResult {
+    /// Returns the header of the object as these writes have left it; `None` if it is gone.
+    fn header(&self, object: &Object) -> Option<Header> {
+        let header = object.header().clone();
+        match self {
+            Self::AsDesired => Some(header),
+            Self::Differed(version) => {
+                Some(Header { resource_version: Arc::clone(version), ..header })
+            }
+            Self::Gone => None,
+        }
+    }
+}
+
 impl ParentReconciler {
-    /// Applies a response: status, labels, annotations and finalizer of the object, then its
-    /// attachments. Returns the time until the object is to be checked again. Keeps the record of
+    /// Applies a response: status, labels and annotations of the object, then its attachments. The
+    /// finalizer is removed with the labels if the object is being deleted, and after the
+    /// attachments otherwise. Returns the time until the object is to be checked again. Keeps the record of
     /// the sync if all was as desired.
     pub(super) async fn decorate(
         &self,
@@ -47,11 +62,14 @@ impl ParentReconciler {
         let CheckedResponse { desired, status, labels, annotations, record, finalized } = response;
         let manages = self.finalizer.manages_children(object.header());
         let frees = finalized && self.finalizer.is_on(object.header());
+        // An object that stays is freed after its attachments: its controller ignores it from then
+        // on, and nothing else deletes them.
+        let frees_first = frees && parent.terminating;
         let decoration = Decoration {
             labels: &labels,
             annotations: &annotations,
             status: status.as_deref(),
-            finalizer: frees.then_some(&*self.finalizer.name),
+            finalizer: frees_first.then_some(&*self.finalizer.name),
         };
         let written = self.write_object(parent, object, decoration, context).await;
         match written {
@@ -66,7 +84,7 @@ impl ParentReconciler {
             }
             // A conflict or a refusal of the object is no reason to leave its attachments as they
             // are.
-            Ok(DecorationResult::AsDesired | DecorationResult::Differed) | Err(_) => {}
+            Ok(DecorationResult::AsDesired | DecorationResult::Differed(_)) | Err(_) => {}
         }
         // After the write of the object, which may free it.
         let has_own =
@@ -83,11 +101,18 @@ impl ParentReconciler {
             }
             Ok(_) | Err(_) => {}
         }
+        if frees
+            && !frees_first
+            && managed.is_ok()
+            && let Some(header) = written.as_ref().ok().and_then(|left| left.header(object))
+        {
+            self.remove_finalizer(parent, &header, context).await?;
+        }
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let as_desired = managed?.as_desired & matches!(written?, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
-        if as_desired && !has_own {
+        if as_desired && !has_own && !frees {
             self.parents.writes.keep_record(&parent.key, record);
         }
         Ok(recheck)
@@ -128,7 +153,7 @@ impl ParentReconciler {
         }
         if writes == DecorationWrites::default() {
             return Ok(if is_held_back {
-                DecorationResult::Differed
+                DecorationResult::Differed(Arc::clone(&object.header().resource_version))
             } else {
                 DecorationResult::AsDesired
             });
@@ -155,12 +180,12 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<DecorationResult, SyncError> {
         let resource = Resource::new(context.requester(), &parent.served);
-        let mut version = object.header().resource_version.to_string();
+        let mut version = Arc::clone(&object.header().resource_version);
         if let Some(status) = &writes.status {
             match resource.update_status(&parent.key, status.body.clone()).await {
                 Ok(stored) => {
                     if let Some(stored) = stored.version() {
-                        stored.clone_into(&mut version);
+                        version = stored.into();
                     }
                     self.wrote_status(parent, status, &stored);
                 }
@@ -170,7 +195,7 @@ impl ParentReconciler {
         }
         let doing = "writing the object";
         let written = match &writes.object {
-            None => return Ok(DecorationResult::Differed),
+            None => return Ok(DecorationResult::Differed(version)),
             Some(ObjectWrite::Patch(metadata)) => {
                 let patch = ObjectWrite::patch(metadata, &parent.uid, &version);
                 resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
@@ -201,7 +226,10 @@ impl ParentReconciler {
         }
         // The last finalizer of an object that is being deleted was removed.
         let is_gone = frees && parent.terminating && stored.header().finalizers.is_empty();
-        Ok(if is_gone { DecorationResult::Gone } else { DecorationResult::Differed })
+        Ok(match is_gone {
+            true => DecorationResult::Gone,
+            false => DecorationResult::Differed(Arc::clone(&stored.header().resource_version)),
+        })
     }
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {

@@ -5,7 +5,7 @@ use serde_json::{Value, value::RawValue};
 use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
-    informer::Object,
+    informer::{Header, Object},
     meta::{
         children::Parent,
         resource::{Resource, is_gone},
@@ -34,10 +34,10 @@ impl ParentReconciler {
     pub(super) async fn remove_finalizer(
         &self,
         parent: &Parent,
-        object: &Object,
+        header: &Header,
         context: &Context,
     ) -> Result<Option<Object>, SyncError> {
-        let patch = self.finalizer.removed(object.header());
+        let patch = self.finalizer.removed(header);
         let stored = write(parent, &patch, "removing the finalizer", context).await?;
         if stored.as_ref().is_some_and(|stored| self.finalizer.is_on(stored.header())) {
             return Err(self.not_stored("removed"));

@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use super::Webhook;
+use super::{Webhook, surrogates};
 use crate::{
     meta::{
         HookError,
@@ -56,6 +56,7 @@ impl Webhook {
             }
             bytes.extend_from_slice(&data);
         }
+        surrogates::replace_lone(&mut bytes);
         bytes.shrink_to_fit();
         Ok(match reservation {
             Some(reservation) => reservation.hold(bytes),

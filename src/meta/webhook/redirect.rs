@@ -22,8 +22,10 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         format!("{scheme}:{location}")
     } else if location.starts_with('/') {
         format!("{scheme}://{authority}{location}")
-    } else if location.contains("://") {
+    } else if has_scheme(location) {
         location.to_owned()
+    } else if location.starts_with('?') {
+        format!("{scheme}://{authority}{}{location}", from.path())
     } else {
         let path = from.path();
         let directory = path.rfind('/').map_or("/", |end| &path[..=end]);
@@ -36,6 +38,13 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         Some(_) | None => false,
     };
     (is_http && target.host().is_some_and(|host| !host.is_empty())).then_some(target)
+}
+
+/// Returns whether a location is absolute: the text before the first `:` is a scheme.
+fn has_scheme(location: &str) -> bool {
+    let is_delimiter = |character| matches!(character, ':' | '/' | '?');
+    let end = location.find(is_delimiter).unwrap_or(location.len());
+    location[end..].starts_with("://")
 }
 
 /// Returns whether credentials of one URL may be sent to the other: the names of their hosts are
@@ -56,6 +65,9 @@ mod tests {
             (307, "https://other.test/x?y#z", Some("https://other.test/x?y")),
             (308, "/x", Some("https://hook.test:8443/x")),
             (308, "x", Some("https://hook.test:8443/a/x")),
+            (308, "?x=1", Some("https://hook.test:8443/a/b?x=1")),
+            (308, "x?u=http://h", Some("https://hook.test:8443/a/x?u=http://h")),
+            (308, "x/http://h", Some("https://hook.test:8443/a/x/http://h")),
             (308, "//other.test/x", Some("https://other.test/x")),
             (307, "http://hook.test/x", None),
             (307, "ftp://other.test/", None),

@@ -77,6 +77,16 @@ async fn status_200_is_success_and_the_request_is_json() {
 }
 
 #[tokio::test]
+async fn lone_surrogate_of_a_response_is_replaced() {
+    let server = server(response("200 OK", r#"{"a":"\ud83d"}"#), false).await;
+    let hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
+
+    let answer = hook.call(Bytes::from_static(b"{}")).await.unwrap();
+
+    assert_eq!(&answer[..], br#"{"a":"\ufffd"}"#);
+}
+
+#[tokio::test]
 async fn user_and_password_of_the_url_are_sent_and_not_shown() {
     let mut server = server(response("200 OK", "{}"), false).await;
     let url = server.url.to_string().replace("http://", "http://me:hu%40sh@").parse().unwrap();

@@ -360,3 +360,31 @@ async fn parents_of_a_controller_that_was_paused_at_the_start_are_freed() {
     assert_eq!(finalizers(&harness), Value::Null);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn parents_of_a_controller_that_was_rejected_at_the_start_are_freed() {
+    let (harness, _) = harness(teardown).await;
+    let mut held = thing(json!({"app": "x"}));
+    held["metadata"]["finalizers"] = json!([OURS]);
+    harness.server.apply(held).unwrap();
+    let mut spec = finalizing();
+    spec["childResources"][0]["updateStrategy"] = json!({"method": "InPlace"});
+    let mut other = spec["childResources"][0].clone();
+    other["updateStrategy"] = json!({"method": "Recreate"});
+    spec["childResources"].as_array_mut().unwrap().push(other);
+    let rejected = json!({
+        "apiVersion": CONTROLLER.0, "kind": CONTROLLER.1, "spec": spec, "metadata": {"name": "a"},
+    });
+    harness.server.apply(rejected).unwrap();
+    pass().await;
+    let found = harness.server.get(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    assert_eq!(found["status"]["state"], "Invalid", "{found}");
+    assert_eq!(finalizers(&harness), json!([OURS]), "nothing is freed while the object exists");
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    pass().await;
+
+    assert_eq!(finalizers(&harness), Value::Null);
+    assert_eq!(events(&harness, "FinalizerRemoved"), ["p"]);
+    harness.end().await;
+}

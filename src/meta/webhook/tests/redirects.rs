@@ -146,7 +146,7 @@ async fn credentials_follow_a_redirect_from_http_to_https() {
     let (cluster, _) = Cluster::new(SimulatedServer::new().client(), ClusterOptions::default());
     let ca_bundle = Some(CaRule::Inline(certified.cert.pem()));
     let rule = EndpointRule { ca_bundle, ..EndpointRule::default() };
-    let endpoint = HookCredentials::new(&cluster).endpoint(rule, |_| ());
+    let endpoint = HookCredentials::new(&cluster).endpoint("a".into(), rule, |_| ());
     let hook = with_credentials(&first.url).endpoint(Some(Arc::new(endpoint)));
 
     hook.call(Bytes::from_static(b"{}")).await.unwrap();
