@@ -2,7 +2,7 @@
 //!
 //! A [`Controller`] is a description: its sources, the event handlers that map changes to requests,
 //! and the reconciler. Every epoch builds sources, queue and workers from it, and has stopped all
-//! of them before its done fires.
+//! of them before it is done.
 //!
 //! ```no_run
 //! use k8s_openapi::api::core::v1::ConfigMap;

@@ -3,7 +3,7 @@
 //! [`TypeRegistry`] holds the state of each type; [`Discovery`] is the task that keeps it current.
 //! CRDs and APIServices are watched, so that a change of a CRD costs no discovery request.
 //! Discovery is requested for built-in and aggregated types. Absence needs proof: after a missing,
-//! partial or stale response the last state stands, marked as unknown.
+//! partial or stale response the last state is kept, and reported as unknown.
 
 mod api_service;
 mod catalog;

@@ -1,7 +1,8 @@
 //! Room 3: shared, stoppable caches.
 //!
 //! An [`InformerSet`] holds at most one watch per [`InformerKey`]. Its consumers each hold a
-//! [`Subscription`]; the watch closes once the last one is dropped.
+//! [`Subscription`]; the watch closes when the last one has been dropped for the linger time, or at
+//! once when the type is gone.
 
 mod classify;
 mod decode;

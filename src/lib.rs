@@ -111,15 +111,16 @@
 //!    4. it assembles the hook request from cached bytes
 //!       (`src/meta/protocol/request.rs::sync_request`);
 //!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hook.rs::call`,
-//!       over HTTP `src/meta/webhook.rs::exchange`), and ends here if nothing has changed
-//!       (`src/meta/sync_record.rs::unchanged_since`);
+//!       over HTTP `src/meta/webhook.rs::exchange`), and ends here if request and response equal
+//!       those of the last sync (`src/meta/sync_record.rs::unchanged_since`);
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`). During a rolling update
 //!       it also calls the hook for each older revision, and plans the revision of each child
 //!       (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
-//!    7. the writes follow in the order of the kind: for a composite children, then the status
-//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`);
-//!       for a decorator the decorated object with its status, then its attachments
-//!       (`src/meta/sync/decorator.rs::decorate`);
+//!    7. the writes follow. A composite writes its children, then the status
+//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`). A
+//!       decorator writes the decorated object with its status, then its attachments
+//!       (`src/meta/sync/decorator.rs::decorate`). After the last finalize response, the finalizer
+//!       is removed (`src/meta/sync/parent_finalizer.rs::remove_finalizer`);
 //!    8. the writes of children are ordered (`src/meta/children.rs::plan`): deletions and
 //!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
@@ -128,20 +129,23 @@
 //!       (`src/meta/children.rs::step`, `src/meta/merge.rs`) or for server-side apply
 //!       (`src/meta/children/server_side.rs`). The requests are in `src/meta/resource.rs`. The
 //!       first write releases the worker slot of the reconcile.
-//! 9. Each request to the API server passes the fence of the epoch (`src/manager/fence.rs::pass`).
-//!    The fence owns the request until its response is read (`src/manager/fence/exchange.rs`).
-//!    Once closed (`src/manager/fence.rs::close`), it refuses every request and drops those that it
-//!    owns. A hook call passes the fence too, and is abandoned when the epoch ends
+//! 9. Each API request of a reconcile passes the fence of the epoch (`src/manager/fence.rs::pass`,
+//!    a read `src/manager/fence.rs::pass_read`). Requests of informers do not. The fence owns the
+//!    request until its response is read (`src/manager/fence/exchange.rs`). Once closed
+//!    (`src/manager/fence.rs::close`), it refuses every request and drops those that it owns. A
+//!    hook call passes the fence too, and is abandoned when the epoch ends
 //!    (`src/meta/hook.rs::call`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::requeue_or_forget`).
 //!
 //! # Walk of a write whose response is lost
 //!
-//! 1. The fence drops its record of the request without a response (`src/manager/fence.rs::drop`).
-//!    The outcome of the write counts as unknown (`src/controller/run/unconfirmed.rs::add`).
-//! 2. The next reconcile of the same request waits (`src/controller/run/unconfirmed.rs::confirm`)
-//!    for one live read of the object (`src/controller/run/unconfirmed/expectation.rs::check`,
+//! 1. The passage of a write through the fence ends without a response
+//!    (`src/manager/fence.rs::drop`). The outcome of the write counts as unknown
+//!    (`src/controller/run/unconfirmed.rs::add`).
+//! 2. The next reconcile of the request that sent the write waits
+//!    (`src/controller/run/unconfirmed.rs::confirm`) for a live read of the written object and of
+//!    the request's own object (`src/controller/run/unconfirmed/expectation.rs::check`,
 //!    `src/controller/run/unconfirmed/read.rs::object`). An object with a generated name is found
 //!    by a list of its collection (`src/controller/run/unconfirmed/read.rs::missing`).
 //! 3. The caches of the reconcile show what was read until the watch is as new
@@ -160,12 +164,12 @@
 //!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
 //! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
 //!    its own condition (`src/controller/run/input.rs::run`), and subscribes to a shared informer
-//!    (`src/informer/set.rs::subscribe`).
+//!    (`src/controller/source/kind.rs::subscribe`, `src/informer/set.rs::subscribe_to`).
 //! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
 //!    when its first list is complete. An optional type that cannot be listed delays no start.
 //! 6. A controller that needs leadership waits for it here, with its caches warm
-//!    (`src/controller/instance.rs::warms_up`). The epoch reports running when every existing
-//!    object is in the queue (`src/manager/epoch.rs::running`). Workers start.
+//!    (`src/controller/run.rs::lead`). The epoch reports running when every existing object is in
+//!    the queue (`src/manager/epoch.rs::running`). Workers start.
 //!
 //! # Walk of a type that is removed
 //!
@@ -184,8 +188,10 @@
 //!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop
 //!    adding requests, and the queue closes. Reconciles have the grace to finish their writes, but
-//!    begin no further declared child (`src/meta/apply.rs::is_halted`). Then the sources end, and
-//!    the fence is closed (`src/manager/epoch.rs::drain`). From now on it refuses every request
+//!    begin no further declared child (`src/meta/apply.rs::is_halted`). Then each source releases
+//!    its subscription, and waits until the informer of a removed type has ended
+//!    (`src/informer/subscription.rs::release`). The fence is closed
+//!    (`src/manager/epoch.rs::drain`). From now on it refuses every request
 //!    (`src/manager/fence.rs::pass`).
 //! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
@@ -207,9 +213,9 @@
 //!    unknown. The server may still carry one out until its time limit
 //!    (`src/manager/fence/time_limit.rs::send`), which ends before another replica may lead.
 //! 4. Each write also compares the clock with the deadline of the term when it passes the fence
-//!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`), so that a suspended
-//!    process is refused when it resumes. A write that was suspended after that is bounded by its
-//!    time limit and its precondition, a resourceVersion or a uid.
+//!    (`src/manager/fence.rs::pass`, `src/manager/election/term.rs::holds`), so that a process that
+//!    resumes after the deadline sends no write. If the process is suspended after this check, the
+//!    time limit bounds the write, and so does its precondition, a resourceVersion or a uid.
 //! 5. The manager marks the runnables as waiting for leadership
 //!    (`src/manager/task/leadership.rs::on_election`). The campaign continues.
 //!
@@ -218,14 +224,15 @@
 //! 1. The supervisor validates the object (`src/meta/supervisor/reconciler.rs::reconcile`,
 //!    `src/meta/definition.rs::parse`). An invalid edit is reported in the status; the last valid
 //!    definition stays in effect.
-//! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): nothing to do, a swap
-//!    in the running epoch, or another epoch.
-//! 3. A swap needs an epoch that starts or runs (`src/meta/supervisor/swap.rs::effect`). It waits
-//!    briefly for the credentials of changed hooks and for the first list of revisions
+//! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): keep, a swap in the
+//!    running epoch, or a new epoch. `src/meta/supervisor/reconciler.rs::execute` carries this out.
+//! 3. A swap needs an epoch that starts or runs, and no pending edit
+//!    (`src/meta/supervisor/swap.rs::effect`); otherwise a new epoch replaces the current one. It
+//!    waits briefly for the credentials of changed hooks and for the first list of revisions
 //!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay; the input of revisions exists
 //!    while a type is rolling (`src/meta/rollout/input.rs::follow`).
-//! 4. For another epoch the manager keeps the new specification pending
+//! 4. For a new epoch the manager keeps the new specification pending
 //!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
 //!    served and their caches prepared (`src/manager/task/replacement.rs::on_prepared`), and is
 //!    done before the new one starts (`src/manager/task/replacement.rs::install_if_due`).
@@ -249,7 +256,7 @@
 //! |---|---|
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared by equal keys: labels in the request make another key, `Builder::matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
-//! | watch is found or started, and closed after its last subscriber | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::release` |
+//! | watch is found or started, and closed after its last subscriber and the linger time | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::unused`; at once if its type is gone `src/informer/shared_set.rs::release` |
 //! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
 //! | object is transformed before it is kept | `src/informer/decode.rs::transformed`, by `src/informer/transform.rs::apply` |
@@ -259,11 +266,13 @@
 //!
 //! | mechanism | place |
 //! |---|---|
+//! | request has one reconcile at a time | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::done` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged`, by the priority of a change from `src/controller/source/mapping.rs::priority` |
-//! | retries of throttled requests are paced | `src/controller/run/settlement.rs::delay_throttled`, by the gate in `src/controller/queue/retry_gate.rs::failed` |
+//! | Retry-After of the API server delays a reconcile | read by `src/manager/fence/refusal.rs::with_retry_after`, classified by `src/controller/run/outcome.rs::of`, delayed by `src/controller/run/settlement.rs::delay_throttled` and the gate in `src/controller/queue/retry_gate.rs::failed`; for informers `src/informer/request_delays.rs::delay` |
 //! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
+//! | reconciler reads a cache | `src/controller/context.rs::lister`, `src/controller/context.rs::store`; an object that is kept as metadata `src/controller/context/fetch.rs::fetch` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |
 //!
 //! ## Hooks
@@ -277,7 +286,7 @@
 //! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/hook_health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
-//! | memory of hook responses is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | size of a hook response, and memory of all responses, are bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //!
 //! ## Parents and children
@@ -315,10 +324,11 @@
 //!
 //! | addition | places |
 //! |---|---|
-//! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::new` copies it into an option of the library |
+//! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::meta_options` or `src/cli/instance.rs::cluster` copies it into an option of the library, `src/cli/run.rs::upstream` a flag of Metacontroller |
 //! | option of declared controllers | a field of `MetaOptions` in `src/meta/supervisor.rs`; `src/meta/supervisor/reconciler.rs::definition` copies it into the definition of a controller, `src/meta/supervisor/reconciler.rs::hook` into a hook |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
+//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/cli/process_metrics.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
 //!

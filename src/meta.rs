@@ -61,9 +61,8 @@ mod write_cause;
 mod write_limit;
 
 use api::{
-    CompositeControllerSpec, CompositeControllerStatus, ControllerRevision,
-    DecoratorControllerSpec, HookSpec, LabelSelector, StatusChecks, StatusCondition, WatchStatus,
-    WebhookSpec,
+    CompositeControllerSpec, ControllerRevision, ControllerStatus, DecoratorControllerSpec,
+    HookSpec, LabelSelector, StatusChecks, StatusCondition, WatchStatus, WebhookSpec,
 };
 
 use crate::informer::Selector;

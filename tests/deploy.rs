@@ -28,7 +28,7 @@ use kube::{
     runtime::wait::await_condition,
 };
 use pilotlight::{
-    meta::api::{CompositeController, CompositeControllerStatus, DecoratorController, WatchStatus},
+    meta::api::{CompositeController, ControllerStatus, DecoratorController, WatchStatus},
     testing::{ControlPlane, ControlPlaneOptions, CrdBuilder},
 };
 use serde_json::{Value, json};
@@ -379,8 +379,8 @@ fn decorator(url: &str) -> DecoratorController {
 /// Waits until the controller's status satisfies `wanted` and returns it.
 async fn status(
     controllers: &Api<CompositeController>,
-    wanted: impl Fn(&CompositeControllerStatus) -> bool,
-) -> CompositeControllerStatus {
+    wanted: impl Fn(&ControllerStatus) -> bool,
+) -> ControllerStatus {
     let as_wanted = |controller: Option<&CompositeController>| {
         controller.and_then(|controller| controller.status.as_ref()).is_some_and(&wanted)
     };

@@ -1,7 +1,7 @@
 //! Shared informer: the state that an informer's task, its subscribers and its set share.
 //!
-//! Only the task changes the store. It does so under the informer's lock, so that each subscriber's
-//! scan finds an object or a later change delivers it.
+//! Only the task changes the store. It does so under the informer's lock, so that no object is lost
+//! between a subscriber's scan and the delivery of changes.
 
 use std::{borrow::Cow, collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
@@ -63,7 +63,7 @@ pub(super) struct JoinedSubscription {
 /// A list in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OngoingList {
-    /// Number of the list, which its objects are marked with.
+    /// Number of this list, recorded with each object that it contains.
     pub(super) number: ListNumber,
     // Requests for whole objects that were made before it.
     answered: u64,

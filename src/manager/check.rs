@@ -16,8 +16,8 @@ pub struct Check {
 pub enum CheckResult {
     /// The check passed.
     Passed(Cow<'static, str>),
-    /// The check is marked as failed, but the process stays ready: one controller must not make all
-    /// others unready.
+    /// The check has failed, but the process stays ready: one controller must not make all others
+    /// unready.
     Degraded(Cow<'static, str>),
     /// The process is not ready, or not alive.
     Failed(Cow<'static, str>),

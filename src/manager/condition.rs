@@ -257,7 +257,7 @@ impl Readiness {
             }
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => {
-                // Each part is marked as seen, regardless of the parts before it.
+                // Each part records what it has seen, regardless of the parts before it.
                 verdict::some(parts.iter_mut().map(Self::verdict).collect())
             }
             Node::Optional(part) => {

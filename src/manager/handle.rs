@@ -180,8 +180,8 @@ impl ManagerHandle {
 
     /// Returns the checks of readiness: those of the runnables, of the clusters and of the election.
     ///
-    /// A runnable that waits is ready, and one that fails is marked only; a stuck one is not ready.
-    /// A cluster is not ready before it has discovered its types.
+    /// A runnable that waits is ready, and one that fails is degraded; a stuck one is not ready. A
+    /// cluster is not ready before it has discovered its types.
     pub fn readiness(&self) -> Checks {
         self.readiness.clone()
     }

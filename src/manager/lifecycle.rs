@@ -1,7 +1,8 @@
 //! Lifecycle of one runnable as a pure state machine: inputs in, actions out, no I/O.
 //!
-//! Only this machine decides when an epoch begins and ends. Inputs may arrive in any order and
-//! repeatedly. The machine never begins an epoch before the previous one is done.
+//! Only this machine starts epochs. It also decides when one stops, except that the end of a term
+//! ends its epochs directly. Inputs may arrive in any order and repeatedly. The machine never
+//! begins an epoch before the previous one is done.
 
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use super::{Check, CheckResult, ControllerState, RunnableStatus};
 
-/// Number of failures in a row from which a runnable is marked.
+/// Number of failures in a row from which a runnable counts as degraded.
 const MANY_FAILURES: u32 = 3;
 
 /// Returns the check of a runnable: name, state and reason. The message is left out, since anyone

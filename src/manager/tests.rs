@@ -23,7 +23,7 @@ use futures::future::BoxFuture;
 use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::guard::fixture::Bomb;
+use crate::guard::fixture::PanicsOnDrop;
 
 /// Runnable whose condition and run the test controls.
 struct Probe {
@@ -134,7 +134,7 @@ impl Runnable for Probe {
             Body::Panics => Box::pin(async { panic!("boom") }),
             Body::IgnoresStop => Box::pin(std::future::pending()),
             Body::PanicsWhenDropped => Box::pin(async {
-                let _bomb = Bomb;
+                let _panics = PanicsOnDrop;
                 std::future::pending().await
             }),
             Body::LeavesATask(blocked) => {
@@ -174,7 +174,7 @@ impl Runnable for Probe {
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         let (gate, prepared, preparing) = (self.gate, self.prepared.clone(), self.preparing);
         Box::pin(async move {
-            let _bomb = (preparing == Preparing::PanicsWhenDropped).then(|| Bomb);
+            let _panics = (preparing == Preparing::PanicsWhenDropped).then(|| PanicsOnDrop);
             if gate {
                 prepared.notified().await;
             }

@@ -29,5 +29,5 @@ pub use self::{
     },
     hook::{EtagSpec, HookSpec, ServiceReference, WebhookSpec},
     selector::{AnnotationSelector, LabelSelector, LabelSelectorRequirement},
-    status::{CompositeControllerStatus, ControllerStatus, StatusCondition, WatchStatus},
+    status::{ControllerStatus, StatusCondition, WatchStatus},
 };

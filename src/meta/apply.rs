@@ -1,7 +1,7 @@
 //! Apply: executes the plan for the children of one parent.
 //!
-//! This module does not decide on ownership: the rules of a sync complete each child and its
-//! owners.
+//! This module does not decide on ownership: `ChildContext` of `children` sets owners, and claiming
+//! labels or annotations.
 
 mod dry_run_apply;
 mod dry_run_create;

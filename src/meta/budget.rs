@@ -7,10 +7,10 @@
 //! read, and the rest when the sync drops the response.
 //!
 //! Responses that are kept by their ETag have a second budget of half the size, so that a kept
-//! response never delays one that is being read. Requests have a third budget of the same size: a
-//! request of more than 64 KiB reserves its length before it is built, until it has been sent. No
-//! request is refused: a request that is longer than the share of its controller reserves the whole
-//! share. A write of more than 64 KiB takes its room from the budget of requests too.
+//! response never delays one that is being read. Requests have a third budget, also of half the
+//! size: a request of more than 64 KiB reserves its length before it is built, until it has been
+//! sent. No request is refused: a request that is longer than the share of its controller reserves
+//! the whole share. A write of more than 64 KiB takes its room from the budget of requests too.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,5 @@
-//! Children of a parent: validates the desired children of a hook response, and plans the writes.
+//! Children of a parent: validates the desired children of a hook response, orders the writes, and
+//! compares each child with its desired state.
 //!
 //! This module sends no requests. A response with one unusable child is rejected as a whole, so
 //! that a mistake in it deletes nothing.
@@ -428,7 +429,7 @@ impl ChildContext<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Returns a desired child as its annotation remembers it: as the hook sent it, with namespace
+    /// Returns a desired child as its annotation records it: as the hook sent it, with namespace
     /// and the label or annotation that claims it. A status that the annotation has no room for is
     /// left out.
     fn complete_object(&self, desired: &DesiredChild) -> Result<Value, String> {
@@ -503,7 +504,7 @@ impl ChildContext<'_> {
     }
 }
 
-/// Returns the owners that a hook wants for a child, and the parent.
+/// Returns the owners of a child in the hook response, and the parent.
 fn owners_with(desired: &Value, parent: &Parent) -> Vec<Value> {
     let owners = desired.pointer("/metadata/ownerReferences").and_then(Value::as_array);
     let mut owners = owners.cloned().unwrap_or_default();

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    CompositeControllerStatus, Definition,
+    ControllerStatus, Definition,
     hook_health::Health,
     recorder::Severity,
     runnable::DeclaredRunnable,
@@ -49,7 +49,7 @@ pub(crate) struct DeclaredState {
     /// Time at which the object was first seen without a status.
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
-    pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
+    pub(crate) written: Option<(ControllerStatus, Instant)>,
     /// Set if the server stored something else than was written.
     pub(crate) pruned: Option<PrunedStatus>,
     /// Result of the last check of the object.
@@ -114,9 +114,9 @@ impl DeclaredState {
         &self,
         checked: &CheckedObject,
         run: Option<&RunnableStatus>,
-        previous: &CompositeControllerStatus,
+        previous: &ControllerStatus,
         now: Timestamp,
-    ) -> CompositeControllerStatus {
+    ) -> ControllerStatus {
         let waits = run.is_some_and(|run| run.pending.is_some());
         // Hook health is that of the run whose hooks are called: the previous one while an edit
         // waits.

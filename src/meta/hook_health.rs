@@ -168,7 +168,7 @@ impl HookHealth {
         (self.changed.0)();
     }
 
-    /// Records the objects that a parent wants and other controllers own.
+    /// Records the desired objects of a parent that other controllers own.
     pub(crate) fn contested(&self, key: &Request, objects: Vec<String>) {
         let mut state = self.lock();
         if state.contested.set(key, objects) {

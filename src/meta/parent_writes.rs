@@ -69,7 +69,7 @@ struct TrackedParent {
     equal: EqualChildren,
 }
 
-/// Object that a parent wants and does not get, since it exists and is not the parent's.
+/// Desired object of a parent that exists and is not the parent's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContestedObject {
     /// Refusal, with the owner.
@@ -81,7 +81,7 @@ pub(crate) struct ContestedObject {
     is_reported: bool,
 }
 
-/// Owner of an object that another parent wants.
+/// Owner of an object that another parent desires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OtherOwner {
     /// Owner reference in the object.
@@ -238,7 +238,7 @@ impl ParentWrites {
         moved.collect()
     }
 
-    /// Records that an object which the parent wants exists and is not the parent's.
+    /// Records that a desired object of the parent exists and is not the parent's.
     pub(crate) fn contest(
         &self,
         key: &Request,

@@ -300,8 +300,7 @@ impl fmt::Debug for DeclaredRunnable {
     }
 }
 
-/// Returns whether a change of a parent triggers a sync: one of the rules that select it wants the
-/// change.
+/// Returns whether a change of a parent triggers a sync, by one of the rules that select it.
 ///
 /// All rules count for a parent that none selects, while it has the finalizer of the controller.
 /// The change that ends both passes, so that the reconciler forgets the parent.

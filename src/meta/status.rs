@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    CompositeControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
+    ControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
     contested::ContestedSum,
     hook_health::{FailureSum, Health},
     rollout::{RolloutHealth, WaitingParent},
@@ -38,7 +38,7 @@ pub(crate) struct View<'a> {
     pub(crate) definition: Option<&'a Definition>,
     pub(crate) run: Option<&'a RunnableStatus>,
     pub(crate) health: &'a Health,
-    pub(crate) previous: &'a CompositeControllerStatus,
+    pub(crate) previous: &'a ControllerStatus,
     pub(crate) now: Timestamp,
 }
 
@@ -55,7 +55,7 @@ type ConditionParts = (ConditionStatus, String, String);
 
 impl View<'_> {
     /// Returns the status to be written.
-    pub(crate) fn status(&self) -> CompositeControllerStatus {
+    pub(crate) fn status(&self) -> ControllerStatus {
         let ready = self.ready();
         let (state, reason) = match (self.acceptance, self.run) {
             (Acceptance::Paused, None) => ("Paused", "Paused".to_owned()),
@@ -80,7 +80,7 @@ impl View<'_> {
         if was_contested || self.health.contested.count > 0 {
             conditions.push(self.condition(CONTESTED, self.contested()));
         }
-        CompositeControllerStatus {
+        ControllerStatus {
             conditions,
             observed_generation: Some(self.generation),
             epoch: self.run.and_then(|run| i64::try_from(run.epoch).ok()),

@@ -1,5 +1,5 @@
 //! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim,
-//! hook and check. What follows the response differs: see `composite` and `decorator`.
+//! hook and check. The writes after the response differ: see `composite` and `decorator`.
 
 mod adopt;
 mod composite;
@@ -357,7 +357,7 @@ impl ParentReconciler {
     }
 
     /// Refuses children of the parent's own type if the chain of owners is too long. Each such
-    /// child may be a parent that wants children of its own. Returns whether there are any.
+    /// child may be a parent with children of its own. Returns whether there are any.
     fn check_owners(
         &self,
         parent: &Parent,

@@ -9,7 +9,7 @@ use pilotlight::{
     manager::{ControllerState, DoneReason},
     meta::{
         SUPERVISOR,
-        api::{CompositeControllerStatus, DecoratorController},
+        api::{ControllerStatus, DecoratorController},
     },
     testing::{CrdBuilder, RequestInfo, Verb},
 };
@@ -164,7 +164,7 @@ async fn waits_for(supervised: &Supervised<'_>, crd: &CrdBuilder, epochs: i64) {
     until(&format!("{name} waits for {plural}"), async || {
         let object = api.get(&name).await.map_err(|error| error.to_string())?;
         let status = serde_json::from_value(object.data["status"].clone());
-        let status: CompositeControllerStatus = status.unwrap_or_default();
+        let status: ControllerStatus = status.unwrap_or_default();
         let message = condition(&status, "Ready").message;
         let waits = status.state.as_deref() == Some("Waiting")
             && status.reason.as_deref() == Some("TypeAbsent")

@@ -129,7 +129,7 @@ fn object(name: &str, scope: &str, recorder: &RecordingReconciler) -> DynamicObj
     .unwrap()
 }
 
-/// Hook that wants no children and records its parents.
+/// Hook that returns no children and records its parents.
 struct Recording {
     runnable: String,
     manager: ManagerHandle,

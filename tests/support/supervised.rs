@@ -17,9 +17,7 @@ use pilotlight::{
     manager::RestartBackoff,
     meta::{
         self, MetaOptions, SUPERVISOR, Supervisor,
-        api::{
-            CompositeController, CompositeControllerStatus, DecoratorController, StatusCondition,
-        },
+        api::{CompositeController, ControllerStatus, DecoratorController, StatusCondition},
     },
     testing::{ControlPlane, CrdBuilder},
 };
@@ -224,13 +222,13 @@ impl<'plane> Supervised<'plane> {
         &self,
         last: &str,
         what: &str,
-        wanted: impl Fn(&CompositeControllerStatus) -> bool,
-    ) -> CompositeControllerStatus {
+        wanted: impl Fn(&ControllerStatus) -> bool,
+    ) -> ControllerStatus {
         let (api, name) = (self.controllers(), self.name(last));
         until(&format!("{name}: {what}"), async || {
             let object = api.get(&name).await.map_err(|error| error.to_string())?;
             let status = serde_json::from_value(object.data["status"].clone());
-            let status: CompositeControllerStatus = status.unwrap_or_default();
+            let status: ControllerStatus = status.unwrap_or_default();
             if wanted(&status) { Ok(status) } else { Err(format!("{status:#?}")) }
         })
         .await
@@ -238,7 +236,7 @@ impl<'plane> Supervised<'plane> {
 
     /// Waits until the status reports this epoch as Running.
     pub(crate) async fn runs(&self, last: &str, epoch: i64) {
-        let ready = |status: &CompositeControllerStatus| {
+        let ready = |status: &ControllerStatus| {
             status.epoch == Some(epoch)
                 && status.state.as_deref() == Some("Running")
                 && condition(status, "Ready").status == "True"
@@ -317,7 +315,7 @@ fn size_of(config_map: &ConfigMap) -> Option<&String> {
 }
 
 /// Condition of a status, by type.
-pub(crate) fn condition(status: &CompositeControllerStatus, type_: &str) -> StatusCondition {
+pub(crate) fn condition(status: &ControllerStatus, type_: &str) -> StatusCondition {
     let found = status.conditions.iter().find(|condition| condition.type_ == type_);
     found.cloned().unwrap_or_else(|| StatusCondition {
         type_: type_.to_owned(),

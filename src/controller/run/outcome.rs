@@ -50,7 +50,7 @@ pub(in crate::controller) enum NextReconcile {
     Throttled(BoxError, Duration),
     /// Wait for the next change after a final failure.
     GiveUp(BoxError),
-    /// Requeue until the caches have caught up.
+    /// Requeue until the caches hold the write.
     Wait(Behind),
     /// Requeue in the next epoch, if it supersedes this one.
     Interrupted,

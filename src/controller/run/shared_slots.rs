@@ -45,7 +45,7 @@ impl SharedSlots {
         loop {
             if self.waiting.is_none() {
                 queue.available().await?;
-                // The controller whose reconcile has just freed a slot joins the line first.
+                // The controller whose reconcile has just freed a slot is queued first.
                 yield_now().await;
             }
             let slots = Arc::clone(slots);

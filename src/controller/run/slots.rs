@@ -53,7 +53,7 @@ enum SharedSlot {
     /// No limit.
     None,
     Held(OwnedSemaphorePermit),
-    /// Given back until the reconcile wants it again.
+    /// Released until the reconcile needs it again.
     Released(Arc<Semaphore>),
 }
 

@@ -383,9 +383,9 @@ async fn workers_start_when_everything_that_existed_is_in_the_queue() {
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
-struct Bomb;
+struct PanicsOnDrop;
 
-impl ConditionalSource for Bomb {
+impl ConditionalSource for PanicsOnDrop {
     fn ready(&self) -> Readiness {
         crate::manager::always()
     }
@@ -395,7 +395,7 @@ impl ConditionalSource for Bomb {
     }
 
     fn name(&self) -> String {
-        "bomb".to_owned()
+        "panics_on_drop".to_owned()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
-//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older
-//! cache would write it again. A response reports the version written; after a lost response, one
-//! read of the server does. While a cache is behind, the request waits in the queue, a second or
-//! two. Then the server is read, and the reconcile has that state in place of the cached one.
+//! A reconcile over a cache without an earlier write would write again. After a response, the
+//! caches are compared with the written version. After a lost response, the server is read at once.
+//! While a cache is behind, the request waits up to about two seconds. Then the reconcile has the
+//! live read in place of the cached object.
 
 mod expectation;
 mod read;

@@ -4,14 +4,14 @@
 
 use super::*;
 use crate::{
-    guard::fixture::{Bomb, Unspeakable, check_each, is_named},
+    guard::fixture::{PanickingError, PanicsOnDrop, check_each, is_named},
     informer::Index,
     manager::{Condition, Readiness, always},
 };
 
 /// Place in a controller whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seam {
+enum PanicPoint {
     Predicate,
     EventFilter,
     Map,
@@ -47,22 +47,24 @@ enum Seam {
 }
 
 struct Faulty {
-    seam: Seam,
-    _bomb: Option<Bomb>,
+    point: PanicPoint,
+    _panics: Option<PanicsOnDrop>,
 }
 
 impl Faulty {
-    fn reconciler(seam: Seam) -> Self {
+    fn reconciler(point: PanicPoint) -> Self {
         Self {
-            seam,
-            _bomb: matches!(seam, Seam::ReconcilerDropped | Seam::EveryValueDropped).then(|| Bomb),
+            point,
+            _panics: matches!(point, PanicPoint::ReconcilerDropped | PanicPoint::EveryValueDropped)
+                .then(|| PanicsOnDrop),
         }
     }
 
-    fn source(seam: Seam) -> Self {
+    fn source(point: PanicPoint) -> Self {
         Self {
-            seam,
-            _bomb: matches!(seam, Seam::SourceDropped | Seam::EveryValueDropped).then(|| Bomb),
+            point,
+            _panics: matches!(point, PanicPoint::SourceDropped | PanicPoint::EveryValueDropped)
+                .then(|| PanicsOnDrop),
         }
     }
 }
@@ -73,14 +75,14 @@ impl Reconciler for Faulty {
         _: Request,
         _: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
-        assert!(self.seam != Seam::ReconcileCall, "boom");
-        let seam = self.seam;
+        assert!(self.point != PanicPoint::ReconcileCall, "boom");
+        let point = self.point;
         async move {
-            match seam {
-                Seam::Reconcile => panic!("boom"),
-                Seam::ReconcilePayload => std::panic::panic_any(Bomb),
-                Seam::ReconcileError => Err(Unspeakable { dropped: false }.into()),
-                Seam::ReconcileErrorDropped => Err(Unspeakable { dropped: true }.into()),
+            match point {
+                PanicPoint::Reconcile => panic!("boom"),
+                PanicPoint::ReconcilePayload => std::panic::panic_any(PanicsOnDrop),
+                PanicPoint::ReconcileError => Err(PanickingError { dropped: false }.into()),
+                PanicPoint::ReconcileErrorDropped => Err(PanickingError { dropped: true }.into()),
                 _ => Ok(Outcome::Done),
             }
         }
@@ -89,26 +91,26 @@ impl Reconciler for Faulty {
 
 impl ConditionalSource for Faulty {
     fn ready(&self) -> Readiness {
-        assert!(self.seam != Seam::SourceReady, "boom");
+        assert!(self.point != PanicPoint::SourceReady, "boom");
         always()
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        assert!(self.seam != Seam::SourceStart, "boom");
-        let seam = self.seam;
+        assert!(self.point != PanicPoint::SourceStart, "boom");
+        let point = self.point;
         let synced = async move {
-            match seam {
-                Seam::SourceSynced => panic!("boom"),
-                Seam::SourceSyncedPayload => std::panic::panic_any(Bomb),
-                Seam::SourceSyncError => Err(Unspeakable { dropped: false }.into()),
-                Seam::SourceSyncErrorDropped => Err(Unspeakable { dropped: true }.into()),
+            match point {
+                PanicPoint::SourceSynced => panic!("boom"),
+                PanicPoint::SourceSyncedPayload => std::panic::panic_any(PanicsOnDrop),
+                PanicPoint::SourceSyncError => Err(PanickingError { dropped: false }.into()),
+                PanicPoint::SourceSyncErrorDropped => Err(PanickingError { dropped: true }.into()),
                 _ => Ok(()),
             }
         };
         let done = async move {
-            let _bomb = (seam == Seam::SourceDoneDropped).then(|| Bomb);
-            assert!(seam != Seam::SourceDone, "boom");
-            if seam != Seam::SourceDoneDropped {
+            let _panics = (point == PanicPoint::SourceDoneDropped).then(|| PanicsOnDrop);
+            assert!(point != PanicPoint::SourceDone, "boom");
+            if point != PanicPoint::SourceDoneDropped {
                 context.released().await;
             }
             SourceEnd::Stopped
@@ -117,7 +119,7 @@ impl ConditionalSource for Faulty {
     }
 
     fn name(&self) -> String {
-        assert!(self.seam != Seam::SourceName, "boom");
+        assert!(self.point != PanicPoint::SourceName, "boom");
         "its source".to_owned()
     }
 }
@@ -129,7 +131,7 @@ fn panics() -> bool {
 /// Condition whose code panics.
 struct FaultyCondition {
     panics: bool,
-    _bomb: Option<Bomb>,
+    _panics: Option<PanicsOnDrop>,
 }
 
 impl Condition for FaultyCondition {
@@ -140,15 +142,18 @@ impl Condition for FaultyCondition {
 }
 
 /// Makes a closure own a value whose `Drop` panics, if there is one.
-fn keep(_bomb: &Option<Bomb>) {}
+fn keep(_panics: &Option<PanicsOnDrop>) {}
 
 /// Builder whose values panic when they are dropped: this one, or every one.
-fn dropping(seam: Seam) -> Builder {
-    let bomb = |at| (seam == at || seam == Seam::EveryValueDropped).then(|| Bomb);
+fn dropping(point: PanicPoint) -> Builder {
+    let panics_on_drop =
+        |at| (point == at || point == PanicPoint::EveryValueDropped).then(|| PanicsOnDrop);
     let [map, delta, predicate] =
-        [Seam::MapDropped, Seam::DeltaDropped, Seam::PredicateDropped].map(bomb);
+        [PanicPoint::MapDropped, PanicPoint::DeltaDropped, PanicPoint::PredicateDropped]
+            .map(panics_on_drop);
     let [filter, synced, index] =
-        [Seam::EventFilterDropped, Seam::SyncedDropped, Seam::IndexDropped].map(bomb);
+        [PanicPoint::EventFilterDropped, PanicPoint::SyncedDropped, PanicPoint::IndexDropped]
+            .map(panics_on_drop);
     let map = Handler::map(move |_| {
         keep(&map);
         Vec::new()
@@ -166,8 +171,10 @@ fn dropping(seam: Seam) -> Builder {
         keep(&index);
         Vec::new()
     });
-    let condition =
-        FaultyCondition { panics: seam == Seam::Condition, _bomb: bomb(Seam::ConditionDropped) };
+    let condition = FaultyCondition {
+        panics: point == PanicPoint::Condition,
+        _panics: panics_on_drop(PanicPoint::ConditionDropped),
+    };
     builder()
         .watches_type(widgets(), map)
         .conditional()
@@ -176,36 +183,36 @@ fn dropping(seam: Seam) -> Builder {
         .on_synced(move |_| keep(&synced))
         .watches_type(widgets(), delta)
         .event_filter(filter)
-        .source(Faulty::source(seam))
+        .source(Faulty::source(point))
         .when(condition)
 }
 
-fn faulty(seam: Seam) -> Builder {
+fn faulty(point: PanicPoint) -> Builder {
     let widgets = |handler: Handler| builder().watches_type(widgets(), handler).conditional();
     let itself = || widgets(Handler::map(|object| vec![object.key().clone().into()]));
-    match seam {
-        Seam::Predicate => itself().predicate(Predicate::new(|_| panics())),
-        Seam::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
-        Seam::Map => widgets(Handler::map(|_| panic!("boom"))),
-        Seam::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(Bomb))),
-        Seam::Delta => widgets(Handler::delta(|_, _| panic!("boom"))),
-        Seam::Synced => itself().on_synced(|_| panic!("boom")),
-        Seam::Index => itself().index(Index::new("by-app", |_| panic!("boom"))),
-        Seam::PredicateDropped
-        | Seam::EventFilterDropped
-        | Seam::MapDropped
-        | Seam::DeltaDropped
-        | Seam::SyncedDropped
-        | Seam::IndexDropped
-        | Seam::Condition
-        | Seam::ConditionDropped
-        | Seam::EveryValueDropped => dropping(seam),
-        _ => itself().source(Faulty::source(seam)),
+    match point {
+        PanicPoint::Predicate => itself().predicate(Predicate::new(|_| panics())),
+        PanicPoint::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
+        PanicPoint::Map => widgets(Handler::map(|_| panic!("boom"))),
+        PanicPoint::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(PanicsOnDrop))),
+        PanicPoint::Delta => widgets(Handler::delta(|_, _| panic!("boom"))),
+        PanicPoint::Synced => itself().on_synced(|_| panic!("boom")),
+        PanicPoint::Index => itself().index(Index::new("by-app", |_| panic!("boom"))),
+        PanicPoint::PredicateDropped
+        | PanicPoint::EventFilterDropped
+        | PanicPoint::MapDropped
+        | PanicPoint::DeltaDropped
+        | PanicPoint::SyncedDropped
+        | PanicPoint::IndexDropped
+        | PanicPoint::Condition
+        | PanicPoint::ConditionDropped
+        | PanicPoint::EveryValueDropped => dropping(point),
+        _ => itself().source(Faulty::source(point)),
     }
 }
 
 /// Runs a controller that panics there beside a healthy one that shares its informer.
-async fn try_seam(seam: Seam) {
+async fn try_point(point: PanicPoint) {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
@@ -213,9 +220,9 @@ async fn try_seam(seam: Seam) {
         Arc::new(harness.build(Controller::builder("well").for_type(widgets()).conditional()));
     harness.manager.add("well", well, RunnableOptions::default()).await.unwrap();
 
-    let built = faulty(seam).build(&harness.cluster, Faulty::reconciler(seam));
-    let controller = match (built, seam) {
-        (Err(error), Seam::SourceName) => {
+    let built = faulty(point).build(&harness.cluster, Faulty::reconciler(point));
+    let controller = match (built, point) {
+        (Err(error), PanicPoint::SourceName) => {
             assert!(error.to_string().contains("boom"), "{error}");
             harness.shutdown().await;
             return;
@@ -225,33 +232,33 @@ async fn try_seam(seam: Seam) {
     harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
     let dropped = matches!(
-        seam,
-        Seam::ReconcilerDropped
-            | Seam::SourceDropped
-            | Seam::PredicateDropped
-            | Seam::EventFilterDropped
-            | Seam::MapDropped
-            | Seam::DeltaDropped
-            | Seam::SyncedDropped
-            | Seam::IndexDropped
-            | Seam::ConditionDropped
-            | Seam::EveryValueDropped
+        point,
+        PanicPoint::ReconcilerDropped
+            | PanicPoint::SourceDropped
+            | PanicPoint::PredicateDropped
+            | PanicPoint::EventFilterDropped
+            | PanicPoint::MapDropped
+            | PanicPoint::DeltaDropped
+            | PanicPoint::SyncedDropped
+            | PanicPoint::IndexDropped
+            | PanicPoint::ConditionDropped
+            | PanicPoint::EveryValueDropped
     );
     if dropped {
         harness.state(ControllerState::Running).await;
     } else {
         harness.until(is_named).await;
         let source = matches!(
-            seam,
-            Seam::Condition
-                | Seam::SourceReady
-                | Seam::SourceStart
-                | Seam::SourceSynced
-                | Seam::SourceSyncedPayload
-                | Seam::SourceSyncError
-                | Seam::SourceSyncErrorDropped
-                | Seam::SourceDone
-                | Seam::SourceDoneDropped
+            point,
+            PanicPoint::Condition
+                | PanicPoint::SourceReady
+                | PanicPoint::SourceStart
+                | PanicPoint::SourceSynced
+                | PanicPoint::SourceSyncedPayload
+                | PanicPoint::SourceSyncError
+                | PanicPoint::SourceSyncErrorDropped
+                | PanicPoint::SourceDone
+                | PanicPoint::SourceDoneDropped
         );
         if !source {
             let status = harness.state(ControllerState::Running).await;
@@ -269,39 +276,39 @@ async fn try_seam(seam: Seam) {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_controller_affects_that_controller_alone_and_is_reported() {
-    let seams = [
-        Seam::Predicate,
-        Seam::EventFilter,
-        Seam::Map,
-        Seam::MapPayload,
-        Seam::Delta,
-        Seam::Synced,
-        Seam::Index,
-        Seam::Reconcile,
-        Seam::ReconcileCall,
-        Seam::ReconcilePayload,
-        Seam::ReconcileError,
-        Seam::ReconcileErrorDropped,
-        Seam::ReconcilerDropped,
-        Seam::SourceName,
-        Seam::SourceReady,
-        Seam::SourceStart,
-        Seam::SourceSynced,
-        Seam::SourceSyncedPayload,
-        Seam::SourceSyncError,
-        Seam::SourceSyncErrorDropped,
-        Seam::SourceDone,
-        Seam::SourceDoneDropped,
-        Seam::SourceDropped,
-        Seam::PredicateDropped,
-        Seam::EventFilterDropped,
-        Seam::MapDropped,
-        Seam::DeltaDropped,
-        Seam::SyncedDropped,
-        Seam::IndexDropped,
-        Seam::Condition,
-        Seam::ConditionDropped,
-        Seam::EveryValueDropped,
+    let points = [
+        PanicPoint::Predicate,
+        PanicPoint::EventFilter,
+        PanicPoint::Map,
+        PanicPoint::MapPayload,
+        PanicPoint::Delta,
+        PanicPoint::Synced,
+        PanicPoint::Index,
+        PanicPoint::Reconcile,
+        PanicPoint::ReconcileCall,
+        PanicPoint::ReconcilePayload,
+        PanicPoint::ReconcileError,
+        PanicPoint::ReconcileErrorDropped,
+        PanicPoint::ReconcilerDropped,
+        PanicPoint::SourceName,
+        PanicPoint::SourceReady,
+        PanicPoint::SourceStart,
+        PanicPoint::SourceSynced,
+        PanicPoint::SourceSyncedPayload,
+        PanicPoint::SourceSyncError,
+        PanicPoint::SourceSyncErrorDropped,
+        PanicPoint::SourceDone,
+        PanicPoint::SourceDoneDropped,
+        PanicPoint::SourceDropped,
+        PanicPoint::PredicateDropped,
+        PanicPoint::EventFilterDropped,
+        PanicPoint::MapDropped,
+        PanicPoint::DeltaDropped,
+        PanicPoint::SyncedDropped,
+        PanicPoint::IndexDropped,
+        PanicPoint::Condition,
+        PanicPoint::ConditionDropped,
+        PanicPoint::EveryValueDropped,
     ];
-    check_each(&seams, try_seam).await;
+    check_each(&points, try_point).await;
 }

@@ -245,14 +245,14 @@ async fn a_request_that_a_thread_polls_at_the_close_is_waited_for_and_then_dropp
 
 #[tokio::test]
 async fn a_request_that_panics_when_it_is_dropped_affects_no_other() {
-    struct Bomb;
-    impl Drop for Bomb {
+    struct PanicsOnDrop;
+    impl Drop for PanicsOnDrop {
         fn drop(&mut self) {
             panic!("boom")
         }
     }
     let service = service_fn(move |_request: Request<Body>| async move {
-        let _bomb = Bomb;
+        let _panics = PanicsOnDrop;
         std::future::pending::<Result<Response<Body>, io::Error>>().await
     });
     let fence = Fence::new();

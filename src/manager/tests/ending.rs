@@ -150,7 +150,7 @@ async fn a_panic_of_a_task_ends_that_task_alone_and_is_counted() {
         epoch.spawn(async { panic!("boom") });
         let stops = epoch.clone();
         epoch.spawn(async move {
-            let _bomb = Bomb;
+            let _panics = PanicsOnDrop;
             stops.stopping().await;
         });
         let count = Arc::clone(&count);

@@ -3,11 +3,11 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
 use super::*;
-use crate::guard::fixture::{Unspeakable, check_each, is_named};
+use crate::guard::fixture::{PanickingError, check_each, is_named};
 
 /// Place in a runnable at which its code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seam {
+enum PanicPoint {
     Group,
     Ready,
     Start,
@@ -30,18 +30,19 @@ enum Seam {
     AbortedTaskDropped,
 }
 
-struct Faulty(Option<Seam>);
+struct Faulty(Option<PanicPoint>);
 
 /// A condition whose code panics.
 struct FaultyCondition {
     panics: bool,
-    _bomb: Option<Bomb>,
+    _panics: Option<PanicsOnDrop>,
 }
 
 impl FaultyCondition {
-    fn new(seam: Seam) -> Self {
-        let dropped = matches!(seam, Seam::ConditionDropped | Seam::ConditionAndRunnableDropped);
-        Self { panics: seam == Seam::Condition, _bomb: dropped.then(|| Bomb) }
+    fn new(point: PanicPoint) -> Self {
+        let dropped =
+            matches!(point, PanicPoint::ConditionDropped | PanicPoint::ConditionAndRunnableDropped);
+        Self { panics: point == PanicPoint::Condition, _panics: dropped.then(|| PanicsOnDrop) }
     }
 }
 
@@ -53,37 +54,39 @@ impl Condition for FaultyCondition {
 }
 
 impl Faulty {
-    fn panics(&self, at: Seam) {
+    fn panics(&self, at: PanicPoint) {
         assert!(self.0 != Some(at), "boom");
     }
 }
 
 impl Drop for Faulty {
     fn drop(&mut self) {
-        self.panics(Seam::RunnableDropped);
-        self.panics(Seam::ConditionAndRunnableDropped);
+        self.panics(PanicPoint::RunnableDropped);
+        self.panics(PanicPoint::ConditionAndRunnableDropped);
     }
 }
 
 impl Runnable for Faulty {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        self.panics(Seam::Start);
-        let seam = self.0;
+        self.panics(PanicPoint::Start);
+        let point = self.0;
         Box::pin(async move {
-            match seam {
-                Some(Seam::Run) => panic!("boom"),
-                Some(Seam::RunPayload) => std::panic::panic_any(Bomb),
-                Some(Seam::RunError) => return Err(Unspeakable { dropped: false }.into()),
-                Some(Seam::RunErrorDropped) => return Err(Unspeakable { dropped: true }.into()),
+            match point {
+                Some(PanicPoint::Run) => panic!("boom"),
+                Some(PanicPoint::RunPayload) => std::panic::panic_any(PanicsOnDrop),
+                Some(PanicPoint::RunError) => return Err(PanickingError { dropped: false }.into()),
+                Some(PanicPoint::RunErrorDropped) => {
+                    return Err(PanickingError { dropped: true }.into());
+                }
                 _ => {}
             }
-            let _bomb = (seam == Some(Seam::RunDropped)).then(|| Bomb);
-            if matches!(seam, Some(Seam::TaskDropped | Seam::AbortedTaskDropped)) {
-                let (bomb, stops) = (Bomb, epoch.clone());
+            let _panics = (point == Some(PanicPoint::RunDropped)).then(|| PanicsOnDrop);
+            if matches!(point, Some(PanicPoint::TaskDropped | PanicPoint::AbortedTaskDropped)) {
+                let (panics_on_drop, stops) = (PanicsOnDrop, epoch.clone());
                 epoch.spawn(async move {
-                    let _bomb = bomb;
+                    let _panics = panics_on_drop;
                     stops.stopping().await;
-                    if seam == Some(Seam::AbortedTaskDropped) {
+                    if point == Some(PanicPoint::AbortedTaskDropped) {
                         std::future::pending().await
                     }
                 });
@@ -94,70 +97,72 @@ impl Runnable for Faulty {
     }
 
     fn group(&self) -> RunnableGroup {
-        self.panics(Seam::Group);
+        self.panics(PanicPoint::Group);
         RunnableGroup::LeaderElection
     }
 
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
-        self.panics(Seam::Prepare);
-        let seam = self.0;
+        self.panics(PanicPoint::Prepare);
+        let point = self.0;
         Box::pin(async move {
-            match seam {
-                Some(Seam::PreparePayload) => std::panic::panic_any(Bomb),
-                Some(Seam::PrepareError) => Err(Unspeakable { dropped: false }.into()),
-                Some(Seam::PrepareErrorDropped) => Err(Unspeakable { dropped: true }.into()),
-                Some(Seam::Unprepare | Seam::UnpreparePayload) => Err("not now".into()),
+            match point {
+                Some(PanicPoint::PreparePayload) => std::panic::panic_any(PanicsOnDrop),
+                Some(PanicPoint::PrepareError) => Err(PanickingError { dropped: false }.into()),
+                Some(PanicPoint::PrepareErrorDropped) => {
+                    Err(PanickingError { dropped: true }.into())
+                }
+                Some(PanicPoint::Unprepare | PanicPoint::UnpreparePayload) => Err("not now".into()),
                 _ => Ok(()),
             }
         })
     }
 
     fn unprepare(&self) {
-        self.panics(Seam::Unprepare);
-        if self.0 == Some(Seam::UnpreparePayload) {
-            std::panic::panic_any(Bomb);
+        self.panics(PanicPoint::Unprepare);
+        if self.0 == Some(PanicPoint::UnpreparePayload) {
+            std::panic::panic_any(PanicsOnDrop);
         }
     }
 }
 
 impl ConditionalRunnable for Faulty {
     fn ready(&self) -> Readiness {
-        self.panics(Seam::Ready);
+        self.panics(PanicPoint::Ready);
         Readiness::published(watch::channel(met()).1)
     }
 }
 
-/// Runs a runnable that panics at `seam` beside a healthy one.
-async fn try_seam(seam: Seam) {
+/// Runs a runnable that panics at `point` beside a healthy one.
+async fn try_point(point: PanicPoint) {
     let harness = Harness::new();
     harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
     let options = RunnableOptions::default;
-    let faulty = Arc::new(Faulty(Some(seam)));
+    let faulty = Arc::new(Faulty(Some(point)));
     let prepares = matches!(
-        seam,
-        Seam::Prepare
-            | Seam::PreparePayload
-            | Seam::PrepareError
-            | Seam::PrepareErrorDropped
-            | Seam::Unprepare
-            | Seam::UnpreparePayload
+        point,
+        PanicPoint::Prepare
+            | PanicPoint::PreparePayload
+            | PanicPoint::PrepareError
+            | PanicPoint::PrepareErrorDropped
+            | PanicPoint::Unprepare
+            | PanicPoint::UnpreparePayload
     );
     if prepares {
         harness.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
         harness.until("faulty", ControllerState::Running).await;
         harness.handle.replace("faulty", faulty, options()).await.unwrap();
     } else {
-        let conditional = RunnableWithCondition::also(faulty, FaultyCondition::new(seam));
+        let conditional = RunnableWithCondition::also(faulty, FaultyCondition::new(point));
         harness.handle.add("faulty", Arc::new(conditional), options()).await.unwrap();
     }
 
-    match seam {
-        Seam::RunDropped
-        | Seam::RunnableDropped
-        | Seam::ConditionDropped
-        | Seam::ConditionAndRunnableDropped
-        | Seam::TaskDropped
-        | Seam::AbortedTaskDropped => {
+    match point {
+        PanicPoint::RunDropped
+        | PanicPoint::RunnableDropped
+        | PanicPoint::ConditionDropped
+        | PanicPoint::ConditionAndRunnableDropped
+        | PanicPoint::TaskDropped
+        | PanicPoint::AbortedTaskDropped => {
             harness.until("faulty", ControllerState::Running).await;
         }
         _ => {
@@ -176,27 +181,27 @@ async fn try_seam(seam: Seam) {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_runnable_affects_that_runnable_alone_and_is_reported() {
-    let seams = [
-        Seam::Group,
-        Seam::Ready,
-        Seam::Start,
-        Seam::Run,
-        Seam::RunPayload,
-        Seam::RunError,
-        Seam::RunErrorDropped,
-        Seam::RunDropped,
-        Seam::Prepare,
-        Seam::PreparePayload,
-        Seam::PrepareError,
-        Seam::PrepareErrorDropped,
-        Seam::Unprepare,
-        Seam::UnpreparePayload,
-        Seam::RunnableDropped,
-        Seam::Condition,
-        Seam::ConditionDropped,
-        Seam::ConditionAndRunnableDropped,
-        Seam::TaskDropped,
-        Seam::AbortedTaskDropped,
+    let points = [
+        PanicPoint::Group,
+        PanicPoint::Ready,
+        PanicPoint::Start,
+        PanicPoint::Run,
+        PanicPoint::RunPayload,
+        PanicPoint::RunError,
+        PanicPoint::RunErrorDropped,
+        PanicPoint::RunDropped,
+        PanicPoint::Prepare,
+        PanicPoint::PreparePayload,
+        PanicPoint::PrepareError,
+        PanicPoint::PrepareErrorDropped,
+        PanicPoint::Unprepare,
+        PanicPoint::UnpreparePayload,
+        PanicPoint::RunnableDropped,
+        PanicPoint::Condition,
+        PanicPoint::ConditionDropped,
+        PanicPoint::ConditionAndRunnableDropped,
+        PanicPoint::TaskDropped,
+        PanicPoint::AbortedTaskDropped,
     ];
-    check_each(&seams, try_seam).await;
+    check_each(&points, try_point).await;
 }

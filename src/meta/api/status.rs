@@ -4,9 +4,6 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Status of a CompositeController.
-pub type CompositeControllerStatus = ControllerStatus;
-
 /// Status of a declared controller, the same for all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

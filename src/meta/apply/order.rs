@@ -1,7 +1,8 @@
 //! Order of the writes for one parent: decisions without I/O.
 //!
-//! Deletions come first, then the other writes, each by group. A group begins when the one before
-//! it has ended. Within a group, writes begin in the order of the plan and overlap.
+//! Deletions come first, then the other writes, each by child type. The writes of a type begin when
+//! those of the previous type have ended. Within a type, writes begin in the order of the plan and
+//! overlap.
 //!
 //! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, where no writes
 //! overlap.

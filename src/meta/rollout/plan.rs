@@ -270,7 +270,7 @@ struct UnfinishedChildren {
     not_latest: BTreeMap<ChildId, AssignedRevision>,
     states: BTreeMap<ChildId, ChildState>,
     /// Children that a revision records although no response has them, another revision records
-    /// them too, or they are as the latest one wants them.
+    /// them too, or they are as the latest one desires them.
     misrecorded: BTreeSet<ChildId>,
 }
 

@@ -1,4 +1,4 @@
-//! Condition `Updated` of a parent, in the status that the hook wants.
+//! Condition `Updated` of a parent, in the status of the hook response.
 //!
 //! Semantics: `syncRollingUpdate` of Metacontroller (`pkg/controller/composite/rolling_update.go`).
 //! A condition of the hook with this type is replaced, and an absent status is an empty one.

@@ -18,8 +18,8 @@ fn said(
     acceptance: &Acceptance,
     run: Option<&RunnableStatus>,
     health: &Health,
-) -> CompositeControllerStatus {
-    let previous = CompositeControllerStatus::default();
+) -> ControllerStatus {
+    let previous = ControllerStatus::default();
     View {
         generation: 7,
         acceptance,
@@ -39,7 +39,7 @@ fn failures(hook: Option<HookKind>, count: usize, parent: &str) -> FailureSum {
 }
 
 #[track_caller]
-fn check(status: &CompositeControllerStatus, expected: [(&str, &str, &str); 4]) {
+fn check(status: &ControllerStatus, expected: [(&str, &str, &str); 4]) {
     let found: Vec<_> = status
         .conditions
         .iter()
@@ -128,7 +128,7 @@ fn parents_that_wait_in_a_rollout_are_named_with_their_times() {
         since: Some(Timestamp::UNIX_EPOCH),
         longest: vec![waiting("a"), waiting("b")],
     };
-    let previous = CompositeControllerStatus::default();
+    let previous = ControllerStatus::default();
     let view = View {
         generation: 7,
         acceptance: &Acceptance::Accepted,
@@ -247,7 +247,7 @@ fn paused_controller_has_the_reason_paused() {
 fn a_condition_keeps_its_time_while_its_status_holds() {
     let later: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
     let (acceptance, health) = (Acceptance::Accepted, Health::default());
-    let view = |previous: &CompositeControllerStatus, run: &RunnableStatus, now| {
+    let view = |previous: &ControllerStatus, run: &RunnableStatus, now| {
         View {
             generation: 1,
             acceptance: &acceptance,
@@ -260,7 +260,7 @@ fn a_condition_keeps_its_time_while_its_status_holds() {
         .status()
     };
     let starting = run(ControllerState::Starting, "SourcesSyncing");
-    let first = view(&CompositeControllerStatus::default(), &starting, Timestamp::UNIX_EPOCH);
+    let first = view(&ControllerStatus::default(), &starting, Timestamp::UNIX_EPOCH);
 
     let second = view(&first, &run(ControllerState::Running, "Running"), later);
 

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     manager::{ControllerName, ManagerHandle},
-    meta::{CompositeControllerStatus, ControllerKind, declared::Changes},
+    meta::{ControllerKind, ControllerStatus, declared::Changes},
 };
 
 /// Declared controllers of one or more supervisors. Cheap to clone.
@@ -28,7 +28,7 @@ pub struct DeclaredController {
     /// Generation of the object that was checked.
     pub generation: i64,
     /// Status that the object has or is about to get.
-    pub status: CompositeControllerStatus,
+    pub status: ControllerStatus,
 }
 
 impl DeclaredControllers {

@@ -13,7 +13,7 @@ use crate::{
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, UnmetRequirement},
     meta::{
-        CompositeControllerStatus, ControllerKind,
+        ControllerKind, ControllerStatus,
         declared::{CheckedObject, DeclaredState, PrunedStatus, WaitingEvent},
         recorder::{Severity, Subject},
         resource::{Resource, is_not_found, requested_wait, throttled},
@@ -96,7 +96,7 @@ impl DeclarationReconciler {
             declared.written.get_or_insert_with(|| (wanted, Instant::now()));
             return Ok(None);
         }
-        if cached == CompositeControllerStatus::default() {
+        if cached == ControllerStatus::default() {
             let seen = declared.seen.get_or_insert_with(Instant::now).elapsed();
             if seen < FIRST_WRITE_DELAY {
                 return Ok(Some(FIRST_WRITE_DELAY - seen));
@@ -120,9 +120,9 @@ impl DeclarationReconciler {
         let is_pruned = match stored {
             Ok(stored) => {
                 let stored = stored.get("status").cloned().unwrap_or_default();
-                let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
+                let stored = serde_json::from_value::<ControllerStatus>(stored);
                 let stored = stored.unwrap_or_default();
-                if stored != wanted && stored == CompositeControllerStatus::default() {
+                if stored != wanted && stored == ControllerStatus::default() {
                     self.log_pruned_status();
                 }
                 stored != wanted
@@ -166,11 +166,11 @@ impl DeclarationReconciler {
 /// Returns the time until a changed status may be written.
 fn wait_before_write(
     declared: &DeclaredState,
-    cached: &CompositeControllerStatus,
-    wanted: &CompositeControllerStatus,
+    cached: &ControllerStatus,
+    wanted: &ControllerStatus,
 ) -> Option<Duration> {
     // A schema that keeps no field of this status keeps none of a later one.
-    let nothing_kept = *cached == CompositeControllerStatus::default();
+    let nothing_kept = *cached == ControllerStatus::default();
     let (written, at) = declared.written.as_ref()?;
     let interval = match declared.pruned {
         // The schema has no place for the status until the CRD is updated.
@@ -199,7 +199,7 @@ fn waiting(run: &RunnableStatus) -> Option<WaitingEvent> {
 }
 
 /// Returns the cached status; the default if it has another shape.
-fn cached_status(object: &Object) -> CompositeControllerStatus {
+fn cached_status(object: &Object) -> ControllerStatus {
     #[derive(serde::Deserialize)]
     struct PartialObject {
         #[serde(default)]
@@ -211,7 +211,7 @@ fn cached_status(object: &Object) -> CompositeControllerStatus {
 }
 
 /// Returns the status as a merge patch: cached fields that are no longer wanted become null.
-fn with_nulls(wanted: &CompositeControllerStatus, cached: &CompositeControllerStatus) -> Value {
+fn with_nulls(wanted: &ControllerStatus, cached: &ControllerStatus) -> Value {
     let mut patch = json!(wanted);
     let cached = json!(cached);
     if let (Some(patch), Some(cached)) = (patch.as_object_mut(), cached.as_object()) {

@@ -51,7 +51,7 @@ use crate::{
 /// Resync period of controllers without their own.
 const RESYNC: Duration = Duration::from_secs(24 * 3600);
 
-/// Hook that wants no children.
+/// Hook that returns no children.
 struct Content;
 
 impl Hook for Content {

@@ -118,7 +118,7 @@ impl ParentReconciler {
         Ok(recheck)
     }
 
-    /// Writes the object as its decoration wants it, in at most two writes.
+    /// Writes the object as decorated, in at most two writes.
     async fn write_object(
         &self,
         parent: &Parent,

@@ -1,7 +1,7 @@
 //! Owner chains: parents that are children of parents of the same type.
 //!
 //! If children are of their parents' type, each child becomes a parent. The chain has no end if the
-//! hook wants children for every one of them. A chain that leads through several types is not
+//! hook desires children for every one of them. A chain that leads through several types is not
 //! detected, since each controller knows the owners of its own parents alone.
 
 use crate::{
@@ -47,7 +47,7 @@ pub(super) fn depth(
 pub(super) fn explain(parent: &Parent, controller: ControllerKind, limit: usize) -> String {
     let kind = &parent.served.kind;
     format!(
-        "the hook wants children of type {kind} for a parent with a chain of {limit} owners of \
+        "the hook returns children of type {kind} for a parent with a chain of {limit} owners of \
          that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
          {controller}"
     )

@@ -1,4 +1,4 @@
-//! Writes a parent's status as the hook wants it.
+//! Writes a parent's status as in the hook response.
 //!
 //! The status stays text: it is compared by its fingerprint, and the body of a write is composed of
 //! texts.

@@ -341,7 +341,7 @@ impl<'a> RollingChildren<'a> {
         }
     }
 
-    /// Returns whether each child that an older revision records is as the latest one wants it. The
+    /// Returns whether each child that an older revision records is as the latest one desires it. The
     /// hook is not called for such a revision: it might not know the parent that it describes, after
     /// an edit of `revisionHistory.fieldPaths`.
     fn has_ended(&self, older: &Revision, latest: &DesiredById<'_>) -> bool {

@@ -313,22 +313,22 @@ async fn panic_is_an_error_of_its_request_alone() {
 }
 
 #[derive(Debug)]
-struct Unspeakable;
+struct PanickingError;
 
-impl std::fmt::Display for Unspeakable {
+impl std::fmt::Display for PanickingError {
     fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         panic!("it cannot be said")
     }
 }
 
-impl std::error::Error for Unspeakable {}
+impl std::error::Error for PanickingError {}
 
 #[tokio::test(start_paused = true)]
 async fn error_that_panics_when_it_is_formatted_affects_its_request_only() {
     let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
         |request, context| {
             let fails = &*request.name == "a" && context.attempt() == 0;
-            async move { if fails { Err(Unspeakable.into()) } else { ok() } }
+            async move { if fails { Err(PanickingError.into()) } else { ok() } }
         },
     );
 

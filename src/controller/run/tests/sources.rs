@@ -167,9 +167,9 @@ async fn optional_source_that_fails_is_started_again() {
 
 #[tokio::test(start_paused = true)]
 async fn source_that_panics_ends_the_run_with_its_message() {
-    let mut harness = make().input(InputMode::Plain, Bomb).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Plain, PanicsOnDrop).run(|_, _| async { ok() });
 
-    assert_eq!(harness.done().await.unwrap_err(), "source bomb: it panicked: tick tock");
+    assert_eq!(harness.done().await.unwrap_err(), "source panics_on_drop: it panicked: tick tock");
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,14 +192,14 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
 
 /// Source that ends as soon as it is started, or on request.
 #[derive(Clone)]
-struct Brief {
+struct ShortLived {
     end: SourceEnd,
     starts: Arc<AtomicUsize>,
     verdict: watch::Sender<Verdict>,
     goes_on: watch::Sender<bool>,
 }
 
-impl Brief {
+impl ShortLived {
     fn new(end: SourceEnd) -> Self {
         let verdict = watch::Sender::new(Verdict::Met(Vec::new()));
         Self { end, starts: Arc::default(), verdict, goes_on: watch::Sender::new(false) }
@@ -214,7 +214,7 @@ impl Brief {
     }
 }
 
-impl ConditionalSource for Brief {
+impl ConditionalSource for ShortLived {
     fn ready(&self) -> Readiness {
         Readiness::published(self.verdict.subscribe())
     }
@@ -236,24 +236,24 @@ const ENDS: [SourceEnd; 2] = [SourceEnd::Stopped, SourceEnd::TypeGone];
 async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch() {
     for end in ENDS {
         for holds in [Verdict::Met(Vec::new()), Verdict::Unknown(Vec::new())] {
-            let (brief, other) = (Brief::new(end.clone()), Fake::new("other", &["a"]));
-            brief.goes_on.send_replace(true);
+            let (short_lived, other) = (ShortLived::new(end.clone()), Fake::new("other", &["a"]));
+            short_lived.goes_on.send_replace(true);
             let mut harness = make()
-                .input(InputMode::Required, brief.clone())
+                .input(InputMode::Required, short_lived.clone())
                 .input(InputMode::Required, other.clone())
                 .run(|_, _| async { ok() });
             harness.running().await;
 
-            brief.is(holds);
-            brief.goes_on.send_replace(false);
+            short_lived.is(holds);
+            short_lived.goes_on.send_replace(false);
 
             let done = timeout(Duration::from_secs(1), harness.done()).await;
             assert_eq!(done, Ok(Ok(())), "{end:?}");
-            assert_eq!((brief.starts(), other.running()), (1, 0));
-            brief.is(Verdict::Met(Vec::new()));
+            assert_eq!((short_lived.starts(), other.running()), (1, 0));
+            short_lived.is(Verdict::Met(Vec::new()));
             harness.start();
             assert_eq!(harness.done().await, Ok(()), "also while the others sync");
-            assert_eq!(brief.starts(), 2);
+            assert_eq!(short_lived.starts(), 2);
         }
     }
 }
@@ -261,50 +261,51 @@ async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch()
 #[tokio::test(start_paused = true)]
 async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the_manager() {
     for end in ENDS {
-        let brief = Brief::new(end);
-        brief.goes_on.send_replace(true);
+        let short_lived = ShortLived::new(end);
+        short_lived.goes_on.send_replace(true);
         let mut harness =
-            make().input(InputMode::Required, brief.clone()).run(|_, _| async { ok() });
+            make().input(InputMode::Required, short_lived.clone()).run(|_, _| async { ok() });
         harness.running().await;
 
-        brief.is(Verdict::Unmet(Vec::new()));
-        brief.goes_on.send_replace(false);
+        short_lived.is(Verdict::Unmet(Vec::new()));
+        short_lived.goes_on.send_replace(false);
         sleep(Duration::from_secs(60)).await;
 
-        assert_eq!((harness.runs.len(), brief.starts()), (1, 1));
+        assert_eq!((harness.runs.len(), short_lived.starts()), (1, 1));
         harness.stop(StopReason::TypeGone).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn required_source_whose_condition_holds_again_after_its_end_ends_the_epoch() {
-    let brief = Brief::new(SourceEnd::TypeGone);
-    brief.goes_on.send_replace(true);
-    let mut harness = make().input(InputMode::Required, brief.clone()).run(|_, _| async { ok() });
+    let short_lived = ShortLived::new(SourceEnd::TypeGone);
+    short_lived.goes_on.send_replace(true);
+    let mut harness =
+        make().input(InputMode::Required, short_lived.clone()).run(|_, _| async { ok() });
     harness.running().await;
-    brief.is(Verdict::Unmet(Vec::new()));
-    brief.goes_on.send_replace(false);
+    short_lived.is(Verdict::Unmet(Vec::new()));
+    short_lived.goes_on.send_replace(false);
     run_until_idle().await;
 
     // Holds again before the manager has seen the loss.
-    brief.is(Verdict::Met(Vec::new()));
+    short_lived.is(Verdict::Met(Vec::new()));
 
     assert_eq!(timeout(Duration::from_secs(1), harness.done()).await, Ok(Ok(())));
-    assert_eq!(brief.starts(), 1);
+    assert_eq!(short_lived.starts(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn optional_source_that_is_always_done_is_started_again_less_and_less_often() {
     for end in ENDS {
-        let brief = Brief::new(end.clone());
+        let short_lived = ShortLived::new(end.clone());
         let mut harness =
-            make().input(InputMode::Optional, brief.clone()).run(|_, _| async { ok() });
+            make().input(InputMode::Optional, short_lived.clone()).run(|_, _| async { ok() });
 
         sleep(Duration::from_secs(62)).await;
-        assert_eq!(brief.starts(), 6, "{end:?}: after 1, 3, 7, 15 and 31 s");
+        assert_eq!(short_lived.starts(), 6, "{end:?}: after 1, 3, 7, 15 and 31 s");
         sleep(Duration::from_secs(600)).await;
 
-        assert_eq!(brief.starts(), 16, "{end:?}: once a minute");
+        assert_eq!(short_lived.starts(), 16, "{end:?}: once a minute");
         assert_eq!(harness.runs.len(), 1);
         harness.stop(StopReason::Cancelled).await.unwrap();
     }
@@ -312,11 +313,12 @@ async fn optional_source_that_is_always_done_is_started_again_less_and_less_ofte
 
 #[tokio::test(start_paused = true)]
 async fn plain_source_that_has_ended_is_not_started_again() {
-    let brief = Brief::new(SourceEnd::Stopped);
-    let mut harness = make().input(InputMode::Plain, brief.clone()).run(|_, _| async { ok() });
+    let short_lived = ShortLived::new(SourceEnd::Stopped);
+    let mut harness =
+        make().input(InputMode::Plain, short_lived.clone()).run(|_, _| async { ok() });
 
     sleep(Duration::from_secs(3600)).await;
 
-    assert_eq!((brief.starts(), harness.runs.len()), (1, 1));
+    assert_eq!((short_lived.starts(), harness.runs.len()), (1, 1));
     harness.stop(StopReason::Cancelled).await.unwrap();
 }

@@ -13,7 +13,7 @@ fn thing(name: &str, round: usize) -> Value {
     })
 }
 
-/// Response that wants the children that exist.
+/// Response with the children that exist.
 fn same(_: HookKind, request: &Value) -> Value {
     let children = request["children"]["ConfigMap.v1"].as_object().unwrap().values();
     let child = |child: &Value| {

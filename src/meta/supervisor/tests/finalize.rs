@@ -50,7 +50,7 @@ fn child() -> Value {
     })
 }
 
-/// Response that wants a child until the parent is finalized; finalized once the child is gone.
+/// Response with a child until the parent is finalized; finalized once the child is gone.
 pub(super) fn teardown(kind: HookKind, request: &Value) -> Value {
     let children = &request["children"]["ConfigMap.v1"];
     match kind {

@@ -1,11 +1,11 @@
 //! A hook or a factory of hooks that panics affects its own declared controller alone.
 
 use super::*;
-use crate::guard::fixture::{Bomb, check_each, is_named};
+use crate::guard::fixture::{PanicsOnDrop, check_each, is_named};
 
 /// Place in a hook, or in what makes it, whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seam {
+enum PanicPoint {
     Factory,
     FactoryDropped,
     Call,
@@ -18,48 +18,51 @@ enum Seam {
 }
 
 struct Faulty {
-    seam: Seam,
-    _bomb: Option<Bomb>,
+    point: PanicPoint,
+    _panics: Option<PanicsOnDrop>,
 }
 
 impl Faulty {
-    fn panics(&self, at: Seam) {
-        assert!(self.seam != at, "boom");
+    fn panics(&self, at: PanicPoint) {
+        assert!(self.point != at, "boom");
     }
 }
 
 impl Hook for Faulty {
     fn call(&self, _request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
-        self.panics(Seam::Call);
-        let bomb = (self.seam == Seam::CallDropped).then(|| Bomb);
+        self.panics(PanicPoint::Call);
+        let panics_on_drop = (self.point == PanicPoint::CallDropped).then(|| PanicsOnDrop);
         async move {
-            let _bomb = bomb;
-            self.panics(Seam::Answer);
+            let _panics = panics_on_drop;
+            self.panics(PanicPoint::Answer);
             Ok(Bytes::from_static(b"{}"))
         }
         .boxed()
     }
 
     fn forget(&self, _parent: &crate::controller::Request) {
-        self.panics(Seam::Forget);
+        self.panics(PanicPoint::Forget);
     }
 
     fn release(&self) -> futures::future::BoxFuture<'_, ()> {
-        self.panics(Seam::Release);
-        async { self.panics(Seam::Released) }.boxed()
+        self.panics(PanicPoint::Release);
+        async { self.panics(PanicPoint::Released) }.boxed()
     }
 }
 
 /// Makes the hook that panics for the controller "faulty", and another one for all others.
-fn factory(seam: Seam) -> HookFactory {
-    let bomb = (seam == Seam::FactoryDropped).then(|| Bomb);
+fn factory(point: PanicPoint) -> HookFactory {
+    let panics_on_drop = (point == PanicPoint::FactoryDropped).then(|| PanicsOnDrop);
     Arc::new(move |definition, _| {
-        let _kept = &bomb;
+        let _kept = &panics_on_drop;
         if &*definition.name != "faulty" {
             return Arc::new(Content);
         }
-        assert!(seam != Seam::Factory, "boom");
-        Arc::new(Faulty { seam, _bomb: (seam == Seam::HookDropped).then(|| Bomb) })
+        assert!(point != PanicPoint::Factory, "boom");
+        Arc::new(Faulty {
+            point,
+            _panics: (point == PanicPoint::HookDropped).then(|| PanicsOnDrop),
+        })
     })
 }
 
@@ -70,21 +73,21 @@ fn thing(name: &str) -> Value {
 }
 
 /// Runs a declared controller whose hook panics there, beside a healthy one.
-async fn try_seam(seam: Seam) {
-    let harness = Harness::with(factory(seam), RESYNC).await;
+async fn try_point(point: PanicPoint) {
+    let harness = Harness::with(factory(point), RESYNC).await;
     let faulty = runnable("faulty");
     harness.server.apply(thing("a")).unwrap();
     harness.declare("faulty", good());
     harness.declare("well", good());
     harness.running("well", 1).await;
-    if seam != Seam::Factory {
+    if point != PanicPoint::Factory {
         harness.running("faulty", 1).await;
     }
-    if matches!(seam, Seam::Call | Seam::Answer | Seam::CallDropped) {
+    if matches!(point, PanicPoint::Call | PanicPoint::Answer | PanicPoint::CallDropped) {
         harness.until(&faulty, is_named).await;
     }
     harness.server.remove("example.com/v1", "Thing", "", "a").unwrap();
-    if seam == Seam::Forget {
+    if point == PanicPoint::Forget {
         harness.until(&faulty, is_named).await;
     }
     run_until_idle().await;
@@ -104,16 +107,16 @@ async fn try_seam(seam: Seam) {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_hook_affects_its_own_controller_alone() {
-    let seams = [
-        Seam::Factory,
-        Seam::FactoryDropped,
-        Seam::Call,
-        Seam::Answer,
-        Seam::CallDropped,
-        Seam::Forget,
-        Seam::Release,
-        Seam::Released,
-        Seam::HookDropped,
+    let points = [
+        PanicPoint::Factory,
+        PanicPoint::FactoryDropped,
+        PanicPoint::Call,
+        PanicPoint::Answer,
+        PanicPoint::CallDropped,
+        PanicPoint::Forget,
+        PanicPoint::Release,
+        PanicPoint::Released,
+        PanicPoint::HookDropped,
     ];
-    check_each(&seams, try_seam).await;
+    check_each(&points, try_point).await;
 }

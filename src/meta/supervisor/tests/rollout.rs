@@ -260,7 +260,7 @@ impl Wire {
         Some(json!([child["spec"], child["data"]]))
     }
 
-    /// Returns the children other than this one that the parent wants and that are not available.
+    /// Returns the children other than this one that the parent desires and that are not available.
     fn unavailable(&self, except: &str) -> Vec<String> {
         let variant = self.variant;
         let namespace = variant.parent_namespace();

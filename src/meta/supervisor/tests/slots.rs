@@ -8,7 +8,7 @@ use std::{
 use super::*;
 use crate::testing::{Action, Faults, Rule};
 
-/// Hook that wants one config map for each parent, and records its parents.
+/// Hook that returns one config map for each parent, and records its parents.
 struct Recording(Arc<Mutex<BTreeSet<String>>>);
 
 impl Hook for Recording {

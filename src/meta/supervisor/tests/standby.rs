@@ -26,7 +26,7 @@ impl Hook for Counts {
     }
 }
 
-/// Hook that counts its calls, and wants one child of the name of the parent.
+/// Hook that counts its calls, and returns one child of the name of the parent.
 struct WantsChild(Arc<AtomicUsize>);
 
 impl Hook for WantsChild {

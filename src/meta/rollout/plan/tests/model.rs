@@ -63,7 +63,7 @@ struct SimulatedCluster {
     // Missing child that the last sync has waited for.
     awaited: Option<ChildId>,
     writes: usize,
-    // First child that was written although it was as the latest revision wants it.
+    // First child that was written although it was as the latest revision desires it.
     touched: Option<ChildId>,
 }
 
