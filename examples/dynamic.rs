@@ -49,7 +49,7 @@ struct Types {
 }
 
 /// Reconciler of the objects of one type.
-struct Census {
+struct ObjectCounter {
     counted: TypeRef,
     count: Gauge,
 }
@@ -72,7 +72,7 @@ impl Reconciler for Types {
                 let census = Controller::builder(name)
                     .for_type(counted.clone())
                     .conditional()
-                    .build(&self.cluster, Census { counted, count })?;
+                    .build(&self.cluster, ObjectCounter { counted, count })?;
                 census.add_to_running(&self.manager).await?;
             }
             None if is_added => {
@@ -85,7 +85,7 @@ impl Reconciler for Types {
     }
 }
 
-impl Reconciler for Census {
+impl Reconciler for ObjectCounter {
     async fn reconcile(
         &self,
         request: Request,

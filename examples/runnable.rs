@@ -29,13 +29,13 @@ use pilotlight::{
 use tracing::{info, warn};
 
 /// Counts the objects of a type.
-struct Census {
+struct ObjectCounter {
     client: Client,
     types: TypeRegistry,
     counted: TypeRef,
 }
 
-impl Runnable for Census {
+impl Runnable for ObjectCounter {
     /// Runs one epoch. When the future ends the epoch is done, so it must own everything that it
     /// starts.
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
@@ -67,7 +67,7 @@ impl Runnable for Census {
     }
 }
 
-impl ConditionalRunnable for Census {
+impl ConditionalRunnable for ObjectCounter {
     /// Met by any version. Conditions can be combined: `all_of`, `any_of`, `optional`.
     fn ready(&self) -> Readiness {
         type_served(&self.types, &self.counted)
@@ -90,7 +90,7 @@ async fn main() -> anyhow::Result<()> {
     proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
     let client = transport::client(config, options())?;
     let (cluster, runnable) = Cluster::new(client.clone(), ClusterOptions::default());
-    let census = Census {
+    let census = ObjectCounter {
         client,
         types: cluster.types.clone(),
         counted: TypeRef::resource("example.com", "v1", "widgets").any_version(),

@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     /// Value whose `Drop` panics with another such value.
-    struct Endless;
+    struct PanicsWithItself;
 
-    impl Drop for Endless {
+    impl Drop for PanicsWithItself {
         fn drop(&mut self) {
             panic_any(Self)
         }
@@ -138,22 +138,25 @@ mod tests {
 
     #[test]
     fn a_payload_that_panics_when_it_is_dropped_is_leaked() {
-        assert_eq!(run(|| panic_any(Endless)), Err("a panic without a message".to_owned()));
-        assert_eq!(discard(Endless), Err("a panic without a message".to_owned()));
-        drop(GuardedDrop::new(Endless));
+        assert_eq!(
+            run(|| panic_any(PanicsWithItself)),
+            Err("a panic without a message".to_owned())
+        );
+        assert_eq!(discard(PanicsWithItself), Err("a panic without a message".to_owned()));
+        drop(GuardedDrop::new(PanicsWithItself));
     }
 
     #[tokio::test]
     async fn a_future_is_guarded_until_it_is_dropped() {
         assert_eq!(future(async { 1 }).await, Ok(1));
         assert_eq!(future(async { panic!("boom") }).await, Err::<(), _>("boom".to_owned()));
-        let kept = Endless;
+        let kept = PanicsWithItself;
         let ends = future(async {
             let _kept = kept;
         });
         assert_eq!(ends.await, Err("a panic without a message".to_owned()));
         drop(future(async {
-            let _kept = Endless;
+            let _kept = PanicsWithItself;
             std::future::pending::<()>().await;
         }));
     }

@@ -209,7 +209,11 @@ impl Manager {
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
         if self.has_registered.load(Ordering::Relaxed) {
-            warn!(%name, "cluster was added after register_metrics: its metrics are missing");
+            warn!(
+                %name,
+                "cluster was added after register_metrics: its metrics are missing; add it before, \
+                 or call Cluster::register_metrics"
+            );
         }
         self.parts.push(MeteredPart { name, register: Box::new(register) });
     }

@@ -40,7 +40,7 @@ const KEY: &str = "PILOTLIGHT_TEST_AUTHORITY_KEY";
 const HELLO_OF_TLS_11: &[u8] = &[22, 3, 2, 0, 42, 2, 0, 0, 38, 3, 2];
 
 /// Listener at the URL of a hook.
-enum Listens {
+enum ListenerKind {
     /// Hook with this certificate.
     Certificate(Box<CertificateParams>, Signed),
     Tls11,
@@ -60,14 +60,14 @@ struct Server {
 }
 
 impl Server {
-    async fn start(listens: Listens, authority: &Issuer<'_, KeyPair>) -> Self {
+    async fn start(listens: ListenerKind, authority: &Issuer<'_, KeyPair>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}/sync", listener.local_addr().unwrap());
-        let speaks = match listens {
-            Listens::Tls11 => Speaks::Tls11,
-            Listens::PlainHttp => Speaks::Http,
-            Listens::Certificate(params, signed) => {
-                Speaks::Tls(acceptor(&params, &signed, authority))
+        let protocol = match listens {
+            ListenerKind::Tls11 => ServerProtocol::Tls11,
+            ListenerKind::PlainHttp => ServerProtocol::Http,
+            ListenerKind::Certificate(params, signed) => {
+                ServerProtocol::Tls(acceptor(&params, &signed, authority))
             }
         };
         let connections = Arc::<AtomicUsize>::default();
@@ -77,7 +77,7 @@ impl Server {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
                 count.fetch_add(1, Ordering::SeqCst);
-                serving.spawn(speaks.clone().to(tcp));
+                serving.spawn(protocol.clone().to(tcp));
                 while serving.try_join_next().is_some() {}
             }
         });
@@ -90,13 +90,13 @@ impl Server {
 }
 
 #[derive(Clone)]
-enum Speaks {
+enum ServerProtocol {
     Tls(TlsAcceptor),
     Tls11,
     Http,
 }
 
-impl Speaks {
+impl ServerProtocol {
     /// An aborted handshake is expected.
     async fn to(self, mut tcp: TcpStream) {
         match self {
@@ -158,11 +158,11 @@ fn acceptor(
 
 /// Certificate for this name, valid from the first day of `from` until the first day of `until`,
 /// which are years.
-fn certificate(name: &str, from: i32, until: i32, signed: Signed) -> Listens {
+fn certificate(name: &str, from: i32, until: i32, signed: Signed) -> ListenerKind {
     let mut params = CertificateParams::new([name.to_owned()]).unwrap();
     params.not_before = date_time_ymd(from, 1, 1);
     params.not_after = date_time_ymd(until, 1, 1);
-    Listens::Certificate(Box::new(params), signed)
+    ListenerKind::Certificate(Box::new(params), signed)
 }
 
 fn authority() -> CertificateParams {
@@ -240,8 +240,8 @@ async fn hooks_with_wrong_certificates() {
             certificate("other.test", 2020, 2100, Signed::ByTheAuthority),
             "not valid for name \"127.0.0.1\"; certificate is only valid for DnsName(\"other.test\")",
         ),
-        ("old", Listens::Tls11, "neither TLS 1.2 nor 1.3"),
-        ("plain", Listens::PlainHttp, "does not speak TLS"),
+        ("old", ListenerKind::Tls11, "neither TLS 1.2 nor 1.3"),
+        ("plain", ListenerKind::PlainHttp, "does not speak TLS"),
     ];
     let mut servers = Vec::new();
     for (name, listens, reason) in cases {

@@ -54,9 +54,9 @@ impl ConditionalRunnable for Leaky {
 
 /// Requeues each object after a very long time.
 #[derive(Clone)]
-struct Patient;
+struct RequeuesLate;
 
-impl Reconciler for Patient {
+impl Reconciler for RequeuesLate {
     async fn reconcile(&self, _: Request, _: Context) -> Result<Outcome, ReconcileError> {
         Ok(Outcome::RequeueAfter(Duration::from_secs(300 * 24 * 3600)))
     }
@@ -86,7 +86,7 @@ async fn nothing_is_left(leaks: LeakOracle, baseline: &Measure) {
 
 async fn controller(harness: &Harness<'_>, name: &str, widgets: TypeRef) {
     let controller = Controller::builder(name).for_type(widgets).conditional();
-    harness.add(name, Arc::new(controller.build(&harness.cluster, Patient).unwrap())).await;
+    harness.add(name, Arc::new(controller.build(&harness.cluster, RequeuesLate).unwrap())).await;
 }
 
 #[tokio::test(start_paused = true)]

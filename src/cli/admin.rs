@@ -111,7 +111,10 @@ async fn status(State(shown): State<Arc<DebugState>>) -> Json<StatusReport> {
 async fn queue(State(shown): State<Arc<DebugState>>, Path(controller): Path<String>) -> Response {
     match shown.manager.debug(controller).await {
         Some(queue) => Json(queue).into_response(),
-        None => (StatusCode::NOT_FOUND, "no such controller has a queue").into_response(),
+        None => {
+            let hint = "no controller of this name has a queue; /debug/status lists the names";
+            (StatusCode::NOT_FOUND, hint).into_response()
+        }
     }
 }
 

@@ -59,7 +59,7 @@ fn differences(directory: &Path, wanted: &[(String, String)]) -> anyhow::Result<
             && name != "kustomization.yaml"
             && !wanted.iter().any(|(wanted, _)| *wanted == name)
         {
-            wrong.push(format!("{} belongs to no type", directory.join(name).display()));
+            wrong.push(format!("{} belongs to no CRD; delete it", directory.join(name).display()));
         }
     }
     Ok(wrong)
@@ -83,6 +83,6 @@ mod tests {
         assert_eq!(wrong.len(), 3, "{wrong:?}");
         assert!(wrong[0].contains("b.yaml differs"));
         assert!(wrong[1].contains("c.yaml: "));
-        assert!(wrong[2].contains("d.yaml belongs to no type"));
+        assert!(wrong[2].contains("d.yaml belongs to no CRD; delete it"));
     }
 }

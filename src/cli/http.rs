@@ -36,7 +36,7 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         let host = uri.host().unwrap_or_default();
         let name = host.trim_start_matches('[').trim_end_matches(']');
         let stream = TcpStream::connect((name, uri.port_u16().unwrap_or(80))).await.context(
-            "is the manager running there? --address is that of \
+            "no manager accepts connections there; give --address the value of the manager's \
              --metrics-address",
         )?;
         // A plain connection: a pooled client would add much code to the binary for one request.
@@ -53,7 +53,10 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
         let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
         if !status.is_success() {
-            bail!("answered {status}; --address is that of --metrics-address");
+            bail!(
+                "the server responded {status}; give --address the value of the manager's \
+                 --metrics-address"
+            );
         }
         Ok(serde_json::from_slice(&body)?)
     };

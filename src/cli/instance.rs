@@ -39,8 +39,8 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
     /// Namespace of the ControllerRevisions of cluster-scoped parents. Controllers that update
-    /// children one at a time write these objects. Default: the namespace of --namespace, else that
-    /// of this process.
+    /// children one at a time write these objects. Default: the namespace of this process. With
+    /// --namespace, that namespace is used and this flag has no effect.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     controller_revision_namespace: Option<String>,
     /// Maximum number of concurrent hook calls of one controller. A sync that has begun to write is
@@ -127,7 +127,7 @@ impl ManagerArgs {
         }
         let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
         if given != used {
-            warn!(?given, ?used, "--discovery-interval is too short");
+            warn!(?given, ?used, "--discovery-interval is less than 100ms, so 100ms is used");
         }
     }
 

@@ -46,7 +46,11 @@ impl ReleaseArgs {
             Format::Table => output::print(&render(&parents))?,
         }
         if let Some(first) = errors.first() {
-            bail!("{} types or objects could not be released, first {first}", errors.len());
+            bail!(
+                "{} types could not be listed or objects not patched; correct this and run the \
+                 command again. The first: {first}",
+                errors.len()
+            );
         }
         Ok(())
     }

@@ -69,10 +69,11 @@ pub(super) struct StatusArgs {
     /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// List all objects with the finalizer of a declared controller that does not exist or does not
-    /// declare their type, which `pilotlight release` frees. Lists the metadata of all objects of
-    /// the cluster. Without the flag the report names only objects that are being deleted, of
-    /// custom and common built-in types, from at most 500 of each type.
+    /// List all objects with a finalizer that no declared controller removes, and that `pilotlight
+    /// release` frees: the controller does not exist, no longer declares their type, or is not
+    /// ready and declares no finalize hook. Lists the metadata of all objects of the cluster.
+    /// Without the flag the report names only objects that are being deleted, of custom and common
+    /// built-in types, from at most 500 of each type.
     #[arg(long, conflicts_with = "address")]
     finalizers: bool,
     /// Output format.

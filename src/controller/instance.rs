@@ -82,7 +82,7 @@ enum PrepareError {
     #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
     /// Wait: the preparation is retried with the next change.
-    #[error("the informer of {0} ended: {1:?}")]
+    #[error("the informer of {0} ended: {1}; the preparation is retried")]
     Ended(TypeRef, EndReason),
 }
 

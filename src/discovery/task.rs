@@ -201,7 +201,11 @@ impl RunningDiscovery {
                 self.refusals += 1;
                 let reason = format!("{error}; grant list and watch on {}", Crd::RESOURCE);
                 if self.refusals >= REFUSALS && self.set_mode(DiscoveryMode::Static(reason)) {
-                    warn!(%error, "CRDs may not be watched, discovery is polled");
+                    warn!(
+                        %error,
+                        "no right to watch CRDs, polling discovery; grant list and watch on \
+                         customresourcedefinitions"
+                    );
                     self.schedule.set_interval(Instant::now(), self.options.static_interval);
                 }
             }

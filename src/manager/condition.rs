@@ -484,7 +484,7 @@ mod tests {
         sender.send_replace(met_by("1"));
         let Verdict::Unmet(why) = readiness.verdict() else { panic!("the part is met") };
         assert_eq!(why[0].reason, Reason::ConditionMet);
-        assert_eq!(why[0].message, "widgets.example.com/v1 is served, which this excludes");
+        assert_eq!(why[0].message, "widgets.example.com/v1 is served and must not be");
         assert_eq!(not(not(part(met_by("1")).1)).verdict(), Verdict::Met(Vec::new()));
     }
 

@@ -199,7 +199,7 @@ impl Election {
         let (release, failed) = (CancellationToken::new(), watch::Sender::new(None));
         let (own_thread, terms) = (options.own_thread, term.subscribe());
         let ended = CancellationToken::new();
-        let patience = Campaign::longest_end(&options.times).saturating_add(SLACK);
+        let longest_end = Campaign::longest_end(&options.times).saturating_add(SLACK);
         let (released, at_end) = (release.clone(), ended.clone().drop_guard());
         let failure = failed.subscribe();
         let series = options.metrics.of(&options.name);
@@ -230,7 +230,7 @@ impl Election {
         } else {
             task.spawn(campaign);
         }
-        Ok(ElectionRun { terms, failure, release, ended, patience, _task: task })
+        Ok(ElectionRun { terms, failure, release, ended, longest_end, _task: task })
     }
 }
 
@@ -247,7 +247,7 @@ pub(super) struct ElectionRun {
     release: CancellationToken,
     ended: CancellationToken,
     /// Longest time until the lease is free.
-    patience: Duration,
+    longest_end: Duration,
     // Task of an election without its own thread.
     _task: JoinSet<()>,
 }
@@ -286,7 +286,7 @@ impl ElectionRun {
     /// Waits until the lease is free, for no longer than the requests that free it may take.
     pub(super) async fn ended(&self) {
         self.release.cancel();
-        if timeout(self.patience, self.ended.cancelled()).await.is_err() {
+        if timeout(self.longest_end, self.ended.cancelled()).await.is_err() {
             tracing::warn!("the election does not end; its lease expires by itself");
         }
     }

@@ -182,7 +182,7 @@ impl RunnableEntry {
             ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
                 let late = self.epoch.as_ref().map(Epoch::unfinished_work).unwrap_or_default();
-                (Reason::Stuck, format!("does not end, code blocks without yielding: {late}"))
+                (Reason::Stuck, format!("the epoch waits for code that blocks its thread: {late}"))
             }
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {

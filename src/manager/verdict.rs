@@ -276,12 +276,12 @@ pub(super) fn not(verdict: Verdict) -> Verdict {
         |message| vec![UnmetRequirement { reason: Reason::ConditionMet, message, type_ref: None }];
     match verdict {
         Verdict::Met(basis) if basis.is_empty() => {
-            Verdict::Unmet(excluded("a condition is met, which this excludes".to_owned()))
+            Verdict::Unmet(excluded("a condition is met that must not be".to_owned()))
         }
         Verdict::Met(basis) => Verdict::Unmet(
             basis
                 .iter()
-                .flat_map(|it| excluded(format!("{} is served, which this excludes", it.identity)))
+                .flat_map(|it| excluded(format!("{} is served and must not be", it.identity)))
                 .collect(),
         ),
         Verdict::Unmet(_) => Verdict::Met(Vec::new()),

@@ -2,8 +2,8 @@
 //! and `ControllerRevision`, with their parts.
 //!
 //! The types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
-//! Metacontroller's. A field that is part of the schema and not executed is refused when the
-//! controller is declared; `src/meta/definition.rs` validates it.
+//! Metacontroller's. `src/meta/definition.rs` validates their values, and rejects a controller with
+//! an invalid one. `preUpdateChild` and `postUpdateChild` are accepted and never called.
 
 mod composite_controller;
 mod controller_revision;

@@ -1,4 +1,4 @@
-//! Contested objects of one controller: parents want them, and others own them.
+//! Contested objects of one controller: desired objects of its parents that other controllers own.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(crate) struct ContestedObjects {
 /// Contested objects, summed over all parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContestedSum {
-    /// Number of objects; one that two parents want counts twice.
+    /// Number of objects; a desired object of two parents counts twice.
     pub(crate) count: usize,
     /// Parents and objects, five at most.
     pub(crate) first: Vec<(Request, String)>,

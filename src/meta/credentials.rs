@@ -422,7 +422,8 @@ impl Runnable for HookCredentials {
                     () = shared.named.notified() => {}
                     Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
                         if let Err(error) = ended {
-                            warn!(error = %crate::redaction::error(&error), "reading a credential failed");
+                            let error = crate::redaction::error(&error);
+                            warn!(%error, "watching the credentials of a hook panicked");
                         }
                     }
                 }

@@ -1,8 +1,7 @@
 //! Definition of a declared controller: its object parsed once, validated, and executable.
 //!
-//! All problems are collected, each with its field. An object that requests an unsupported feature
-//! is rejected as a whole and never executed in part. The fields of each kind are read in a module
-//! of their own.
+//! All problems are collected, each with its field. An object with a problem is rejected as a whole
+//! and never executed in part. The fields of each kind are read in a module of their own.
 
 mod composite;
 mod decorator;

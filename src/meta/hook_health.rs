@@ -77,7 +77,7 @@ pub(crate) struct Health {
     pub(crate) failing: Vec<FailureSum>,
     /// Rollouts that are under way.
     pub(crate) rollouts: RolloutHealth,
-    /// Objects that parents want and other controllers own.
+    /// Desired objects of parents that other controllers own.
     pub(crate) contested: ContestedSum,
 }
 

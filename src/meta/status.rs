@@ -16,7 +16,7 @@ use crate::{
 
 /// Longest message of a condition, in characters; a specification may have very many problems.
 const MESSAGE_CHARS: usize = 1024;
-/// Condition of objects that parents want and others own.
+/// Condition of desired objects that other controllers own.
 const CONTESTED: &str = "Contested";
 
 /// Verdict on the object itself.
@@ -98,7 +98,7 @@ impl View<'_> {
             (Acceptance::Paused, _) => (
                 ConditionStatus::False,
                 "Paused".to_owned(),
-                "paused by the annotation pilotlight.dev/paused".to_owned(),
+                "paused by the annotation pilotlight.dev/paused; remove it to resume".to_owned(),
             ),
             (Acceptance::Accepted, None) => {
                 (ConditionStatus::False, "NotStarted".to_owned(), String::new())
@@ -221,7 +221,7 @@ impl View<'_> {
         }
     }
 
-    /// Objects that parents want and others own.
+    /// Desired objects of parents that others own.
     fn contested(&self) -> ConditionParts {
         let ContestedSum { count, first } = &self.health.contested;
         if first.is_empty() {

@@ -36,12 +36,12 @@ scenarios! {
 const HELD: &str = "pilotlight.test/held";
 
 /// Controller that starts when its replica leads, and counts its starts.
-struct Cold {
+struct StartsAsLeader {
     controller: Controller,
     starts: Arc<AtomicUsize>,
 }
 
-impl Runnable for Cold {
+impl Runnable for StartsAsLeader {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         self.starts.fetch_add(1, Ordering::SeqCst);
         self.controller.start(epoch)
@@ -52,7 +52,7 @@ impl Runnable for Cold {
     }
 }
 
-impl ConditionalRunnable for Cold {
+impl ConditionalRunnable for StartsAsLeader {
     fn ready(&self) -> Readiness {
         self.controller.ready()
     }
@@ -81,7 +81,7 @@ async fn a_controller_that_never_led_registers_nothing_later(server: Server<'sta
     let controller = Controller::builder("cold").for_type(type_of(&crd, "v1")).conditional();
     let controller = controller.build(&testbed.cluster, cold.clone()).unwrap();
     let starts = Arc::new(AtomicUsize::new(0));
-    testbed.add("cold", Arc::new(Cold { controller, starts: Arc::clone(&starts) })).await;
+    testbed.add("cold", Arc::new(StartsAsLeader { controller, starts: Arc::clone(&starts) })).await;
     let warm = testbed.controller("warm", &crd).await;
     for (name, state) in [("cold", ControllerState::Waiting), ("warm", ControllerState::Starting)] {
         let waits = testbed.until(name, "stands by", |it| it.reason == "Standby").await;

@@ -82,7 +82,7 @@ pub(super) fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
 }
 
 /// Reconciler that delays its end for a few objects.
-struct Stubborn {
+struct DelaysItsEnd {
     recorder: RecordingReconciler,
     /// End of each delayed reconcile: its object and the time.
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
@@ -100,7 +100,7 @@ impl Drop for End {
     }
 }
 
-impl Reconciler for Stubborn {
+impl Reconciler for DelaysItsEnd {
     async fn reconcile(
         &self,
         request: Request,
@@ -135,7 +135,7 @@ async fn a_removed_type_ends_its_cache_and_its_reconciles(server: Server<'static
     let crd = testbed.widgets();
     let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     let ends = Arc::default();
-    let stubborn = Stubborn { recorder: recorder.clone(), ends: Arc::clone(&ends) };
+    let stubborn = DelaysItsEnd { recorder: recorder.clone(), ends: Arc::clone(&ends) };
     let controller = Controller::builder("busy")
         .for_type(type_of(&crd, "v1"))
         .conditional()

@@ -32,7 +32,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
-const STOP_PATIENCE: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Description of an input of a controller, which every epoch starts.
 #[derive(Clone)]
@@ -210,7 +210,7 @@ impl InputRun {
     /// The wait is bounded, because the manager may rest on another part of an `any_of`, and then
     /// does not stop the epoch.
     async fn done(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
-        let mut patience = pin!(sleep(STOP_PATIENCE));
+        let mut patience = pin!(sleep(STOP_TIMEOUT));
         loop {
             if !readiness.verdict().change_since(basis).is_loss() {
                 info!(input = name, "required source is done, the epoch ends");

@@ -45,7 +45,7 @@ const RETENTION: Duration = Duration::from_secs(600);
 /// First pause before the caches are compared again. Each pause is as long as the wait so far, so
 /// that the wait doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause before the caches are compared again. With the patience for a cache, a reconcile
+/// Longest pause before the caches are compared again. Together with the delay of a live read, a reconcile
 /// waits less than 5 s while the server answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 

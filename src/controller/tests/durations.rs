@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Reconciler that fails once, and then requeues after a duration.
-struct Patient(Duration, Log);
+struct FailsThenRequeues(Duration, Log);
 
-impl Reconciler for Patient {
+impl Reconciler for FailsThenRequeues {
     async fn reconcile(&self, request: Request, _: Context) -> Result<Outcome, ReconcileError> {
         let mut log = self.1.lock().unwrap();
         log.push(request.to_string());
@@ -71,7 +71,7 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
         .reconcile_timeout(if given.is_zero() { Duration::from_secs(1) } else { given })
         .sync_timeout(given)
         .backoff(Backoff { base: given.min(Duration::from_millis(5)), max: given })
-        .build(&cluster, Patient(given, Arc::clone(&log)))
+        .build(&cluster, FailsThenRequeues(given, Arc::clone(&log)))
         .unwrap();
     manager.add(NAME, Arc::new(controller), options()).unwrap();
     let stop = CancellationToken::new();

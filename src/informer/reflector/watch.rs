@@ -32,7 +32,7 @@ impl Reflector {
             return failure;
         }
         let Some(resume_version) = &self.resume_version else {
-            return RequestFailure::Suspect("the watch has no position");
+            return RequestFailure::Suspect("the watch has no resourceVersion to resume from");
         };
         let deadline = WatchDeadline::random();
         match self.wire.watch(resume_version.version(), deadline.seconds).await {
@@ -254,7 +254,7 @@ impl Reflector {
                 let contradicted = !version.is_empty()
                     && self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(version));
                 contradicted.then_some(RequestFailure::Suspect(
-                    "the server's position contradicts the watch",
+                    "the server's resourceVersion is older than that of the watch",
                 ))
             }
         }

@@ -130,15 +130,15 @@ async fn a_run_that_is_left_behind_sends_nothing_more() {
         graceful_shutdown_timeout: Some(Duration::from_secs(1)),
         ..ManagerOptions::default()
     };
-    struct Keeps(Arc<Mutex<Option<Epoch>>>);
-    impl Runnable for Keeps {
+    struct KeepsEpoch(Arc<Mutex<Option<Epoch>>>);
+    impl Runnable for KeepsEpoch {
         fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
             *self.0.lock().unwrap() = Some(epoch);
             Box::pin(std::future::pending())
         }
     }
     let mut manager = Manager::new(options);
-    let keeps = Arc::new(Keeps(epoch.clone()));
+    let keeps = Arc::new(KeepsEpoch(epoch.clone()));
     manager.add_runnable("late", keeps, RunnableOptions::default()).unwrap();
     let harness = Harness::start(manager);
     harness.until("late", ControllerState::Running).await;

@@ -1,7 +1,7 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
 //! All of Metacontroller's fields are declared, so that the API server prunes none of them.
-//! Unsupported fields are refused by `src/meta/definition.rs` and not here.
+//! Invalid values are rejected by `src/meta/definition.rs` and not here.
 //! Enumerations are strings here and enums in the CRD's schema: an object stored under a more
 //! liberal schema can then still be decoded, and its invalid field named.
 
@@ -145,7 +145,7 @@ pub struct CompositeHooks {
     /// Returns the children and the status that a parent should have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<HookSpec>,
-    /// Called instead of sync while a parent is being deleted.
+    /// Called instead of sync while a parent is being deleted or no longer selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finalize: Option<HookSpec>,
     /// Returns which other objects the hooks receive.

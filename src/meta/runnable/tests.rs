@@ -97,9 +97,9 @@ async fn a_run_that_ends_by_itself_releases_its_hook_once() {
 }
 
 /// Hook whose release never resolves.
-struct Clinging;
+struct NeverReleases;
 
-impl Hook for Clinging {
+impl Hook for NeverReleases {
     fn call(&self, _request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
         Box::pin(std::future::pending())
     }
@@ -115,7 +115,7 @@ async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and
     for dropped in [false, true] {
         let (epoch, begin) = (Epoch::new("a", 1, grace), tokio::time::Instant::now());
         epoch.stop(crate::manager::StopReason::Cancelled);
-        let run = runnable(Arc::new(Clinging)).start(epoch.clone());
+        let run = runnable(Arc::new(NeverReleases)).start(epoch.clone());
 
         let ended = async {
             let end = if dropped {

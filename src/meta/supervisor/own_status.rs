@@ -156,8 +156,8 @@ impl DeclarationReconciler {
             let crd = self.kind.crd_name();
             tracing::info!(
                 crd,
-                "the CRD keeps no status: conditions are in Events, metrics and `pilotlight status \
-                 --address`; `pilotlight crds` has a CRD with a status"
+                "the installed CRD prunes the status; apply the CRDs of `pilotlight crds`. Until \
+                 then conditions are in Events, metrics and `pilotlight status --address`"
             );
         }
     }

@@ -112,8 +112,8 @@ impl ParentReconciler {
             let text = format!("Sync error: {message}");
             self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
             if let Some(other) = owner.and_then(|owner| self.other_parent(owner, &wanted)) {
-                let text =
-                    format!("Sync error: {what} is also wanted by {} {}", wanted.kind, wanted.name);
+                let Subject { kind, name, .. } = &wanted;
+                let text = format!("Sync error: {what} is also desired by {kind} {name}");
                 self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
             }
         }

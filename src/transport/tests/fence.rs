@@ -19,12 +19,12 @@ use crate::manager::{
 };
 
 /// A run that hands its epoch to the test and ends at a signal.
-struct Lent {
+struct ExposesEpoch {
     epoch: mpsc::UnboundedSender<Epoch>,
     end: Arc<Notify>,
 }
 
-impl Runnable for Lent {
+impl Runnable for ExposesEpoch {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let end = self.end.clone();
         self.epoch.send(epoch).unwrap();
@@ -53,7 +53,7 @@ impl ManagedEpoch {
             grace: Duration::from_millis(50),
             ..RunnableOptions::default()
         };
-        let lent = Arc::new(Lent { epoch: sender, end: end.clone() });
+        let lent = Arc::new(ExposesEpoch { epoch: sender, end: end.clone() });
         manager.add_runnable("lent", lent, options).unwrap();
         let handle = manager.handle();
         let mut tasks = JoinSet::new();

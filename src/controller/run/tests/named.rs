@@ -202,9 +202,9 @@ async fn removed_input_does_not_wait_for_one_of_its_name_that_was_added_since() 
 }
 
 /// Source that ignores its stop.
-struct Deaf(watch::Sender<usize>);
+struct IgnoresStop(watch::Sender<usize>);
 
-impl ConditionalSource for Deaf {
+impl ConditionalSource for IgnoresStop {
     fn ready(&self) -> Readiness {
         crate::manager::always()
     }
@@ -237,7 +237,7 @@ async fn source_that_ignores_its_removal_is_dropped_after_the_grace() {
     let mut harness = run(&Log::default());
     let running = watch::Sender::new(0);
     let inputs = harness.controller.inputs();
-    let deaf = Deaf(running.clone());
+    let deaf = IgnoresStop(running.clone());
     inputs.add("deaf", |input| input.source(deaf)).unwrap().started().await.unwrap();
     let before = Instant::now();
 

@@ -196,13 +196,13 @@ struct ShortLived {
     end: SourceEnd,
     starts: Arc<AtomicUsize>,
     verdict: watch::Sender<Verdict>,
-    goes_on: watch::Sender<bool>,
+    continues: watch::Sender<bool>,
 }
 
 impl ShortLived {
     fn new(end: SourceEnd) -> Self {
         let verdict = watch::Sender::new(Verdict::Met(Vec::new()));
-        Self { end, starts: Arc::default(), verdict, goes_on: watch::Sender::new(false) }
+        Self { end, starts: Arc::default(), verdict, continues: watch::Sender::new(false) }
     }
 
     fn starts(&self) -> usize {
@@ -221,9 +221,9 @@ impl ConditionalSource for ShortLived {
 
     fn start_notify_done(&self, _context: SourceContext) -> SourceStart {
         self.starts.fetch_add(1, Ordering::SeqCst);
-        let (end, mut goes_on) = (self.end.clone(), self.goes_on.subscribe());
+        let (end, mut continues) = (self.end.clone(), self.continues.subscribe());
         let done = async move {
-            goes_on.wait_for(|goes_on| !goes_on).await.ok();
+            continues.wait_for(|continues| !continues).await.ok();
             end
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
@@ -237,7 +237,7 @@ async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch()
     for end in ENDS {
         for holds in [Verdict::Met(Vec::new()), Verdict::Unknown(Vec::new())] {
             let (short_lived, other) = (ShortLived::new(end.clone()), Fake::new("other", &["a"]));
-            short_lived.goes_on.send_replace(true);
+            short_lived.continues.send_replace(true);
             let mut harness = make()
                 .input(InputMode::Required, short_lived.clone())
                 .input(InputMode::Required, other.clone())
@@ -245,7 +245,7 @@ async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch()
             harness.running().await;
 
             short_lived.is(holds);
-            short_lived.goes_on.send_replace(false);
+            short_lived.continues.send_replace(false);
 
             let done = timeout(Duration::from_secs(1), harness.done()).await;
             assert_eq!(done, Ok(Ok(())), "{end:?}");
@@ -262,13 +262,13 @@ async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch()
 async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the_manager() {
     for end in ENDS {
         let short_lived = ShortLived::new(end);
-        short_lived.goes_on.send_replace(true);
+        short_lived.continues.send_replace(true);
         let mut harness =
             make().input(InputMode::Required, short_lived.clone()).run(|_, _| async { ok() });
         harness.running().await;
 
         short_lived.is(Verdict::Unmet(Vec::new()));
-        short_lived.goes_on.send_replace(false);
+        short_lived.continues.send_replace(false);
         sleep(Duration::from_secs(60)).await;
 
         assert_eq!((harness.runs.len(), short_lived.starts()), (1, 1));
@@ -279,12 +279,12 @@ async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the
 #[tokio::test(start_paused = true)]
 async fn required_source_whose_condition_holds_again_after_its_end_ends_the_epoch() {
     let short_lived = ShortLived::new(SourceEnd::TypeGone);
-    short_lived.goes_on.send_replace(true);
+    short_lived.continues.send_replace(true);
     let mut harness =
         make().input(InputMode::Required, short_lived.clone()).run(|_, _| async { ok() });
     harness.running().await;
     short_lived.is(Verdict::Unmet(Vec::new()));
-    short_lived.goes_on.send_replace(false);
+    short_lived.continues.send_replace(false);
     run_until_idle().await;
 
     // Holds again before the manager has seen the loss.

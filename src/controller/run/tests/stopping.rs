@@ -341,9 +341,9 @@ async fn source_may_write_until_it_has_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn run_fails_though_a_source_that_could_not_sync_does_not_end() {
-    struct Deaf;
+    struct IgnoresStop;
 
-    impl ConditionalSource for Deaf {
+    impl ConditionalSource for IgnoresStop {
         fn ready(&self) -> Readiness {
             crate::manager::always()
         }
@@ -352,7 +352,7 @@ async fn run_fails_though_a_source_that_could_not_sync_does_not_end() {
             SourceStart { synced: async { Err("no luck".into()) }.boxed(), done: pending().boxed() }
         }
     }
-    let mut harness = make().input(InputMode::Required, Deaf).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Required, IgnoresStop).run(|_, _| async { ok() });
 
     let end = timeout(Duration::from_secs(60), harness.done()).await.expect("the run ends");
 

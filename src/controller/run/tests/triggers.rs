@@ -23,7 +23,7 @@ const ENDS: [End; 6] = [
 ];
 
 /// Controller whose only input is a channel, with the log of its reconciles.
-struct Fed {
+struct ChannelHarness {
     harness: Harness,
     log: Log,
     fake: Fake,
@@ -44,7 +44,7 @@ async fn in_first_epoch(request: Request, context: Context) -> Result<Outcome, R
     }
 }
 
-impl Fed {
+impl ChannelHarness {
     fn by(channel: ChannelSource) -> Self {
         let (log, fake) = (Log::default(), Fake::new("fake", &[]));
         let (notes, start) = (log.clone(), Instant::now());
@@ -87,7 +87,7 @@ impl Fed {
 async fn delivered_request_without_a_finished_reconcile_survives_every_end_of_an_epoch() {
     for end in ENDS {
         let (sender, channel) = ChannelSource::new(8);
-        let mut fed = Fed::by(channel);
+        let mut fed = ChannelHarness::by(channel);
         fed.harness.running().await;
         for name in ["done", "terminal", "later", "failed", "stuck", "slow", "ready"] {
             sender.send(key(name)).await.unwrap();
@@ -115,7 +115,7 @@ async fn delivered_request_without_a_finished_reconcile_survives_every_end_of_an
 #[tokio::test(start_paused = true)]
 async fn request_delivered_during_its_last_reconcile_goes_to_the_next_epoch() {
     let (sender, channel) = ChannelSource::new(8);
-    let mut fed = Fed::by(channel);
+    let mut fed = ChannelHarness::by(channel);
     fed.harness.running().await;
     sender.send(key("slow")).await.unwrap();
     run_until_idle().await;
@@ -132,14 +132,14 @@ async fn request_delivered_during_its_last_reconcile_goes_to_the_next_epoch() {
 #[tokio::test(start_paused = true)]
 async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() {
     let (sender, channel) = ChannelSource::new(8);
-    let mut fed = Fed::by(channel.clone());
+    let mut fed = ChannelHarness::by(channel.clone());
     fed.harness.running().await;
     sender.send(key("stuck")).await.unwrap();
     run_until_idle().await;
     fed.end(End::Stop(StopReason::Cancelled)).await;
     drop(fed);
 
-    let mut another = Fed::by(channel);
+    let mut another = ChannelHarness::by(channel);
     another.harness.running().await;
     run_until_idle().await;
 
@@ -150,7 +150,7 @@ async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() 
 #[tokio::test(start_paused = true)]
 async fn a_stopped_controller_takes_nothing_and_its_senders_wait() {
     let (sender, channel) = ChannelSource::new(2);
-    let mut fed = Fed::by(channel);
+    let mut fed = ChannelHarness::by(channel);
     fed.harness.running().await;
     fed.end(End::Stop(StopReason::TypeGone)).await;
 
@@ -200,7 +200,7 @@ async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
 #[tokio::test(start_paused = true)]
 async fn senders_of_a_channel_wait_for_a_controller_that_is_busy() {
     let (sender, channel) = ChannelSource::new(2);
-    let mut fed = Fed::by(channel);
+    let mut fed = ChannelHarness::by(channel);
     fed.harness.running().await;
     for name in ["stuck", "slow"] {
         sender.send(key(name)).await.unwrap();

@@ -76,7 +76,7 @@ pub(super) enum ReadComparison {
 #[derive(Debug, thiserror::Error)]
 pub(in crate::controller) enum Unconfirmed {
     /// Wait for the watch to deliver the change.
-    #[error("the cache of {resource} has not caught up with {key}")]
+    #[error("the cache of {resource} does not hold the last write of {key} yet")]
     Behind { resource: TypeIdentity, key: ObjectKey },
     /// Fix what the reason names; the read is retried.
     #[error("{resource} cannot be read from the server: {source}")]

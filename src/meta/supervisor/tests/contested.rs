@@ -9,7 +9,7 @@ use crate::{
     testing::{Action, Reply, Rule, Verb},
 };
 
-/// Response with one ConfigMap that all parents want.
+/// Response with one ConfigMap for all parents.
 fn shared(request: &Value) -> Value {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
