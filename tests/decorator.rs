@@ -307,6 +307,37 @@ async fn object_that_is_no_longer_selected_keeps_its_finalizer_until_its_attachm
 }
 
 #[tokio::test(start_paused = true)]
+async fn finalizer_that_admission_adds_to_the_last_write_of_a_decorated_object_is_kept() {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let bench = Bench::running(spec, |kind, request| match kind {
+        HookKind::Sync | HookKind::Customize => one_attachment(kind, request),
+        HookKind::Finalize => json!({"labels": {"freed": "yes"}, "finalized": true}),
+    })
+    .await;
+    bench.server.apply(thing("t", json!({"annotations": {"on": "yes"}}))).unwrap();
+    bench.settle().await;
+    let admission = Action::edit(|stored| {
+        let finalizers = stored["metadata"]["finalizers"].as_array_mut();
+        if let Some(finalizers) = finalizers
+            && !finalizers.contains(&json!("example.com/other"))
+        {
+            finalizers.push(json!("example.com/other"));
+        }
+    });
+    bench.faults.add(Rule::new(admission).verb(Verb::Patch).resource("example.com", "things"));
+
+    bench.server.merge(&thing("t", json!({"annotations": {"on": "no"}}))).unwrap();
+    sleep(Duration::from_secs(60)).await;
+
+    let found = bench.thing("t").unwrap();
+    assert_eq!(found["metadata"]["labels"]["freed"], "yes");
+    assert_eq!(found["metadata"]["finalizers"], json!(["example.com/other"]));
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn customize_hook_of_a_decorator_relates_objects() {
     let mut spec = decorating();
     spec["hooks"]["customize"] = hook();

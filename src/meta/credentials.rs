@@ -73,6 +73,8 @@ struct NamedObject {
     content: Option<Arc<ObjectContent>>,
     /// Last content that an endpoint was resolved from.
     usable: Option<Arc<ObjectContent>>,
+    /// True once the object was read as missing, until it is read again.
+    is_deleted: bool,
     /// Reason why the content is not current.
     problem: Option<EndpointError>,
 }
@@ -82,9 +84,9 @@ struct Holder {
     /// Name of the runnable that calls the hook.
     runnable: ControllerName,
     rule: EndpointRule,
-    /// True if the runnable uses all objects of the rule already: an edit of its hook continues
-    /// with their last usable content, where a new controller waits.
-    is_edit: bool,
+    /// Objects of the rule that the runnable used before. An edit of its hook continues with their
+    /// last usable content, where a new controller waits.
+    used: HashSet<ObjectReference>,
     endpoint: watch::Sender<Option<Arc<Endpoint>>>,
     verdict: watch::Sender<Verdict>,
     /// Problem that was reported last.
@@ -143,9 +145,9 @@ impl HookCredentials {
                     && holder.rule.references().any(|one| one == object)
             })
         };
-        let is_edit = rule.references().all(is_used);
+        let used = rule.references().filter(|object| is_used(object)).cloned().collect();
         let reported = None;
-        let mut holder = Holder { runnable, rule, is_edit, endpoint, verdict, reported, report };
+        let mut holder = Holder { runnable, rule, used, endpoint, verdict, reported, report };
         let pending = holder.resolve(&mut state.objects);
         state.holders.insert(id, holder);
         drop(state);
@@ -195,14 +197,13 @@ impl Holder {
         &mut self,
         objects: &mut HashMap<ObjectReference, NamedObject>,
     ) -> Option<PendingReport> {
-        let has_last = self.is_edit || self.endpoint.borrow().is_some();
         let read = |object: &ObjectReference| {
             let unread = || EndpointError::Unread(object.clone());
             let named = objects.get(object).ok_or_else(unread)?;
             let problem = || named.problem.clone().unwrap_or_else(unread);
-            let is_deleted = matches!(named.problem, Some(EndpointError::Missing(_)));
-            // The content of a deleted object is kept for others.
-            let content = named.content.as_deref().filter(|_| has_last || !is_deleted);
+            // The content of a deleted object is kept for its users.
+            let content =
+                named.content.as_deref().filter(|_| !named.is_deleted || self.uses(object));
             content.ok_or_else(problem)
         };
         let problem = match self.rule.resolve(read) {
@@ -217,7 +218,7 @@ impl Holder {
                 stale.filter_map(|named| named.problem.clone()).next()
             }
             Err(problem) => {
-                if has_last && let Some(endpoint) = self.resolve_each(objects) {
+                if let Some(endpoint) = self.resolve_each(objects) {
                     self.publish(endpoint);
                 }
                 Some(problem)
@@ -242,15 +243,25 @@ impl Holder {
         None
     }
 
-    /// Returns the endpoint from the last usable content of each object, and from the current one
-    /// where that is usable beside the others; `None` if an object was never usable.
+    /// Returns whether the runnable has used an object.
+    fn uses(&self, object: &ObjectReference) -> bool {
+        self.endpoint.borrow().is_some() || self.used.contains(object)
+    }
+
+    /// Returns the endpoint from the last usable content of each object in use, and from the current
+    /// one where that is usable beside the others. An object that is not in use yet has its current
+    /// content alone. `None` if that makes no endpoint.
     fn resolve_each(
         &self,
         objects: &mut HashMap<ObjectReference, NamedObject>,
     ) -> Option<Endpoint> {
         let usable = |object: &ObjectReference| {
             let named = objects.get(object)?;
-            Some((object.clone(), Arc::clone(named.usable.as_ref()?)))
+            let content = match self.uses(object) {
+                true => named.usable.as_ref(),
+                false => named.content.as_ref().filter(|_| !named.is_deleted),
+            };
+            Some((object.clone(), Arc::clone(content?)))
         };
         let mut contents: HashMap<_, _> = self.rule.references().filter_map(usable).collect();
         let resolve = |contents: &HashMap<ObjectReference, Arc<ObjectContent>>| {
@@ -311,8 +322,18 @@ impl SharedCredentials {
         let CredentialsState { objects, holders, .. } = &mut *state;
         let Some(named) = objects.get_mut(object) else { return };
         match read {
-            Ok(content) => (named.content, named.problem) = (Some(content), None),
-            Err(problem) => named.problem = Some(problem),
+            Ok(content) => {
+                *named = NamedObject {
+                    content: Some(content),
+                    is_deleted: false,
+                    problem: None,
+                    ..std::mem::take(named)
+                };
+            }
+            Err(problem) => {
+                named.is_deleted |= matches!(problem, EndpointError::Missing(_));
+                named.problem = Some(problem);
+            }
         }
         let mut pending = Vec::new();
         for holder in holders.values_mut() {

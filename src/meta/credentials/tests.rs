@@ -324,3 +324,54 @@ async fn right_that_returns_ends_the_problem_though_the_secret_has_not_changed()
     drop(endpoint);
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn edit_that_adds_a_ca_continues_with_a_token_that_was_deleted() {
+    let (harness, endpoint, _reports) = reporting().await;
+    harness.server.remove("v1", "Secret", "default", "token").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let key = KeyPair::generate().unwrap();
+    let ca = CertificateParams::new(vec!["ca".to_owned()]).unwrap();
+    let pem = ca.self_signed(&key).unwrap().pem();
+    let map = ObjectReference {
+        kind: ReferenceKind::ConfigMap,
+        namespace: "default".into(),
+        name: "ca".into(),
+    };
+    let ca_bundle = Some(CaRule::Key(map, "ca.crt".to_owned()));
+    let rule = EndpointRule { ca_bundle, ..bearer() };
+    let mut edited = harness.endpoint(rule.clone(), |_| ());
+    let other = harness.credentials.endpoint("b".into(), rule, |_| ());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(authorization(&edited), None, "the ConfigMap is missing");
+    let stored = harness.server.apply(json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "ca", "namespace": "default"}, "data": {"ca.crt": pem},
+    }));
+    stored.unwrap();
+
+    until(&mut edited, "Bearer one").await;
+    assert_eq!(authorization(&other), None, "a new controller waits for the token");
+    drop((endpoint, edited, other));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_secret_does_not_start_a_new_controller_once_reads_are_forbidden() {
+    let (harness, endpoint, _reports) = reporting().await;
+    harness.server.remove("v1", "Secret", "default", "token").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let other = harness.credentials.endpoint("b".into(), bearer(), |_| ());
+
+    harness.server.set_rbac([AccessRule::deny().resources(["secrets"])]);
+    harness.server.close_watches("secrets");
+    tokio::time::sleep(Duration::from_secs(600)).await;
+
+    let verdict = other.ready().verdict();
+    let Verdict::Unknown(why) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(why[0].reason.as_str(), "HookCredentialsUnreadable");
+    assert_eq!(authorization(&other), None);
+    drop((endpoint, other));
+    harness.end().await;
+}

@@ -26,8 +26,8 @@ const METADATA: &str = "the metadata";
 enum DecorationResult {
     /// The object was as desired.
     AsDesired,
-    /// The object was written and has this version now, or a write was held back.
-    Differed(Arc<str>),
+    /// The object was written and has this header now, or a write was held back.
+    Differed(Box<Header>),
     /// The object is gone, and its attachments are left to the garbage collector.
     Gone,
 }
@@ -35,12 +35,9 @@ enum DecorationResult {
 impl DecorationResult {
     /// Returns the header of the object as these writes have left it; `None` if it is gone.
     fn header(&self, object: &Object) -> Option<Header> {
-        let header = object.header().clone();
         match self {
-            Self::AsDesired => Some(header),
-            Self::Differed(version) => {
-                Some(Header { resource_version: Arc::clone(version), ..header })
-            }
+            Self::AsDesired => Some(object.header().clone()),
+            Self::Differed(header) => Some((**header).clone()),
             Self::Gone => None,
         }
     }
@@ -153,7 +150,7 @@ impl ParentReconciler {
         }
         if writes == DecorationWrites::default() {
             return Ok(if is_held_back {
-                DecorationResult::Differed(Arc::clone(&object.header().resource_version))
+                DecorationResult::Differed(Box::new(object.header().clone()))
             } else {
                 DecorationResult::AsDesired
             });
@@ -195,7 +192,10 @@ impl ParentReconciler {
         }
         let doing = "writing the object";
         let written = match &writes.object {
-            None => return Ok(DecorationResult::Differed(version)),
+            None => {
+                let header = Header { resource_version: version, ..object.header().clone() };
+                return Ok(DecorationResult::Differed(Box::new(header)));
+            }
             Some(ObjectWrite::Patch(metadata)) => {
                 let patch = ObjectWrite::patch(metadata, &parent.uid, &version);
                 resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
@@ -228,7 +228,8 @@ impl ParentReconciler {
         let is_gone = frees && parent.terminating && stored.header().finalizers.is_empty();
         Ok(match is_gone {
             true => DecorationResult::Gone,
-            false => DecorationResult::Differed(Arc::clone(&stored.header().resource_version)),
+            // An admission webhook may have added finalizers.
+            false => DecorationResult::Differed(Box::new(stored.header().clone())),
         })
     }
 

@@ -15,6 +15,9 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         return None;
     }
     let location = headers.get(header::LOCATION)?.to_str().ok()?;
+    if location.is_empty() {
+        return None;
+    }
     // A fragment is not sent.
     let location = location.split('#').next().unwrap_or_default();
     let (scheme, authority) = (from.scheme_str()?, from.authority()?);
@@ -24,6 +27,8 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         format!("{scheme}://{authority}{location}")
     } else if has_scheme(location) {
         location.to_owned()
+    } else if location.is_empty() {
+        from.to_string()
     } else if location.starts_with('?') {
         format!("{scheme}://{authority}{}{location}", from.path())
     } else {
@@ -31,7 +36,7 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
         let directory = path.rfind('/').map_or("/", |end| &path[..=end]);
         format!("{scheme}://{authority}{directory}{location}")
     };
-    let target: Uri = absolute.parse().ok()?;
+    let target = without_dot_segments(absolute.parse().ok()?)?;
     let is_http = match target.scheme_str() {
         Some("https") => true,
         Some("http") => scheme == "http",
@@ -42,9 +47,37 @@ pub(super) fn target(status: StatusCode, headers: &HeaderMap, from: &Uri) -> Opt
 
 /// Returns whether a location is absolute: the text before the first `:` is a scheme.
 fn has_scheme(location: &str) -> bool {
-    let is_delimiter = |character| matches!(character, ':' | '/' | '?');
-    let end = location.find(is_delimiter).unwrap_or(location.len());
-    location[end..].starts_with("://")
+    let is_of_scheme = |it: char| it.is_ascii_alphanumeric() || matches!(it, '+' | '-' | '.');
+    location.split_once(':').is_some_and(|(scheme, _)| {
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme.chars().all(is_of_scheme)
+    })
+}
+
+/// Returns a URL without the segments `.` and `..` of its path, as RFC 3986 (5.2.4) removes them.
+fn without_dot_segments(url: Uri) -> Option<Uri> {
+    let is_dots = |segment| matches!(segment, "." | "..");
+    let path = url.path();
+    if !path.split('/').any(is_dots) {
+        return Some(url);
+    }
+    let mut kept = Vec::new();
+    for segment in path.split('/').skip(1) {
+        match segment {
+            "." => {}
+            ".." => drop(kept.pop()),
+            segment => kept.push(segment),
+        }
+    }
+    // A path that ends in dots is that of a directory.
+    if path.rsplit('/').next().is_some_and(is_dots) {
+        kept.push("");
+    }
+    let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = format!("/{}{query}", kept.join("/"));
+    let mut parts = url.into_parts();
+    parts.path_and_query = Some(path.parse().ok()?);
+    Uri::from_parts(parts).ok()
 }
 
 /// Returns whether credentials of one URL may be sent to the other: the names of their hosts are
@@ -69,6 +102,15 @@ mod tests {
             (308, "x?u=http://h", Some("https://hook.test:8443/a/x?u=http://h")),
             (308, "x/http://h", Some("https://hook.test:8443/a/x/http://h")),
             (308, "//other.test/x", Some("https://other.test/x")),
+            (308, "../x?y=..", Some("https://hook.test:8443/x?y=..")),
+            (308, "./x", Some("https://hook.test:8443/a/x")),
+            (308, "/a/../../x/.", Some("https://hook.test:8443/x/")),
+            (308, "https://other.test/a/..", Some("https://other.test/")),
+            (308, "#z", Some("https://hook.test:8443/a/b?q")),
+            (308, "", None),
+            (308, "mailto:x", None),
+            (308, "http:/x", None),
+            (308, "1:x", Some("https://hook.test:8443/a/1:x")),
             (307, "http://hook.test/x", None),
             (307, "ftp://other.test/", None),
             (307, "http:///x", None),
