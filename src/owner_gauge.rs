@@ -13,7 +13,7 @@ use prometheus_client::{
 };
 use tokio_util::task::TaskTracker;
 
-/// Gauge of the things that each owner `L` has, for a registry. Cheap to clone.
+/// Gauge of the live tasks or timers of each owner `L`, for a registry. Cheap to clone.
 pub(crate) struct OwnerGauge<L> {
     owners: Arc<Mutex<HashMap<L, Count>>>,
 }
@@ -96,7 +96,7 @@ impl Count {
         self.counted + self.trackers.iter().map(|tracked| tracked.tasks.len()).sum::<usize>()
     }
 
-    /// Removes trackers without tasks that can get no new ones.
+    /// Removes trackers that have no tasks and can get no new ones.
     fn tidy(&mut self) {
         self.trackers.retain(|tracked| tracked.followed || !tracked.tasks.is_empty());
     }

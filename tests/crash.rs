@@ -32,9 +32,9 @@ async fn a_crash_at_every_request_loses_nothing() {
 async fn crashes_lose_nothing(most: usize) {
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     install_own_crds(&plane).await;
-    let mut bench = Bench::start(&plane).await;
-    let (calm, requests) = bench.recorded("calm", None).await;
-    let (again, _) = bench.recorded("calm-again", None).await;
+    let mut harness = CrashHarness::start(&plane).await;
+    let (calm, requests) = harness.recorded("calm", None).await;
+    let (again, _) = harness.recorded("calm-again", None).await;
     let mask = workload::mask(&calm, &again);
     let both = |number| [(KillSide::Before, number), (KillSide::After, number)];
     let mut points: Vec<_> = (1..=requests).flat_map(both).collect();
@@ -45,14 +45,14 @@ async fn crashes_lose_nothing(most: usize) {
     let mut killed = 0;
     for (when, number) in &points {
         let name = format!("crash-{when:?}-{number}").to_lowercase();
-        let fired = bench.binary.faults.fired().len();
-        let (crashed, _) = bench.recorded(&name, Some((*when, *number))).await;
+        let fired = harness.binary.faults.fired().len();
+        let (crashed, _) = harness.recorded(&name, Some((*when, *number))).await;
 
         if let Err(differences) = mask.compare(&calm, &crashed) {
             panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
         // A run may have fewer requests than the undisturbed one.
-        killed += bench.binary.faults.fired().len() - fired;
+        killed += harness.binary.faults.fired().len() - fired;
     }
     counted(format_args!(
         "crash points with SIGKILL: killed at {killed}, tried {} of {all}, seed {SEED}",
@@ -63,13 +63,13 @@ async fn crashes_lose_nothing(most: usize) {
 }
 
 /// Binary that is killed, and its hook.
-struct Bench<'plane> {
+struct CrashHarness<'plane> {
     plane: &'plane ControlPlane,
     hook: HookServer,
     binary: Killed,
 }
 
-impl<'plane> Bench<'plane> {
+impl<'plane> CrashHarness<'plane> {
     async fn start(plane: &'plane ControlPlane) -> Self {
         let hook = HookServer::start().await;
         hook.answers(workload::sized);

@@ -6,7 +6,7 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Answer, Bench, Call, Supervised, config_map, status_of};
+use crate::support::{Answer, Call, SimulatedHarness, Supervised, config_map, status_of};
 
 /// Answer with one ConfigMap, whose ETag is the parent's size.
 fn by_size(request: &Value) -> Answer {
@@ -97,20 +97,20 @@ async fn confirmation_without_a_cached_answer_is_reported_and_an_unusable_respon
 
 #[tokio::test(start_paused = true)]
 async fn cached_response_of_a_parent_is_removed_with_it() {
-    let bench = Bench::start().await;
-    bench.parent("p", 1, "one");
-    bench.parent("q", 1, "one");
-    bench.settled(&["p", "q"], 1, "one").await;
-    assert_eq!(bench.hook.kept().len(), 2);
+    let simulated = SimulatedHarness::start().await;
+    simulated.parent("p", 1, "one");
+    simulated.parent("q", 1, "one");
+    simulated.settled(&["p", "q"], 1, "one").await;
+    assert_eq!(simulated.hook.kept().len(), 2);
 
-    bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
+    simulated.server.remove("harness.test/v1", "Widget", "default", "p").unwrap();
     let gone = async {
-        while bench.hook.kept().len() > 1 {
+        while simulated.hook.kept().len() > 1 {
             sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(Duration::from_secs(60), gone).await.unwrap();
 
-    assert!(bench.hook.kept().contains("default/q"), "{:?}", bench.hook.kept());
-    bench.end().await;
+    assert!(simulated.hook.kept().contains("default/q"), "{:?}", simulated.hook.kept());
+    simulated.end().await;
 }

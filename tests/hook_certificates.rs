@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{Bench, alone_where, sized};
+use crate::support::{SimulatedHarness, alone_where, sized};
 
 /// Deadline for the report of a certificate error, by an Event of the parent and by the status of
 /// its controller.
@@ -119,7 +119,7 @@ impl ServerProtocol {
     }
 }
 
-/// Hook with the same response as every hook of the bench.
+/// Hook with the same response as every hook of the harness.
 fn hook() -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<Full<bytes::Bytes>>,
@@ -175,8 +175,8 @@ fn authority() -> CertificateParams {
 }
 
 /// Reason and message of the condition `HooksHealthy` of a declared controller.
-fn hook_condition(bench: &Bench, name: &str) -> (String, String) {
-    let all = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+fn hook_condition(harness: &SimulatedHarness, name: &str) -> (String, String) {
+    let all = harness.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
     let own = all.iter().find(|it| it["metadata"]["name"] == name).cloned().unwrap_or_default();
     let conditions = own["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let hooks = conditions.iter().find(|it| it["type"] == "HooksHealthy").cloned();
@@ -188,8 +188,8 @@ fn hook_condition(bench: &Bench, name: &str) -> (String, String) {
 }
 
 /// Messages of a parent's Events, with their counts.
-fn events_of(bench: &Bench, parent: &str) -> Vec<(String, u64)> {
-    let all = bench.list("v1", "Event").into_iter();
+fn events_of(harness: &SimulatedHarness, parent: &str) -> Vec<(String, u64)> {
+    let all = harness.list("v1", "Event").into_iter();
     let about = all.filter(|event| event["involvedObject"]["name"] == parent);
     about
         .map(|event| {
@@ -199,13 +199,13 @@ fn events_of(bench: &Bench, parent: &str) -> Vec<(String, u64)> {
         .collect()
 }
 
-fn parent(bench: &Bench, group: &str, name: &str, size: i64) {
+fn parent(harness: &SimulatedHarness, group: &str, name: &str, size: i64) {
     let parent = json!({
         "apiVersion": format!("{group}/v1"), "kind": "Widget",
         "metadata": { "name": name, "namespace": "default" },
         "spec": { "size": size, "text": name },
     });
-    bench.server.apply(parent).unwrap();
+    harness.server.apply(parent).unwrap();
 }
 
 #[tokio::test]
@@ -249,48 +249,48 @@ async fn hooks_with_wrong_certificates() {
     }
     let good = certificate(own, 2020, 2100, Signed::ByTheAuthority);
     let good = Server::start(good, &authority).await;
-    let bench = Bench::with_web_hooks().await;
+    let harness = SimulatedHarness::with_web_hooks().await;
     let all = servers.iter().map(|(name, server, _)| (*name, server));
     for (name, server) in all.chain([("good", &good)]) {
         let crd = CrdBuilder::new(format!("{name}.test"), "Widget");
-        bench.server.install(&crd.build()).unwrap();
-        bench.server.wait_established(&crd.name()).await;
-        bench.declare(name, &crd, &server.url);
+        harness.server.install(&crd.build()).unwrap();
+        harness.server.wait_established(&crd.name()).await;
+        harness.declare(name, &crd, &server.url);
     }
-    parent(&bench, "good.test", "of-good", 1);
-    bench.until("the good hook is called", |bench| bench.children().len() == 1).await;
+    parent(&harness, "good.test", "of-good", 1);
+    harness.until("the good hook is called", |harness| harness.children().len() == 1).await;
 
     let begin = Instant::now();
     for (name, ..) in &servers {
-        parent(&bench, &format!("{name}.test"), &format!("of-{name}"), 1);
+        parent(&harness, &format!("{name}.test"), &format!("of-{name}"), 1);
     }
 
-    let all_reported = bench.server.wait_until(|_| {
+    let all_reported = harness.server.wait_until(|_| {
         servers.iter().all(|(name, _, reason)| {
-            let (word, text) = hook_condition(&bench, name);
-            let event = events_of(&bench, &format!("of-{name}"));
+            let (word, text) = hook_condition(&harness, name);
+            let event = events_of(&harness, &format!("of-{name}"));
             let by_event = event.iter().any(|(message, _)| message.contains(reason));
             by_event && word == "HookUnreachable" && text.contains(reason)
         })
     });
     let late = timeout(REPORT_DEADLINE, all_reported).await.is_err();
     let said = servers.iter().map(|(name, ..)| {
-        (*name, hook_condition(&bench, name), events_of(&bench, &format!("of-{name}")))
+        (*name, hook_condition(&harness, name), events_of(&harness, &format!("of-{name}")))
     });
     assert!(!late, "{:#?}", said.collect::<Vec<_>>());
     // The other hooks are still called at once.
     for size in 2..=4 {
         let begun = Instant::now();
-        parent(&bench, "good.test", "of-good", size);
+        parent(&harness, "good.test", "of-good", size);
         let wanted = usize::try_from(size).unwrap();
-        bench
-            .until("the good hook is called again", |bench| bench.children().len() == wanted)
+        harness
+            .until("the good hook is called again", |harness| harness.children().len() == wanted)
             .await;
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         sleep(Duration::from_millis(1500)).await;
     }
     for (name, server, _) in &servers {
-        let events = events_of(&bench, &format!("of-{name}"));
+        let events = events_of(&harness, &format!("of-{name}"));
         assert!(
             events.len() == 1 && events[0].1 > 1,
             "{name}: one Event that is counted: {events:#?}"
@@ -300,7 +300,7 @@ async fn hooks_with_wrong_certificates() {
         let tries = server.connections();
         assert!(tries > 1 && tries as u64 <= most, "{name}: {tries} in {:?}", begin.elapsed());
     }
-    assert_eq!(events_of(&bench, "of-good"), []);
+    assert_eq!(events_of(&harness, "of-good"), []);
     assert_eq!(good.connections(), 1, "one connection is reused");
-    bench.end().await;
+    harness.end().await;
 }

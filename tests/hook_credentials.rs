@@ -27,7 +27,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{Bench, sized};
+use crate::support::{SimulatedHarness, sized};
 
 /// Number of times that the credentials are replaced.
 const ROTATIONS: usize = 20;
@@ -152,61 +152,66 @@ async fn answer(
     Ok(response)
 }
 
-fn secret(bench: &Bench, name: &str, values: &[(&str, &str)]) {
+fn secret(harness: &SimulatedHarness, name: &str, values: &[(&str, &str)]) {
     let bytes = |value: &str| json!(ByteString(value.as_bytes().to_vec()));
     let data: serde_json::Map<_, _> =
         values.iter().map(|(key, value)| ((*key).to_owned(), bytes(value))).collect();
     let metadata = json!({"name": name, "namespace": "default"});
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
-    bench.server.apply(secret).unwrap();
+    harness.server.apply(secret).unwrap();
 }
 
 /// Gives the client another certificate.
-fn renew(bench: &Bench, authority: &Authority) {
+fn renew(harness: &SimulatedHarness, authority: &Authority) {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(["client".to_owned()]).unwrap();
     let certificate = certificate.signed_by(&key, authority).unwrap().pem();
     let values = [("tls.crt", &*certificate), ("tls.key", &*key.serialize_pem())];
-    secret(bench, "client", &values);
+    secret(harness, "client", &values);
 }
 
 /// Gives the client another certificate and another token.
-fn rotate(bench: &Bench, authority: &Authority, number: usize) {
-    renew(bench, authority);
-    secret(bench, "token", &[("token", &format!("token-{number}"))]);
+fn rotate(harness: &SimulatedHarness, authority: &Authority, number: usize) {
+    renew(harness, authority);
+    secret(harness, "token", &[("token", &format!("token-{number}"))]);
 }
 
 /// Gives the client another bundle and another token by one object: a call with the token trusts
 /// the bundle.
-fn trust(bench: &Bench, hook: &SecureHook, bundle: &str, number: usize) {
+fn trust(harness: &SimulatedHarness, hook: &SecureHook, bundle: &str, number: usize) {
     hook.state.newest.store(number, Ordering::SeqCst);
     let token = format!("token-{number}");
-    secret(bench, "token", &[("ca.crt", bundle), ("token", &*token)]);
+    secret(harness, "token", &[("ca.crt", bundle), ("token", &*token)]);
 }
 
 /// Changes a parent, whose hook is then called, until `holds`.
-async fn call_until(bench: &Bench, hook: &SecureHook, what: &str, holds: impl Fn() -> bool) {
+async fn call_until(
+    harness: &SimulatedHarness,
+    hook: &SecureHook,
+    what: &str,
+    holds: impl Fn() -> bool,
+) {
     let calling = async {
         while !holds() {
-            parent(bench, "one", &format!("{what} after {} calls", hook.calls()));
+            parent(harness, "one", &format!("{what} after {} calls", hook.calls()));
             sleep(Duration::from_millis(20)).await;
         }
     };
     let in_time = timeout(Duration::from_secs(30), calling).await.is_ok();
-    assert!(in_time, "{what}: not in time: {:#?}", bench.list("v1", "Event"));
+    assert!(in_time, "{what}: not in time: {:#?}", harness.list("v1", "Event"));
 }
 
-fn parent(bench: &Bench, name: &str, text: &str) {
+fn parent(harness: &SimulatedHarness, name: &str, text: &str) {
     let parent = json!({
         "apiVersion": "secure.test/v1", "kind": "Widget",
         "metadata": { "name": name, "namespace": "default" },
         "spec": { "size": 1, "text": text },
     });
-    bench.server.apply(parent).unwrap();
+    harness.server.apply(parent).unwrap();
 }
 
-fn state(bench: &Bench) -> (String, Value) {
-    let all = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+fn state(harness: &SimulatedHarness) -> (String, Value) {
+    let all = harness.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
     let all = all.first().cloned().unwrap_or_default();
     let status = &all["status"];
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -242,14 +247,14 @@ fn secure_controller(url: &str) -> Value {
 async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
     let authority = authority();
     let hook = SecureHook::start(&authority).await;
-    let bench = Bench::with_web_hooks().await;
+    let harness = SimulatedHarness::with_web_hooks().await;
     let crd = CrdBuilder::new("secure.test", "Widget");
-    bench.server.install(&crd.build()).unwrap();
-    bench.server.wait_established(&crd.name()).await;
-    bench.server.apply(secure_controller(&hook.url)).unwrap();
-    bench
-        .until("the missing authority is named", |bench| {
-            state(bench).0.contains("default/authority does not exist")
+    harness.server.install(&crd.build()).unwrap();
+    harness.server.wait_established(&crd.name()).await;
+    harness.server.apply(secure_controller(&hook.url)).unwrap();
+    harness
+        .until("the missing authority is named", |harness| {
+            state(harness).0.contains("default/authority does not exist")
         })
         .await;
 
@@ -258,19 +263,19 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
         "metadata": { "name": "authority", "namespace": "default" },
         "data": { "ca.crt": authority.pem() },
     });
-    bench.server.apply(map).unwrap();
-    rotate(&bench, &authority, 0);
-    parent(&bench, "one", "first");
-    bench.until("the hook is called", |_| hook.calls() > 0).await;
+    harness.server.apply(map).unwrap();
+    rotate(&harness, &authority, 0);
+    parent(&harness, "one", "first");
+    harness.until("the hook is called", |_| hook.calls() > 0).await;
 
     for number in 1..=ROTATIONS {
         hook.state.newest.store(number, Ordering::SeqCst);
-        rotate(&bench, &authority, number);
+        rotate(&harness, &authority, number);
         let token = format!("Bearer token-{number}");
         let used = async {
             while hook.last_token() != token {
                 for name in ["one", "two", "three"] {
-                    parent(&bench, name, &format!("{number}-{}", hook.calls()));
+                    parent(&harness, name, &format!("{number}-{}", hook.calls()));
                 }
                 sleep(Duration::from_millis(20)).await;
             }
@@ -283,61 +288,61 @@ async fn credentials_of_a_hook_are_awaited_and_rotated_without_a_failed_call() {
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": { "name": "authority", "namespace": "default" }, "data": { "ca.crt": "none" },
     });
-    bench.server.apply(broken).unwrap();
-    let events = |bench: &Bench| bench.list("v1", "Event");
-    bench
-        .until("the unusable authority is reported", |bench| {
-            events(bench).iter().any(|event| event["reason"] == "HookCredentialsStale")
+    harness.server.apply(broken).unwrap();
+    let events = |harness: &SimulatedHarness| harness.list("v1", "Event");
+    harness
+        .until("the unusable authority is reported", |harness| {
+            events(harness).iter().any(|event| event["reason"] == "HookCredentialsStale")
         })
         .await;
     let calls = hook.calls();
-    parent(&bench, "one", "after");
-    bench.until("the hook is called again", |_| hook.calls() > calls).await;
+    parent(&harness, "one", "after");
+    harness.until("the hook is called again", |_| hook.calls() > calls).await;
 
     let failed: Vec<_> =
-        events(&bench).into_iter().filter(|event| event["reason"] == "SyncError").collect();
+        events(&harness).into_iter().filter(|event| event["reason"] == "SyncError").collect();
     assert!(failed.is_empty(), "{failed:#?}");
-    bench.until("the status counts the epochs", |bench| state(bench).1 != json!(0)).await;
-    assert_eq!(state(&bench).1, json!(1), "no restart");
-    bench.end().await;
+    harness.until("the status counts the epochs", |harness| state(harness).1 != json!(0)).await;
+    assert_eq!(state(&harness).1, json!(1), "no restart");
+    harness.end().await;
 }
 
 #[tokio::test]
 async fn authority_of_a_hook_is_replaced_while_calls_run_and_none_fails() {
     let (old, new) = (authority(), authority());
     let hook = SecureHook::start(&old).await;
-    let bench = Bench::with_web_hooks().await;
+    let harness = SimulatedHarness::with_web_hooks().await;
     let crd = CrdBuilder::new("secure.test", "Widget");
-    bench.server.install(&crd.build()).unwrap();
-    bench.server.wait_established(&crd.name()).await;
-    renew(&bench, &old);
-    trust(&bench, &hook, &old.pem(), 0);
+    harness.server.install(&crd.build()).unwrap();
+    harness.server.wait_established(&crd.name()).await;
+    renew(&harness, &old);
+    trust(&harness, &hook, &old.pem(), 0);
     let mut controller = secure_controller(&hook.url);
     let reference = json!({"name": "token", "namespace": "default", "key": "ca.crt"});
     controller["spec"]["endpointConfigs"][0]["caBundle"] = json!({"secretRef": reference});
-    bench.server.apply(controller).unwrap();
+    harness.server.apply(controller).unwrap();
     let called_with = |number: usize| hook.last_token() == format!("Bearer token-{number}");
-    call_until(&bench, &hook, "the old authority is trusted", || called_with(0)).await;
+    call_until(&harness, &hook, "the old authority is trusted", || called_with(0)).await;
 
-    trust(&bench, &hook, &format!("{}\n{}", old.pem(), new.pem()), 1);
-    call_until(&bench, &hook, "both authorities are trusted", || called_with(1)).await;
+    trust(&harness, &hook, &format!("{}\n{}", old.pem(), new.pem()), 1);
+    call_until(&harness, &hook, "both authorities are trusted", || called_with(1)).await;
     hook.presents(acceptor(&new, &old));
     let is_new = || hook.state.accepted.load(Ordering::SeqCst) == 1;
-    call_until(&bench, &hook, "the new certificate is presented", is_new).await;
-    trust(&bench, &hook, &new.pem(), 2);
-    call_until(&bench, &hook, "the new authority is trusted", || called_with(2)).await;
+    call_until(&harness, &hook, "the new certificate is presented", is_new).await;
+    trust(&harness, &hook, &new.pem(), 2);
+    call_until(&harness, &hook, "the new authority is trusted", || called_with(2)).await;
     let calls = hook.calls();
-    call_until(&bench, &hook, "calls continue", || hook.calls() > calls + 5).await;
+    call_until(&harness, &hook, "calls continue", || hook.calls() > calls + 5).await;
 
-    let events = |reason: &str| bench.events(reason);
+    let events = |reason: &str| harness.events(reason);
     assert_eq!(events("SyncError"), [""; 0], "a call has failed");
     assert_eq!(events("HookCredentialsStale"), [""; 0]);
-    bench.until("the status counts the epochs", |bench| state(bench).1 != json!(0)).await;
-    assert_eq!(state(&bench).1, json!(1), "no restart");
+    harness.until("the status counts the epochs", |harness| state(harness).1 != json!(0)).await;
+    assert_eq!(state(&harness).1, json!(1), "no restart");
 
     // A failed call would have been seen: the old authority alone trusts the hook no more.
-    trust(&bench, &hook, &old.pem(), 3);
+    trust(&harness, &hook, &old.pem(), 3);
     let fails = || !events("SyncError").is_empty();
-    call_until(&bench, &hook, "the new certificate is refused", fails).await;
-    bench.end().await;
+    call_until(&harness, &hook, "the new certificate is refused", fails).await;
+    harness.end().await;
 }

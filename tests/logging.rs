@@ -10,7 +10,7 @@ use pilotlight::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Bench, Line, Logs};
+use crate::support::{Line, Logs, SimulatedHarness};
 
 /// Deadline for the first log line of a fault.
 const REPORT_DEADLINE: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ const LASTS: Duration = Duration::from_secs(600);
 struct Case {
     what: &'static str,
     /// Starts the fault.
-    begin: fn(&Bench),
+    begin: fn(&SimulatedHarness),
     /// Message of the line, and a part of its error.
     message: &'static str,
     error: &'static str,
@@ -36,18 +36,23 @@ struct Case {
 /// Fields of a line of the informer of the controller's parents.
 const OF_THE_TYPE: &[(&str, &str)] =
     // No controller: several may share the informer.
-    &[("group", "bench.test"), ("version", "v1"), ("resource", "widgets"), ("controller", "")];
+    &[
+        ("group", "harness.test"),
+        ("version", "v1"),
+        ("resource", "widgets"),
+        ("controller", ""),
+    ];
 /// Fields of a line about one reconcile.
 const OF_THE_PARENT: &[(&str, &str)] = &[
     ("controller", "CompositeController-a"),
-    ("group", "bench.test"),
+    ("group", "harness.test"),
     ("kind", "Widget"),
     ("namespace", "default"),
     ("name", "p"),
 ];
 
 fn of_parents(action: Action, verb: Verb) -> Rule {
-    Rule::new(action).verb(verb).resource("bench.test", "widgets")
+    Rule::new(action).verb(verb).resource("harness.test", "widgets")
 }
 
 fn status(code: u16, reason: &str, message: &str) -> Action {
@@ -55,27 +60,27 @@ fn status(code: u16, reason: &str, message: &str) -> Action {
 }
 
 /// Ends the watches of the parents, so that the next ones meet the fault.
-fn cut(bench: &Bench) {
+fn cut(harness: &SimulatedHarness) {
     let of_parents = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
-    assert_eq!(bench.faults.cut_open(of_parents), 1);
+    assert_eq!(harness.faults.cut_open(of_parents), 1);
 }
 
 /// Makes the next watch expired, so that a list follows; the server refuses streaming lists.
-fn list_again(bench: &Bench) {
+fn list_again(harness: &SimulatedHarness) {
     let invalid = status(422, "Invalid", "sendInitialEvents is forbidden");
-    bench.faults.add(of_parents(invalid, Verb::Watch).query_contains("sendInitialEvents"));
+    harness.faults.add(of_parents(invalid, Verb::Watch).query_contains("sendInitialEvents"));
     let expired = status(410, "Expired", "too old resource version");
-    bench.faults.add(of_parents(expired, Verb::Watch).times(1));
-    cut(bench);
+    harness.faults.add(of_parents(expired, Verb::Watch).times(1));
+    cut(harness);
 }
 
 /// Replaces the first line of the next watch.
-fn watch_line(bench: &Bench, line: Vec<u8>) {
+fn watch_line(harness: &SimulatedHarness, line: Vec<u8>) {
     let garbage = Action::Garbage { line: Some(1), bytes: line.into() };
-    bench.faults.add(of_parents(garbage, Verb::Watch).times(1));
-    cut(bench);
+    harness.faults.add(of_parents(garbage, Verb::Watch).times(1));
+    cut(harness);
     // Causes the line that is replaced.
-    bench.parent("q", 0, "one");
+    harness.parent("q", 0, "one");
 }
 
 fn cases() -> Vec<Case> {
@@ -86,18 +91,18 @@ fn cases() -> Vec<Case> {
 }
 
 /// Sends an event whose object has labels of a wrong type.
-fn unreadable_object(bench: &Bench) {
+fn unreadable_object(harness: &SimulatedHarness) {
     // Version of the object that is written next.
-    let version = bench.server.resource_version() + 1;
+    let version = harness.server.resource_version() + 1;
     let object = json!({
-        "apiVersion": "bench.test/v1", "kind": "Widget",
+        "apiVersion": "harness.test/v1", "kind": "Widget",
         "metadata": {
             "name": "q", "namespace": "default", "uid": "of-q",
             "resourceVersion": version.to_string(), "labels": ["no", "map"],
         },
     });
     let event = json!({ "type": "ADDED", "object": object });
-    watch_line(bench, event.to_string().into_bytes());
+    watch_line(harness, event.to_string().into_bytes());
 }
 
 /// Faults of the requests for a type.
@@ -115,28 +120,28 @@ fn cases_of_types() -> Vec<Case> {
     vec![
         Case {
             what: "the watch is forbidden",
-            begin: |bench| {
-                bench.faults.add(of_parents(status(403, "Forbidden", "no right"), Verb::Watch));
-                cut(bench);
+            begin: |harness| {
+                harness.faults.add(of_parents(status(403, "Forbidden", "no right"), Verb::Watch));
+                cut(harness);
             },
             message: "watch is not permitted",
-            error: "grant watch on widgets.bench.test",
+            error: "grant watch on widgets.harness.test",
             ..of_the_type
         },
         Case {
             what: "the list fails",
-            begin: |bench| {
-                bench.faults.add(of_parents(status(500, "InternalError", "broken"), Verb::List));
-                list_again(bench);
+            begin: |harness| {
+                harness.faults.add(of_parents(status(500, "InternalError", "broken"), Verb::List));
+                list_again(harness);
             },
             error: "500 InternalError: broken",
             ..of_the_type
         },
         Case {
             what: "the list is never answered",
-            begin: |bench| {
-                bench.faults.add(of_parents(Action::Hang, Verb::List));
-                list_again(bench);
+            begin: |harness| {
+                harness.faults.add(of_parents(Action::Hang, Verb::List));
+                list_again(harness);
             },
             error: "within 30s",
             // A hanging request is no fault before its deadline.
@@ -145,10 +150,10 @@ fn cases_of_types() -> Vec<Case> {
         },
         Case {
             what: "the watch is refused a connection",
-            begin: |bench| {
+            begin: |harness| {
                 let refused = Action::Fail("connection refused".to_owned());
-                bench.faults.add(of_parents(refused, Verb::Watch));
-                cut(bench);
+                harness.faults.add(of_parents(refused, Verb::Watch));
+                cut(harness);
             },
             error: "connection refused",
             ..of_the_type
@@ -162,13 +167,13 @@ fn cases_of_types() -> Vec<Case> {
         },
         Case {
             what: "a line of the watch is longer than any may be",
-            begin: |bench| watch_line(bench, vec![b'x'; (16 << 20) + 1]),
+            begin: |harness| watch_line(harness, vec![b'x'; (16 << 20) + 1]),
             error: "longer than 16777216 bytes",
             ..of_the_type
         },
         Case {
             what: "the API server is down",
-            begin: |bench| bench.server.stop(),
+            begin: |harness| harness.server.stop(),
             error: "",
             // A line for each type, and the lines of discovery.
             most: 8,
@@ -192,21 +197,21 @@ fn cases_of_parents() -> Vec<Case> {
     vec![
         of_the_parent(
             "the hook is refused a connection",
-            |bench| {
+            |harness| {
                 let refused = "connection refused".to_owned();
                 let answer = HookError::Transport(refused);
-                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
-                bench.parent("p", 2, "one");
+                harness.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+                harness.parent("p", 2, "one");
             },
             "connection refused",
         ),
         of_the_parent(
             "the hook fails",
-            |bench| {
+            |harness| {
                 let answer =
                     HookError::Status { code: 500, body: "broken".to_owned(), proxy: None };
-                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
-                bench.parent("p", 2, "one");
+                harness.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+                harness.parent("p", 2, "one");
             },
             "status 500",
         ),
@@ -216,13 +221,13 @@ fn cases_of_parents() -> Vec<Case> {
 fn case_of_events() -> Case {
     Case {
         what: "Events are refused",
-        begin: |bench| {
+        begin: |harness| {
             let refusal = status(403, "Forbidden", "no right to tell");
-            bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
+            harness.faults.add(Rule::new(refusal).mutating().resource("", "events"));
             // Failures with an Event each, in two namespaces.
             let answer = HookError::Status { code: 400, body: "never".to_owned(), proxy: None };
-            bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
-            bench.parent("p", 2, "one");
+            harness.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+            harness.parent("p", 2, "one");
         },
         message: "an Event was not written; further failures of this cause are logged at debug",
         error: "no right to tell",
@@ -246,14 +251,14 @@ async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
         let what = case.what;
         // Installed before any span begins, because a span's fields are captured at its start.
         let logs = Logs::capture();
-        let bench = Bench::start().await;
-        bench.parent("p", 1, "one");
-        bench.settled(&["p"], 1, "one").await;
+        let harness = SimulatedHarness::start().await;
+        harness.parent("p", 1, "one");
+        harness.settled(&["p"], 1, "one").await;
         // The Events of the start are delivered, whose refusal would be another line.
         sleep(Duration::from_secs(1)).await;
         assert!(logs.troubles().is_empty(), "{what}: {:#?}", logs.troubles());
 
-        (case.begin)(&bench);
+        (case.begin)(&harness);
         sleep(case.within).await;
 
         let early = logs.troubles();
@@ -273,9 +278,9 @@ async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
             let all: Vec<_> = all.iter().map(|it| (it.at, &it.message, &it.fields)).collect();
             wrong.push(format!("{what}: {} in all, {in_a_minute:?}: {all:#?}", all.len()));
         }
-        bench.server.start();
-        bench.faults.clear();
-        bench.end().await;
+        harness.server.start();
+        harness.faults.clear();
+        harness.end().await;
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -283,17 +288,17 @@ async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
 #[tokio::test(start_paused = true)]
 async fn type_that_is_established_late_is_awaited_without_a_warning() {
     let logs = Logs::capture();
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let late = Duration::from_secs(3);
-    bench.server.set_delays(Delays { established: late, ..Delays::default() });
+    harness.server.set_delays(Delays { established: late, ..Delays::default() });
     let crd = CrdBuilder::new("late.test", "Widget");
-    bench.declare("late", &crd, "http://function/");
-    bench.server.install(&crd.build()).unwrap();
+    harness.declare("late", &crd, "http://function/");
+    harness.server.install(&crd.build()).unwrap();
     let installed = Instant::now();
-    bench.server.wait_established(&crd.name()).await;
+    harness.server.wait_established(&crd.name()).await;
     assert!(installed.elapsed() >= late, "{:?}", installed.elapsed());
     let established = Instant::now();
-    bench
+    harness
         .server
         .apply(json!({
             "apiVersion": "late.test/v1", "kind": "Widget",
@@ -302,16 +307,16 @@ async fn type_that_is_established_late_is_awaited_without_a_warning() {
         }))
         .unwrap();
 
-    bench.until("its child is created", |bench| bench.children().contains_key("l-0")).await;
+    harness.until("its child is created", |harness| harness.children().contains_key("l-0")).await;
 
     assert!(established.elapsed() < Duration::from_secs(1), "{:?}", established.elapsed());
     sleep(REPORT_DEADLINE).await;
     assert!(logs.troubles().is_empty(), "{:#?}", logs.troubles());
-    let not_found = bench.server.requests().into_iter();
+    let not_found = harness.server.requests().into_iter();
     let not_found: Vec<_> = not_found
         .filter(|request| request.code == Some(404) && request.user == "pilotlight")
         .filter(|request| request.info.group == "late.test")
         .collect();
     assert!(not_found.is_empty(), "requests before the type is served: {not_found:#?}");
-    bench.end().await;
+    harness.end().await;
 }

@@ -65,23 +65,23 @@ async fn kill_at_any_write_of_a_rollout_or_a_finalization_strands_nothing() {
 
 /// Rolls both parents, and deletes them in mid-rollout, each time with a kill at another write.
 async fn kills_strand_nothing(strategy: ApplyStrategy, most: (usize, usize)) {
-    let bench = Bench::start(strategy).await;
-    bench.during(None, Life::Rollout("one")).await;
-    let rollout = bench.during(None, Life::Rollout("two")).await;
+    let harness = RolloutHarness::start(strategy).await;
+    harness.during(None, Life::Rollout("one")).await;
+    let rollout = harness.during(None, Life::Rollout("two")).await;
     let rollouts = points(rollout, most.0);
     let mut killed = 0;
     for (text, crash) in ["one", "two"].into_iter().cycle().zip(&rollouts) {
-        let fired = bench.binary.faults.fired().len();
-        bench.during(Some(*crash), Life::Rollout(text)).await;
-        killed += bench.binary.faults.fired().len() - fired;
+        let fired = harness.binary.faults.fired().len();
+        harness.during(Some(*crash), Life::Rollout(text)).await;
+        killed += harness.binary.faults.fired().len() - fired;
     }
-    let finalization = bench.during(None, Life::Finalization).await;
+    let finalization = harness.during(None, Life::Finalization).await;
     let finalizations = points(finalization, most.1);
     for crash in &finalizations {
-        bench.during(None, Life::Rollout("one")).await;
-        let fired = bench.binary.faults.fired().len();
-        bench.during(Some(*crash), Life::Finalization).await;
-        killed += bench.binary.faults.fired().len() - fired;
+        harness.during(None, Life::Rollout("one")).await;
+        let fired = harness.binary.faults.fired().len();
+        harness.during(Some(*crash), Life::Finalization).await;
+        killed += harness.binary.faults.fired().len() - fired;
     }
     counted(format_args!(
         "kills in rollouts and finalizations with {strategy}: {killed} of {} and {} points, before \
@@ -90,7 +90,7 @@ async fn kills_strand_nothing(strategy: ApplyStrategy, most: (usize, usize)) {
         finalizations.len()
     ));
     assert!(killed > 0);
-    bench.end().await;
+    harness.end().await;
 }
 
 /// Draws some of the points before and after each of these writes.
@@ -113,14 +113,14 @@ enum Life {
 
 /// Binary that is killed, and its two parents: a namespaced one with a generated selector whose
 /// children are recreated, and a cluster-scoped one whose children are updated.
-struct Bench {
+struct RolloutHarness {
     scope: TestScope,
     binary: Killed,
     parents: [Rolled; 2],
     _hook: HookServer,
 }
 
-impl Bench {
+impl RolloutHarness {
     async fn start(strategy: ApplyStrategy) -> Self {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;

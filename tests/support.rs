@@ -6,8 +6,6 @@
 
 mod absence;
 mod alone;
-#[cfg(feature = "meta")]
-mod bench;
 #[cfg(feature = "cli")]
 mod changes;
 mod connection;
@@ -34,6 +32,8 @@ mod process;
 mod recorder;
 pub(crate) mod rights;
 mod server;
+#[cfg(feature = "meta")]
+mod simulated_harness;
 #[cfg(feature = "cli")]
 mod supervised;
 #[cfg(feature = "cli")]
@@ -86,11 +86,6 @@ pub(crate) use self::{
     rights::Rule,
     server::{Position, Server},
 };
-#[cfg(feature = "meta")]
-pub(crate) use self::{
-    bench::{Bench, redeclare, sized},
-    logs::{Line, Logs},
-};
 #[cfg(feature = "cli")]
 pub(crate) use self::{
     changes::Changes,
@@ -107,6 +102,11 @@ pub(crate) use self::{
     workload::Workload,
 };
 use self::{connection::Connection, rights::Rights};
+#[cfg(feature = "meta")]
+pub(crate) use self::{
+    logs::{Line, Logs},
+    simulated_harness::{SimulatedHarness, redeclare, sized},
+};
 
 /// Deadline for every wait of a test; reached only by tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Bench, metrics_text, sized};
+use crate::support::{SimulatedHarness, metrics_text, sized};
 
 /// Period of the syncs that each response requests, in seconds.
 const PERIOD: u64 = 60;
@@ -31,10 +31,10 @@ fn periodic(request: &Value) -> Value {
 }
 
 /// Waits until `count` further syncs found nothing changed.
-async fn further(bench: &Bench, count: u64) {
-    let enough = unchanged(&bench.metrics) + count;
+async fn further(harness: &SimulatedHarness, count: u64) {
+    let enough = unchanged(&harness.metrics) + count;
     let counted = async {
-        while unchanged(&bench.metrics) < enough {
+        while unchanged(&harness.metrics) < enough {
             sleep(Duration::from_secs(1)).await;
         }
     };
@@ -42,81 +42,82 @@ async fn further(bench: &Bench, count: u64) {
 }
 
 /// Asserts that the next syncs find nothing changed, and waits for them.
-async fn quiet(bench: &Bench) {
-    let calls = bench.hook.calls().len();
-    let before = unchanged(&bench.metrics);
-    further(bench, 3).await;
-    let (calls, unchanged) = (bench.hook.calls().len() - calls, unchanged(&bench.metrics) - before);
+async fn quiet(harness: &SimulatedHarness) {
+    let calls = harness.hook.calls().len();
+    let before = unchanged(&harness.metrics);
+    further(harness, 3).await;
+    let (calls, unchanged) =
+        (harness.hook.calls().len() - calls, unchanged(&harness.metrics) - before);
     // The first call may be the one that makes the record.
     assert!(calls as u64 <= unchanged + 2, "{calls} calls, {unchanged} of them unchanged");
 }
 
 #[tokio::test(start_paused = true)]
 async fn sync_with_an_unchanged_response_does_nothing_and_is_repeated_as_the_response_requests() {
-    let bench = Bench::start().await;
-    bench.hook.answers(async |request| Ok(periodic(&request)));
-    bench.parent("p", 2, "one");
-    bench.settled(&["p"], 2, "one").await;
-    further(&bench, 1).await;
-    let (calls, counted) = (bench.hook.calls().len(), unchanged(&bench.metrics));
-    let requests = bench.requests().len();
+    let harness = SimulatedHarness::start().await;
+    harness.hook.answers(async |request| Ok(periodic(&request)));
+    harness.parent("p", 2, "one");
+    harness.settled(&["p"], 2, "one").await;
+    further(&harness, 1).await;
+    let (calls, counted) = (harness.hook.calls().len(), unchanged(&harness.metrics));
+    let requests = harness.requests().len();
 
-    further(&bench, 5).await;
+    further(&harness, 5).await;
 
-    let later = bench.hook.calls().split_off(calls);
-    assert_eq!(later.len() as u64, unchanged(&bench.metrics) - counted, "each sync is unchanged");
+    let later = harness.hook.calls().split_off(calls);
+    assert_eq!(later.len() as u64, unchanged(&harness.metrics) - counted, "each sync is unchanged");
     for pair in later.windows(2) {
         assert_eq!((pair[1].0 - pair[0].0).as_secs(), PERIOD);
     }
-    let written = bench.requests().split_off(requests);
+    let written = harness.requests().split_off(requests);
     let writes = written.iter().filter(|(_, info)| {
         matches!(&*info.resource, "configmaps" | "widgets") && info.verb != Verb::Watch
     });
     assert_eq!(writes.count(), 0, "{written:#?}");
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_change_runs_the_whole_sync() {
-    let bench = Bench::start().await;
-    bench.hook.answers(async |request| Ok(periodic(&request)));
-    bench.parent("p", 2, "one");
-    bench.settled(&["p"], 2, "one").await;
-    quiet(&bench).await;
+    let harness = SimulatedHarness::start().await;
+    harness.hook.answers(async |request| Ok(periodic(&request)));
+    harness.parent("p", 2, "one");
+    harness.settled(&["p"], 2, "one").await;
+    quiet(&harness).await;
 
-    let mut child = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
+    let mut child = harness.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
     child["data"]["text"] = json!("foreign");
-    bench.server.apply(child).unwrap();
-    bench.settled(&["p"], 2, "one").await;
-    quiet(&bench).await;
+    harness.server.apply(child).unwrap();
+    harness.settled(&["p"], 2, "one").await;
+    quiet(&harness).await;
 
-    bench.server.remove("v1", "ConfigMap", "default", "p-1").unwrap();
-    bench.settled(&["p"], 2, "one").await;
-    quiet(&bench).await;
+    harness.server.remove("v1", "ConfigMap", "default", "p-1").unwrap();
+    harness.settled(&["p"], 2, "one").await;
+    quiet(&harness).await;
 
     let widget = json!({
-        "apiVersion": "bench.test/v1",
+        "apiVersion": "harness.test/v1",
         "kind": "Widget",
         "metadata": { "name": "p", "namespace": "default" },
         "status": { "size": 7, "observedGeneration": 7 },
     });
-    bench.server.merge(&widget).unwrap();
-    bench.settled(&["p"], 2, "one").await;
-    quiet(&bench).await;
+    harness.server.merge(&widget).unwrap();
+    harness.settled(&["p"], 2, "one").await;
+    quiet(&harness).await;
 
     // The parent is the same, and the response another.
-    bench.hook.answers(async |mut request: Value| {
+    harness.hook.answers(async |mut request: Value| {
         request["parent"]["spec"]["text"] = json!("two");
         Ok(periodic(&request))
     });
-    bench.settled(&["p"], 2, "two").await;
-    quiet(&bench).await;
+    harness.settled(&["p"], 2, "two").await;
+    quiet(&harness).await;
 
-    bench.parent("p", 3, "one");
-    bench.settled(&["p"], 3, "two").await;
-    quiet(&bench).await;
+    harness.parent("p", 3, "one");
+    harness.settled(&["p"], 3, "two").await;
+    quiet(&harness).await;
 
-    let uid = bench.list("bench.test/v1", "Widget")[0]["metadata"]["uid"].clone();
+    let uid = harness.list("harness.test/v1", "Widget")[0]["metadata"]["uid"].clone();
     let orphan = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -124,20 +125,20 @@ async fn each_change_runs_the_whole_sync() {
             "name": "orphan", "namespace": "default", "labels": { "controller-uid": uid },
         },
     });
-    bench.server.apply(orphan).unwrap();
-    let released = |bench: &Bench| !bench.children().contains_key("orphan");
-    bench.until("the orphan is adopted and, as it is not desired, deleted", released).await;
-    quiet(&bench).await;
-    bench.end().await;
+    harness.server.apply(orphan).unwrap();
+    let released = |harness: &SimulatedHarness| !harness.children().contains_key("orphan");
+    harness.until("the orphan is adopted and, as it is not desired, deleted", released).await;
+    quiet(&harness).await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn sync_after_a_failed_one_is_whole() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     // Number of unchanged syncs before each call.
     let before: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let (noted, metrics) = (Arc::clone(&before), Arc::clone(&bench.metrics));
-    bench.hook.answers(move |request| {
+    let (noted, metrics) = (Arc::clone(&before), Arc::clone(&harness.metrics));
+    harness.hook.answers(move |request| {
         let mut noted = noted.lock().unwrap();
         noted.push(unchanged(&metrics));
         let failed = noted.len() == 10;
@@ -147,20 +148,20 @@ async fn sync_after_a_failed_one_is_whole() {
             Ok(periodic(&request))
         })
     });
-    bench.parent("p", 2, "one");
-    further(&bench, 12).await;
+    harness.parent("p", 2, "one");
+    further(&harness, 12).await;
 
     let before = before.lock().unwrap().clone();
     let is_unchanged: Vec<bool> = before.windows(2).map(|pair| pair[1] > pair[0]).collect();
     assert_eq!(is_unchanged[7..13], [true, true, false, false, true, true], "{is_unchanged:?}");
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn write_that_was_held_back_is_made_by_a_later_sync() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let calls = Arc::<Mutex<usize>>::default();
-    bench.hook.answers(move |mut request: Value| {
+    harness.hook.answers(move |mut request: Value| {
         let mut calls = calls.lock().unwrap();
         *calls += 1;
         // The limit admits 20 writes at once after the first one, which the new parent has led to.
@@ -168,9 +169,9 @@ async fn write_that_was_held_back_is_made_by_a_later_sync() {
         request["parent"]["spec"]["text"] = json!(text);
         std::future::ready(Ok(periodic(&request)))
     });
-    bench.parent("p", 1, "one");
-    bench.settled(&["p"], 1, "last").await;
-    assert!(!bench.events("Flapping").is_empty(), "a write was held back");
-    quiet(&bench).await;
-    bench.end().await;
+    harness.parent("p", 1, "one");
+    harness.settled(&["p"], 1, "last").await;
+    assert!(!harness.events("Flapping").is_empty(), "a write was held back");
+    quiet(&harness).await;
+    harness.end().await;
 }

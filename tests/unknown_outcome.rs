@@ -9,7 +9,7 @@ use std::{
 use pilotlight::testing::{Action, Rule, Verb};
 use tokio::time::sleep;
 
-use crate::support::{Bench, Supervised, sized};
+use crate::support::{SimulatedHarness, Supervised, sized};
 
 #[tokio::test]
 async fn child_whose_creation_was_not_answered_is_not_created_again() {
@@ -53,40 +53,40 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
 
 #[tokio::test(start_paused = true)]
 async fn hook_receives_the_children_of_its_last_response_while_their_watch_is_down() {
-    let bench = Bench::start().await;
+    let simulated = SimulatedHarness::start().await;
     // Children in each request.
     let calls = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&calls);
-    bench.hook.answers(move |request| {
+    simulated.hook.answers(move |request| {
         let children = request["children"]["ConfigMap.v1"].as_object().unwrap().len();
         log.lock().unwrap().push(children);
         std::future::ready(Ok(sized(&request)))
     });
     let silence = Rule::new(Action::Stall { after_bytes: 0 }).verb(Verb::Watch);
-    let silence = bench.faults.add(silence.resource("", "configmaps"));
-    bench.parent("p", 3, "x");
-    bench.settled(&["p"], 3, "x").await;
+    let silence = simulated.faults.add(silence.resource("", "configmaps"));
+    simulated.parent("p", 3, "x");
+    simulated.settled(&["p"], 3, "x").await;
 
     // The status that the controller wrote is a change of the parent.
     sleep(Duration::from_secs(5)).await;
 
     assert_eq!(*calls.lock().unwrap(), [0, 3]);
     // Each change of the parent is answered, over the children as the server has them.
-    bench.parent("p", 3, "y");
+    simulated.parent("p", 3, "y");
     sleep(Duration::from_secs(5)).await;
-    bench.settled(&["p"], 3, "y").await;
-    bench.parent("p", 2, "y");
+    simulated.settled(&["p"], 3, "y").await;
+    simulated.parent("p", 2, "y");
     sleep(Duration::from_secs(10)).await;
-    bench.settled(&["p"], 2, "y").await;
+    simulated.settled(&["p"], 2, "y").await;
     let seen = calls.lock().unwrap().clone();
     assert!(seen[1..].iter().all(|children| (2..=3).contains(children)), "{seen:?}");
     assert_eq!(seen.last(), Some(&2), "{seen:?}");
-    bench.faults.remove(silence);
-    bench.faults.cut_open(|info| info.resource == "configmaps");
+    simulated.faults.remove(silence);
+    simulated.faults.cut_open(|info| info.resource == "configmaps");
     sleep(Duration::from_secs(30)).await;
-    bench.settled(&["p"], 2, "y").await;
-    let created = bench.faults.seen().into_iter().filter(|it| it.verb == Verb::Create);
+    simulated.settled(&["p"], 2, "y").await;
+    let created = simulated.faults.seen().into_iter().filter(|it| it.verb == Verb::Create);
     let created = created.filter(|it| it.resource == "configmaps").count();
     assert_eq!(created, 3, "none is created twice");
-    bench.end().await;
+    simulated.end().await;
 }

@@ -6,7 +6,7 @@ use pilotlight::testing::{Action, RequestInfo, Rule, Verb};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::support::Bench;
+use crate::support::SimulatedHarness;
 
 const IS_WATCH: fn(&RequestInfo) -> bool =
     |info| info.verb == Verb::Watch && info.resource == "widgets";
@@ -14,14 +14,14 @@ const IS_WATCH: fn(&RequestInfo) -> bool =
 /// Returns the number of lists of a quiet type over so many rounds. In each round other types
 /// change, the server compacts its history, and the watch ends. No change may be lost.
 async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
-    let bench = Bench::start().await;
-    bench.parent("p", 1, "text");
-    bench.settled(&["p"], 1, "text").await;
+    let harness = SimulatedHarness::start().await;
+    harness.parent("p", 1, "text");
+    harness.settled(&["p"], 1, "text").await;
     if withheld {
-        bench.withholds_bookmarks();
+        harness.withholds_bookmarks();
     }
-    bench.faults.cut_open(IS_WATCH);
-    let before = bench.requests_for_parents(Verb::List);
+    harness.faults.cut_open(IS_WATCH);
+    let before = harness.requests_for_parents(Verb::List);
     for round in 1..=rounds {
         // Lets the last round's change precede the compacted versions.
         sleep(Duration::from_secs(1)).await;
@@ -29,20 +29,20 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
             "apiVersion": "v1", "kind": "Secret",
             "metadata": { "name": format!("other-{round}"), "namespace": "default" },
         });
-        bench.server.apply(other).unwrap();
+        harness.server.apply(other).unwrap();
         // Longer than the interval of bookmarks, a minute.
         sleep(Duration::from_secs(150)).await;
-        bench.server.compact();
-        bench.server.close_watches("widgets.bench.test");
+        harness.server.compact();
+        harness.server.close_watches("widgets.harness.test");
 
         let size = round + 1;
-        bench.parent("p", size, "text");
-        let took = bench.settled(&["p"], size, "text").await;
+        harness.parent("p", size, "text");
+        let took = harness.settled(&["p"], size, "text").await;
         // A streaming list without bookmarks has no end and times out after ten seconds.
         assert!(took < Duration::from_secs(15), "{took:?}");
     }
-    let lists = bench.requests_for_parents(Verb::List) - before;
-    bench.end().await;
+    let lists = harness.requests_for_parents(Verb::List) - before;
+    harness.end().await;
     lists
 }
 
@@ -61,28 +61,28 @@ async fn repeated_events_cause_no_second_reconcile() {
     let mut calls = Vec::new();
     // No repetition; at once; an older event after a newer one, twice.
     for repeated in [None, Some((1, 1)), Some((1, 2)), Some((2, 3))] {
-        let bench = Bench::start().await;
-        bench.parent("first", 0, "text");
-        bench.settled(&["first"], 0, "text").await;
+        let harness = SimulatedHarness::start().await;
+        harness.parent("first", 0, "text");
+        harness.settled(&["first"], 0, "text").await;
         if let Some((event, after)) = repeated {
             let again = Rule::new(Action::Repeat { event, after }).verb(Verb::Watch);
-            bench.faults.add(again.resource("bench.test", "widgets"));
+            harness.faults.add(again.resource("harness.test", "widgets"));
         }
-        assert_eq!(bench.faults.cut_open(IS_WATCH), 1);
+        assert_eq!(harness.faults.cut_open(IS_WATCH), 1);
         sleep(Duration::from_secs(1)).await;
 
         for size in 1..=3 {
-            bench.parent("p", size, "text");
-            bench.settled(&["p"], size, "text").await;
+            harness.parent("p", size, "text");
+            harness.settled(&["p"], size, "text").await;
             sleep(Duration::from_secs(10)).await;
         }
 
-        let of_it = bench.hook.calls().iter().filter(|(_, parent)| parent == "p").count();
+        let of_it = harness.hook.calls().iter().filter(|(_, parent)| parent == "p").count();
         calls.push(of_it);
-        assert_eq!(bench.children().len(), 3, "{repeated:?}");
-        assert_eq!(bench.sent(Verb::Create).len(), 3, "{repeated:?}");
-        assert!(bench.sent(Verb::Delete).is_empty(), "{repeated:?}");
-        bench.end().await;
+        assert_eq!(harness.children().len(), 3, "{repeated:?}");
+        assert_eq!(harness.sent(Verb::Create).len(), 3, "{repeated:?}");
+        assert!(harness.sent(Verb::Delete).is_empty(), "{repeated:?}");
+        harness.end().await;
     }
     assert_eq!(calls, [calls[0]; 4]);
 }

@@ -12,36 +12,36 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::support::{Bench, redeclare, sized};
+use crate::support::{SimulatedHarness, redeclare, sized};
 
 #[tokio::test(start_paused = true)]
 async fn counter_in_a_status_is_written_by_each_resync() {
-    let bench = Bench::start().await;
-    redeclare(&bench, |spec| {
+    let harness = SimulatedHarness::start().await;
+    redeclare(&harness, |spec| {
         spec["resyncPeriodSeconds"] = json!(1);
         spec["parentResource"]["ignoreStatusChanges"] = json!(true);
     })
     .await;
     let count = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&count);
-    bench.hook.answers(move |request: Value| {
+    harness.hook.answers(move |request: Value| {
         let mut answer = sized(&request);
         answer["status"]["count"] = json!(counted.fetch_add(1, Ordering::Relaxed));
         std::future::ready(Ok(answer))
     });
-    bench.parent("p", 1, "one");
-    bench.settled(&["p"], 1, "one").await;
+    harness.parent("p", 1, "one");
+    harness.settled(&["p"], 1, "one").await;
 
     for _ in 0..120 {
         sleep(Duration::from_secs(1)).await;
-        let written = bench.list("bench.test/v1", "Widget")[0]["status"]["count"].as_u64();
+        let written = harness.list("harness.test/v1", "Widget")[0]["status"]["count"].as_u64();
         let called = count.load(Ordering::Relaxed) as u64;
         assert!(called - written.unwrap() <= 2, "{written:?} of {called} is written");
     }
 
     assert!(count.load(Ordering::Relaxed) >= 120);
-    assert_eq!(bench.events("Flapping"), [""; 0]);
-    bench.end().await;
+    assert_eq!(harness.events("Flapping"), [""; 0]);
+    harness.end().await;
 }
 
 /// Answer with the number of ready children, in the status and in a child of its own.
@@ -62,10 +62,10 @@ fn rollout(request: &Value) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn status_and_endpoints_follow_while_a_hundred_children_become_ready() {
-    let bench = Bench::start().await;
-    bench.hook.answers(async |request| Ok(rollout(&request)));
-    bench.parent("p", 100, "one");
-    bench.settled(&["p"], 100, "one").await;
+    let harness = SimulatedHarness::start().await;
+    harness.hook.answers(async |request| Ok(rollout(&request)));
+    harness.parent("p", 100, "one");
+    harness.settled(&["p"], 100, "one").await;
     sleep(Duration::from_secs(1)).await;
 
     for number in 0..100 {
@@ -75,43 +75,43 @@ async fn status_and_endpoints_follow_while_a_hundred_children_become_ready() {
             "metadata": { "namespace": "default", "name": format!("p-{number}") },
             "data": { "ready": "yes" },
         });
-        bench.server.merge(&ready).unwrap();
+        harness.server.merge(&ready).unwrap();
         sleep(Duration::from_millis(100)).await;
-        let ready = bench.list("bench.test/v1", "Widget")[0]["status"]["ready"].as_u64();
+        let ready = harness.list("harness.test/v1", "Widget")[0]["status"]["ready"].as_u64();
         let lag = number + 1 - ready.unwrap();
         assert!(lag <= 2, "the status is {lag} behind at {number}");
     }
 
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(bench.children()["endpoints"], "100");
-    assert_eq!(bench.events("Flapping"), [""; 0]);
-    bench.end().await;
+    assert_eq!(harness.children()["endpoints"], "100");
+    assert_eq!(harness.events("Flapping"), [""; 0]);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hook_that_answers_differently_to_its_own_writes_is_limited() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let count = Arc::<AtomicUsize>::default();
-    bench.hook.answers(move |request: Value| {
+    harness.hook.answers(move |request: Value| {
         let mut answer = sized(&request);
         let count = count.fetch_add(1, Ordering::Relaxed).to_string();
         answer["children"][0]["data"]["text"] = json!(count);
         std::future::ready(Ok(answer))
     });
 
-    bench.parent("p", 1, "one");
+    harness.parent("p", 1, "one");
     sleep(Duration::from_secs(60)).await;
 
-    let written = bench.sent(pilotlight::testing::Verb::Update).len();
+    let written = harness.sent(pilotlight::testing::Verb::Update).len();
     assert!((20..=42).contains(&written), "{written} writes in a minute");
-    assert_eq!(bench.events("Flapping").len(), 1);
-    bench.end().await;
+    assert_eq!(harness.events("Flapping").len(), 1);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_is_replaced_at_once_after_each_of_many_edits_of_its_parent() {
-    let bench = Bench::start().await;
-    redeclare(&bench, |spec| {
+    let harness = SimulatedHarness::start().await;
+    redeclare(&harness, |spec| {
         spec["childResources"][0]["updateStrategy"]["method"] = json!("Recreate");
     })
     .await;
@@ -119,36 +119,36 @@ async fn child_is_replaced_at_once_after_each_of_many_edits_of_its_parent() {
 
     for number in 0..60 {
         let text = number.to_string();
-        bench.parent("p", 1, &text);
-        let took = bench.settled(&["p"], 1, &text).await;
+        harness.parent("p", 1, &text);
+        let took = harness.settled(&["p"], 1, &text).await;
         assert!(took < Duration::from_secs(1), "edit {number}: {took:?}");
-        let children = bench.list("v1", "ConfigMap");
+        let children = harness.list("v1", "ConfigMap");
         let child = children.iter().find(|child| child["metadata"]["name"] == "p-0").unwrap();
         uids.insert(child["metadata"]["uid"].as_str().unwrap().to_owned());
         sleep(Duration::from_secs(1)).await;
     }
 
     assert_eq!(uids.len(), 60, "each edit replaces the child");
-    assert_eq!(bench.events("Flapping"), [""; 0]);
-    bench.end().await;
+    assert_eq!(harness.events("Flapping"), [""; 0]);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn object_that_two_parents_want_is_reported_once_to_each() {
-    let bench = Bench::start().await;
-    bench.hook.answers(async |request: Value| {
+    let harness = SimulatedHarness::start().await;
+    harness.hook.answers(async |request: Value| {
         let mut answer = sized(&request);
         answer["children"][0]["metadata"]["name"] = json!("shared");
         Ok(answer)
     });
-    bench.parent("a", 1, "one");
-    bench.until("the child of a", |bench| bench.children().contains_key("shared")).await;
-    bench.parent("b", 1, "one");
+    harness.parent("a", 1, "one");
+    harness.until("the child of a", |harness| harness.children().contains_key("shared")).await;
+    harness.parent("b", 1, "one");
     sleep(Duration::from_secs(3600)).await;
 
-    let tries = bench.sent(pilotlight::testing::Verb::Create).len();
+    let tries = harness.sent(pilotlight::testing::Verb::Create).len();
     assert!((2..=16).contains(&tries), "{tries} tries in an hour");
-    let all = bench.list("v1", "Event");
+    let all = harness.list("v1", "Event");
     let messages = |name: &str| {
         let about = all.iter().filter(|event| {
             event["involvedObject"]["kind"] == "Widget" && event["involvedObject"]["name"] == name
@@ -166,8 +166,8 @@ async fn object_that_two_parents_want_is_reported_once_to_each() {
     let count = |event: &Value| event["count"].as_u64().unwrap_or(1);
     assert!(all.iter().all(|event| count(event) == 1), "{all:#?}");
 
-    bench.server.remove("bench.test/v1", "Widget", "default", "a").unwrap();
-    bench.server.remove("v1", "ConfigMap", "default", "shared").unwrap();
-    bench.until("the child of b", |bench| bench.children().contains_key("shared")).await;
-    bench.end().await;
+    harness.server.remove("harness.test/v1", "Widget", "default", "a").unwrap();
+    harness.server.remove("v1", "ConfigMap", "default", "shared").unwrap();
+    harness.until("the child of b", |harness| harness.children().contains_key("shared")).await;
+    harness.end().await;
 }

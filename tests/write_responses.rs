@@ -14,7 +14,7 @@ use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb, simulated::Sim
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Bench, Logs, redeclare, sized};
+use crate::support::{Logs, SimulatedHarness, redeclare, sized};
 
 fn reply(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
@@ -33,35 +33,35 @@ fn most_within(span: Duration, moments: &[Instant]) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_change_costs_one_write_of_the_status() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let is_status = |info: &RequestInfo| {
         let writes = Verb::MUTATING.contains(&info.verb);
         writes && info.subresource == "status" && info.resource == "widgets"
     };
-    let written = || bench.requests().iter().filter(|(_, info)| is_status(info)).count();
+    let written = || harness.requests().iter().filter(|(_, info)| is_status(info)).count();
 
     for size in 1..=3 {
         let before = written();
-        bench.parent("p", size, "text");
-        bench.settled(&["p"], size, "text").await;
+        harness.parent("p", size, "text");
+        harness.settled(&["p"], size, "text").await;
         sleep(Duration::from_secs(60)).await;
 
         assert_eq!(written() - before, 1, "size {size}");
     }
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
     // Installed before any span begins, because a span's fields are captured at its start.
     let logs = Logs::capture();
-    let bench = Bench::start().await;
-    bench.parent("p", 1, "ours");
-    bench.settled(&["p"], 1, "ours").await;
-    let maps = Api::<ConfigMap>::namespaced(bench.server.client_as("rival"), "default");
+    let harness = SimulatedHarness::start().await;
+    harness.parent("p", 1, "ours");
+    harness.settled(&["p"], 1, "ours").await;
+    let maps = Api::<ConfigMap>::namespaced(harness.server.client_as("rival"), "default");
     let by = PatchParams { field_manager: Some("rival".to_owned()), ..PatchParams::default() };
     let conflict = "the object has been modified";
-    let rule = bench.faults.add(children(reply(409, "Conflict", conflict), Verb::Update));
+    let rule = harness.faults.add(children(reply(409, "Conflict", conflict), Verb::Update));
 
     for number in 0..1000 {
         let change = json!({ "data": { "text": format!("theirs {number}") } });
@@ -69,60 +69,60 @@ async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
         sleep(Duration::from_millis(50)).await;
     }
 
-    let tries = bench.sent(Verb::Update);
+    let tries = harness.sent(Verb::Update);
     assert!(tries.len() > 10, "retries continue: {}", tries.len());
     let later = &tries[10..];
     assert!(most_within(Duration::from_secs(1), later) <= 1, "{:?}", tries.len());
-    assert_eq!(bench.events("SyncError"), [""; 0], "conflicts alone");
+    assert_eq!(harness.events("SyncError"), [""; 0], "conflicts alone");
     let is_warning = |event: &serde_json::Value| event["type"] == "Warning";
-    assert!(!bench.list("v1", "Event").iter().any(is_warning));
+    assert!(!harness.list("v1", "Event").iter().any(is_warning));
     assert!(logs.troubles().is_empty(), "{:#?}", logs.troubles());
-    let events = bench.events("SyncDelayed").concat();
+    let events = harness.events("SyncDelayed").concat();
     assert!(events.contains(conflict) && events.contains("rival keeps writing it"), "{events}");
-    bench.faults.remove(rule);
+    harness.faults.remove(rule);
     drop(maps);
-    let took = bench.settled(&["p"], 1, "ours").await;
+    let took = harness.settled(&["p"], 1, "ours").await;
     assert!(took < Duration::from_secs(10), "{took:?}");
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflict_of_a_status_is_retried_with_a_fresh_read() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let conflict = Rule::new(reply(409, "Conflict", "modified")).verb(Verb::Update);
-    let rule = bench.faults.add(conflict.resource("bench.test", "widgets").times(2));
+    let rule = harness.faults.add(conflict.resource("harness.test", "widgets").times(2));
 
-    bench.parent("p", 1, "one");
-    let has_status = |bench: &Bench| {
-        bench.list("bench.test/v1", "Widget").iter().any(|it| it["status"]["size"] == 1)
+    harness.parent("p", 1, "one");
+    let has_status = |harness: &SimulatedHarness| {
+        harness.list("harness.test/v1", "Widget").iter().any(|it| it["status"]["size"] == 1)
     };
-    bench.until("the status is written", has_status).await;
+    harness.until("the status is written", has_status).await;
 
-    assert_eq!(bench.faults.hits(rule), 2);
+    assert_eq!(harness.faults.hits(rule), 2);
     let of_parent = |(_, info): &(Instant, RequestInfo)| info.path.contains("/widgets/p");
-    let sent: Vec<_> = bench.requests().into_iter().filter(of_parent).collect();
+    let sent: Vec<_> = harness.requests().into_iter().filter(of_parent).collect();
     let verbs: Vec<_> = sent.iter().map(|(_, info)| info.verb).collect();
     assert_eq!(verbs, [Verb::Update, Verb::Get, Verb::Update, Verb::Get, Verb::Update]);
-    assert_eq!(bench.events("SyncError"), [""; 0]);
-    bench.end().await;
+    assert_eq!(harness.events("SyncError"), [""; 0]);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflict_without_an_event_is_retried_less_than_once_a_second() {
-    let bench = Bench::start().await;
-    bench.parent("p", 1, "one");
-    bench.settled(&["p"], 1, "one").await;
-    let rule = bench.faults.add(children(reply(409, "Conflict", "modified"), Verb::Update));
+    let harness = SimulatedHarness::start().await;
+    harness.parent("p", 1, "one");
+    harness.settled(&["p"], 1, "one").await;
+    let rule = harness.faults.add(children(reply(409, "Conflict", "modified"), Verb::Update));
 
-    bench.parent("p", 1, "two");
+    harness.parent("p", 1, "two");
     sleep(Duration::from_secs(120)).await;
 
-    let tries = bench.sent(Verb::Update);
+    let tries = harness.sent(Verb::Update);
     assert!((10..=52).contains(&tries.len()), "ten, then every 3 s: {}", tries.len());
     assert!(most_within(Duration::from_secs(1), &tries[10..]) <= 1);
-    bench.faults.remove(rule);
-    bench.settled(&["p"], 1, "two").await;
-    bench.end().await;
+    harness.faults.remove(rule);
+    harness.settled(&["p"], 1, "two").await;
+    harness.end().await;
 }
 
 /// Meaning of a response to a create for the next one.
@@ -138,8 +138,8 @@ enum Means {
 }
 
 /// For each pair of successive creates, whether the object was read by its name in between.
-fn looked_before_each(bench: &Bench) -> Vec<bool> {
-    let requests = bench.requests();
+fn looked_before_each(harness: &SimulatedHarness) -> Vec<bool> {
+    let requests = harness.requests();
     let is = |info: &RequestInfo, verb| info.resource == "configmaps" && info.verb == verb;
     let between = requests.split(|(_, info)| is(info, Verb::Create)).skip(1);
     let mut looked: Vec<_> = between
@@ -175,16 +175,16 @@ async fn each_response_to_a_create_decides_when_the_next_one_is_sent() {
         (504, "Timeout", Some(600), Means::Perhaps),
     ] {
         let what = format!("{code}, Retry-After {after:?}");
-        let bench = Bench::start().await;
+        let harness = SimulatedHarness::start().await;
         let refusal = Reply::status(code, reason, "not this one");
         let refusal = Reply { retry_after: after, ..refusal };
-        let rule = bench.faults.add(children(Action::Reply(refusal), Verb::Create));
-        bench.parent("p", 1, "one");
+        let rule = harness.faults.add(children(Action::Reply(refusal), Verb::Create));
+        harness.parent("p", 1, "one");
 
         sleep(Duration::from_secs(30)).await;
 
-        let tries = bench.sent(Verb::Create);
-        let events = bench.events("SyncError");
+        let tries = harness.sent(Verb::Create);
+        let events = harness.events("SyncError");
         if let Means::NotBefore(seconds) = means {
             assert_eq!(tries.len(), if seconds < 30 { 2 } else { 1 }, "{what}");
             assert_eq!(events, [] as [&str; 0], "{what}");
@@ -196,14 +196,14 @@ async fn each_response_to_a_create_decides_when_the_next_one_is_sent() {
             assert!(last.windows(2).all(|two| *two[0] > *two[1] * 3 / 2), "{what}: {gaps:?}");
             assert!(events.len() == 1 && events[0].contains("not this one"), "{what}: {events:?}");
         }
-        let looked = looked_before_each(&bench);
+        let looked = looked_before_each(&harness);
         // A throttled request was not carried out. A 503 with `Retry-After` is no proof of that,
         // because a proxy may send it for a request that it has already forwarded.
         let wanted = means == Means::Perhaps || code == 503;
         assert!(looked.iter().all(|looked| *looked == wanted), "{what}: {looked:?}");
-        assert!(bench.children().is_empty(), "{what}");
-        bench.faults.remove(rule);
-        let took = bench.settled(&["p"], 1, "one").await;
+        assert!(harness.children().is_empty(), "{what}");
+        harness.faults.remove(rule);
+        let took = harness.settled(&["p"], 1, "one").await;
         let longest = match means {
             Means::Refused | Means::Perhaps => 60,
             // Jitter adds up to a quarter, so that retries do not coincide.
@@ -211,23 +211,23 @@ async fn each_response_to_a_create_decides_when_the_next_one_is_sent() {
         };
         assert!(took < Duration::from_secs(longest), "{what}: {took:?}");
         if means == Means::NotBefore(300) {
-            let gap = bench.sent(Verb::Create)[1] - tries[0];
+            let gap = harness.sent(Verb::Create)[1] - tries[0];
             assert!(gap >= Duration::from_secs(300), "{what}: {gap:?}");
         }
-        assert!(bench.sent(Verb::Delete).is_empty(), "{what}");
-        bench.end().await;
+        assert!(harness.sent(Verb::Delete).is_empty(), "{what}");
+        harness.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn create_with_an_unknown_outcome_is_read_before_it_is_sent_again() {
-    let bench = Bench::start().await;
-    bench.faults.add(children(reply(504, "Timeout", "request timed out"), Verb::Create).times(3));
+    let harness = SimulatedHarness::start().await;
+    harness.faults.add(children(reply(504, "Timeout", "request timed out"), Verb::Create).times(3));
 
-    bench.parent("p", 1, "one");
-    bench.settled(&["p"], 1, "one").await;
+    harness.parent("p", 1, "one");
+    harness.settled(&["p"], 1, "one").await;
 
-    let requests = bench.requests();
+    let requests = harness.requests();
     let creates = requests
         .iter()
         .enumerate()
@@ -240,7 +240,7 @@ async fn create_with_an_unknown_outcome_is_read_before_it_is_sent_again() {
         });
         assert!(looked, "{:#?}", &requests[pair[0]..pair[1]]);
     }
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,15 +265,15 @@ async fn write_is_not_repeated_before_its_retry_after() {
         (0, filter(503).retry_after(20), 20),
         (0, filter(429).retry_after(3600), 300),
     ] {
-        let bench = Bench::start().await;
+        let harness = SimulatedHarness::start().await;
         let refuses = children(Action::Reply(reply.clone()), Verb::Create);
-        let rule = bench.faults.add(refuses.skip(taken).times(1));
-        bench.parent("p", 2, "one");
-        bench.until("the create is refused", |bench| bench.faults.hits(rule) == 1).await;
+        let rule = harness.faults.add(refuses.skip(taken).times(1));
+        harness.parent("p", 2, "one");
+        harness.until("the create is refused", |harness| harness.faults.hits(rule) == 1).await;
         let refused = Instant::now();
-        let begun = bench.requests().len();
+        let begun = harness.requests().len();
 
-        let took = bench.settled(&["p"], 2, "one").await;
+        let took = harness.settled(&["p"], 2, "one").await;
 
         let (least, most) = (Duration::from_secs(seconds), Duration::from_secs(seconds * 5 / 4));
         assert!((least..=most).contains(&took), "{reply:?}: {took:?}");
@@ -284,31 +284,31 @@ async fn write_is_not_repeated_before_its_retry_after() {
                 && info.namespace != "default"
                 && !matches!(info.verb, Verb::List | Verb::Watch)
         };
-        let requests = bench.requests();
+        let requests = harness.requests();
         let is_early = |(at, info): &&(Instant, RequestInfo)| own(info) && *at < refused + least;
         let early: Vec<_> = requests[begun..].iter().filter(is_early).collect();
         assert!(early.is_empty(), "{reply:?}: early writes or reads: {early:#?}");
-        assert_eq!(bench.events("SyncError"), [] as [&str; 0], "{reply:?}");
-        assert_eq!(bench.sent(Verb::Create).len(), 3, "{reply:?}");
-        bench.end().await;
+        assert_eq!(harness.events("SyncError"), [] as [&str; 0], "{reply:?}");
+        assert_eq!(harness.sent(Verb::Create).len(), 3, "{reply:?}");
+        harness.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn throttling_server_gets_fewer_requests_and_nothing_is_lost() {
-    let bench = Bench::start().await;
-    bench.parent("first", 1, "one");
-    bench.settled(&["first"], 1, "one").await;
+    let harness = SimulatedHarness::start().await;
+    harness.parent("first", 1, "one");
+    harness.settled(&["first"], 1, "one").await;
     let throttled = Reply::text(429, "Too many requests, please try again later.\n").retry_after(1);
-    let rule = bench.faults.add(Rule::new(Action::Reply(throttled)));
+    let rule = harness.faults.add(Rule::new(Action::Reply(throttled)));
     for number in 0..200 {
-        bench.parent(&format!("p{number}"), 1, "one");
+        harness.parent(&format!("p{number}"), 1, "one");
     }
 
     let begin = Instant::now();
     sleep(Duration::from_secs(120)).await;
 
-    let requests = bench.requests();
+    let requests = harness.requests();
     let within = |from: u64, to: u64| {
         let (from, to) = (Duration::from_secs(from), Duration::from_secs(to));
         requests.iter().filter(|(at, _)| *at >= begin + from && *at < begin + to).count()
@@ -316,23 +316,23 @@ async fn throttling_server_gets_fewer_requests_and_nothing_is_lost() {
     let rates: Vec<_> = (0..12).map(|ten| within(ten * 10, ten * 10 + 10)).collect();
     assert!(rates[0] <= 250, "one request for each, and a few: {rates:?}");
     assert!(rates[1..].iter().all(|it| *it <= 20), "two a second: {rates:?}");
-    bench.faults.remove(rule);
-    let took = bench.until("all children exist", |bench| bench.children().len() == 201).await;
+    harness.faults.remove(rule);
+    let took = harness.until("all children exist", |harness| harness.children().len() == 201).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
-    assert_eq!(bench.events("SyncError"), [] as [&str; 0]);
-    bench.end().await;
+    assert_eq!(harness.events("SyncError"), [] as [&str; 0]);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn throttled_controller_stops_at_once() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let throttled = Reply::text(429, "later").retry_after(300);
-    bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
-    bench.parent("p", 1, "one");
-    bench.until("the create is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
+    harness.faults.add(Rule::new(Action::Reply(throttled)).mutating());
+    harness.parent("p", 1, "one");
+    harness.until("the create is refused", |harness| !harness.sent(Verb::Create).is_empty()).await;
 
     let stopping = Instant::now();
-    bench.end().await;
+    harness.end().await;
 
     assert!(stopping.elapsed() < Duration::from_secs(1), "{:?}", stopping.elapsed());
 }
@@ -344,114 +344,116 @@ async fn refused_child_does_not_affect_the_other_four() {
         (403, "Forbidden", "configmaps \"p-2\" is forbidden: exceeded quota: small"),
         (400, "Forbidden", "admission webhook \"a.test\" denied the request: no"),
     ] {
-        let bench = Bench::start().await;
-        bench.parent("p", 5, "one");
-        bench.settled(&["p"], 5, "one").await;
+        let harness = SimulatedHarness::start().await;
+        harness.parent("p", 5, "one");
+        harness.settled(&["p"], 5, "one").await;
         let refused = children(reply(code, reason, message), Verb::Update).name("p-2");
-        let rule = bench.faults.add(refused);
+        let rule = harness.faults.add(refused);
 
-        bench.parent("p", 5, "two");
-        bench
-            .until("the others are written", |bench| {
-                bench.children().values().filter(|text| *text == "two").count() == 4
+        harness.parent("p", 5, "two");
+        harness
+            .until("the others are written", |harness| {
+                harness.children().values().filter(|text| *text == "two").count() == 4
             })
             .await;
 
         sleep(Duration::from_secs(30)).await;
-        assert_eq!(bench.children()["p-2"], "one", "{code}: the old child stays");
-        assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
-        assert!(bench.events("SyncError").concat().contains(message), "{code}");
-        bench.faults.remove(rule);
-        bench.settled(&["p"], 5, "two").await;
-        bench.end().await;
+        assert_eq!(harness.children()["p-2"], "one", "{code}: the old child stays");
+        assert!(harness.sent(Verb::Delete).is_empty(), "{code}");
+        assert!(harness.events("SyncError").concat().contains(message), "{code}");
+        harness.faults.remove(rule);
+        harness.settled(&["p"], 5, "two").await;
+        harness.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn slow_admission_delays_only_its_own_parent() {
-    let bench = Bench::start().await;
+    let harness = SimulatedHarness::start().await;
     let slow = Action::Delay(Duration::from_secs(25));
-    let rule = bench.faults.add(children(slow, Verb::Create).times(1));
+    let rule = harness.faults.add(children(slow, Verb::Create).times(1));
 
-    bench.parent("slow", 1, "one");
-    bench
-        .until("the request of the slow parent is sent", |bench| bench.faults.hits(rule) == 1)
+    harness.parent("slow", 1, "one");
+    harness
+        .until("the request of the slow parent is sent", |harness| harness.faults.hits(rule) == 1)
         .await;
-    bench.parent("quick", 3, "one");
-    let took = bench.settled(&["quick"], 3, "one").await;
+    harness.parent("quick", 3, "one");
+    let took = harness.settled(&["quick"], 3, "one").await;
 
     assert!(took < Duration::from_secs(1), "{took:?}");
-    let took = bench.settled(&["slow"], 1, "one").await;
+    let took = harness.settled(&["slow"], 1, "one").await;
     assert!(took < Duration::from_secs(26), "{took:?}");
-    assert_eq!(bench.sent(Verb::Create).len(), 4, "nothing is sent twice");
-    bench.end().await;
+    assert_eq!(harness.sent(Verb::Create).len(), 4, "nothing is sent twice");
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn replacement_that_the_cache_has_not_seen_is_not_deleted() {
-    let bench = Bench::start().await;
-    bench.parent("p", 1, "ours");
-    bench.settled(&["p"], 1, "ours").await;
+    let harness = SimulatedHarness::start().await;
+    harness.parent("p", 1, "ours");
+    harness.settled(&["p"], 1, "ours").await;
     let unseen = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");
-    let unseen = bench.faults.add(unseen);
+    let unseen = harness.faults.add(unseen);
     let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "configmaps";
-    assert_eq!(bench.faults.cut_open(is_watch), 1);
-    bench.server.remove("v1", "ConfigMap", "default", "p-0").unwrap();
+    assert_eq!(harness.faults.cut_open(is_watch), 1);
+    harness.server.remove("v1", "ConfigMap", "default", "p-0").unwrap();
     let theirs = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": { "name": "p-0", "namespace": "default" }, "data": { "text": "theirs" },
     });
-    let theirs = bench.server.apply(theirs).unwrap();
+    let theirs = harness.server.apply(theirs).unwrap();
 
-    bench.parent("p", 0, "ours");
-    bench.until("the old child is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
+    harness.parent("p", 0, "ours");
+    harness
+        .until("the old child is deleted", |harness| !harness.sent(Verb::Delete).is_empty())
+        .await;
     sleep(Duration::from_secs(10)).await;
 
-    let deleted = bench.server.requests();
+    let deleted = harness.server.requests();
     let deleted = deleted.iter().filter(|request| {
         let SimulatedRequest { info, user, .. } = request;
         info.verb == Verb::Delete && info.resource == "configmaps" && user == "pilotlight"
     });
     let codes: Vec<_> = deleted.map(|request| request.code).collect();
     assert!(codes.iter().all(|code| *code == Some(409)), "each deletion names the uid: {codes:?}");
-    bench.faults.remove(unseen);
+    harness.faults.remove(unseen);
     sleep(Duration::from_secs(60)).await;
-    let found = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
+    let found = harness.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
     assert_eq!(found["metadata"]["uid"], theirs["metadata"]["uid"]);
     assert_eq!(
-        bench.sent(Verb::Delete).len(),
+        harness.sent(Verb::Delete).len(),
         codes.len(),
         "no deletion once the new object is seen"
     );
-    assert_eq!(bench.events("SyncError"), [""; 0], "an absent object counts as deleted");
-    bench.end().await;
+    assert_eq!(harness.events("SyncError"), [""; 0], "an absent object counts as deleted");
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_parent_whose_children_are_all_refused_gets_its_status() {
-    let bench = Bench::start().await;
-    bench.faults.add(children(reply(422, "Invalid", "no such thing"), Verb::Create));
+    let harness = SimulatedHarness::start().await;
+    harness.faults.add(children(reply(422, "Invalid", "no such thing"), Verb::Create));
 
-    bench.parent("p", 1, "one");
-    let has_status = |bench: &Bench| {
-        let widgets = bench.list("bench.test/v1", "Widget");
+    harness.parent("p", 1, "one");
+    let has_status = |harness: &SimulatedHarness| {
+        let widgets = harness.list("harness.test/v1", "Widget");
         widgets.first().is_some_and(|widget| widget["status"]["size"] == 1)
     };
-    let took = bench.until("the status is written", has_status).await;
+    let took = harness.until("the status is written", has_status).await;
 
     assert!(took < Duration::from_secs(1), "with the first try: {took:?}");
-    bench.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn parent_that_is_no_longer_selected_keeps_its_finalizer_until_no_child_is_refused() {
-    let bench = Bench::start().await;
-    redeclare(&bench, |spec| {
+    let harness = SimulatedHarness::start().await;
+    redeclare(&harness, |spec| {
         spec["parentResource"]["labelSelector"] = json!({ "matchLabels": { "on": "yes" } });
         spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
     })
     .await;
-    bench.hook.answers(|request| async move {
+    harness.hook.answers(|request| async move {
         Ok(match request["finalizing"] == true {
             true => json!({ "status": {}, "children": [], "finalized": true }),
             false => sized(&request),
@@ -459,42 +461,45 @@ async fn parent_that_is_no_longer_selected_keeps_its_finalizer_until_no_child_is
     });
     let parent = |on: &str| {
         json!({
-            "apiVersion": "bench.test/v1", "kind": "Widget",
+            "apiVersion": "harness.test/v1", "kind": "Widget",
             "metadata": { "name": "p", "namespace": "default", "labels": { "on": on } },
             "spec": { "size": 1, "text": "one" },
         })
     };
-    bench.server.apply(parent("yes")).unwrap();
-    bench.settled(&["p"], 1, "one").await;
-    let rule = bench.faults.add(children(reply(403, "Forbidden", "not now"), Verb::Delete));
+    harness.server.apply(parent("yes")).unwrap();
+    harness.settled(&["p"], 1, "one").await;
+    let rule = harness.faults.add(children(reply(403, "Forbidden", "not now"), Verb::Delete));
 
-    bench.server.merge(&parent("no")).unwrap();
+    harness.server.merge(&parent("no")).unwrap();
     sleep(Duration::from_secs(60)).await;
 
-    let finalizers = |bench: &Bench| {
-        let parent = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
+    let finalizers = |harness: &SimulatedHarness| {
+        let parent = harness.server.get("harness.test/v1", "Widget", "default", "p").unwrap();
         parent["metadata"]["finalizers"].clone()
     };
-    assert_eq!(finalizers(&bench), json!(["metacontroller.io/compositecontroller-a"]));
-    assert!(bench.faults.hits(rule) > 1, "the deletion is retried");
-    assert!(bench.events("SyncError").concat().contains("not now"));
-    bench.faults.remove(rule);
-    bench.until("the parent is freed", |bench| finalizers(bench).is_null()).await;
-    assert!(bench.children().is_empty());
-    bench.end().await;
+    assert_eq!(finalizers(&harness), json!(["metacontroller.io/compositecontroller-a"]));
+    assert!(harness.faults.hits(rule) > 1, "the deletion is retried");
+    assert!(harness.events("SyncError").concat().contains("not now"));
+    harness.faults.remove(rule);
+    harness.until("the parent is freed", |harness| finalizers(harness).is_null()).await;
+    assert!(harness.children().is_empty());
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_write_of_a_hook_response_is_sent_after_a_stop() {
-    let bench = Bench::start().await;
-    bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
-    bench.parent("p", 20, "one");
-    bench.until("eight creates are sent", |bench| bench.sent(Verb::Create).len() == 8).await;
+    let harness = SimulatedHarness::start().await;
+    harness.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
+    harness.parent("p", 20, "one");
+    harness.until("eight creates are sent", |harness| harness.sent(Verb::Create).len() == 8).await;
 
-    bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
+    harness
+        .server
+        .remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a")
+        .unwrap();
     sleep(Duration::from_secs(10)).await;
 
     // The writes may end within their grace; no other begins.
-    assert_eq!(bench.sent(Verb::Create).len(), 8);
-    bench.end().await;
+    assert_eq!(harness.sent(Verb::Create).len(), 8);
+    harness.end().await;
 }

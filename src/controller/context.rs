@@ -77,7 +77,7 @@ pub struct Context {
     slot: Weak<WorkerSlot>,
 }
 
-/// Context that does not keep its epoch's parts.
+/// Context that does not keep the shared parts of its epoch alive.
 #[cfg(feature = "meta")]
 #[derive(Default)]
 pub(super) struct WeakContext(Weak<SharedContext>);
@@ -267,7 +267,7 @@ impl Context {
         })
     }
 
-    /// Returns the way behind the epoch's fence for requests that need no client of kube's.
+    /// Returns the sender behind the epoch's fence, for requests without a client of kube.
     #[cfg(feature = "meta")]
     pub(crate) fn requester(&self) -> Requester<'_> {
         Requester::Fenced(&self.shared.sender)

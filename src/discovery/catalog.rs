@@ -270,7 +270,7 @@ impl Catalog {
             document.stale = true;
             document.missed = document.missed.saturating_add(1);
             document.missed_since = document.missed_since.or(polled.map(|polled| polled.now));
-            if !self.stays_without_uid(&group, &version, &document, polled) {
+            if !self.is_version_gone(&group, &version, &document, polled) {
                 self.documents.entry(group).or_default().insert(version, document);
             }
         }

@@ -17,7 +17,7 @@ use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, Versi
 /// invalid.
 const INVALID_CA_BUNDLE: &str = "InvalidCABundle";
 
-/// Header of a CRD: all that judging it needs, without metadata that changes often.
+/// Header of a CRD: the fields that decide whether its type is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Crd {
     pub(super) group: Arc<str>,

@@ -8,8 +8,8 @@ const MANY_FAILURES: u32 = 3;
 /// Returns the check of a runnable: name, state and reason. The message is left out, since anyone
 /// who reaches the server can read it.
 ///
-/// A runnable that waits for a type is ready. Marked are long back-offs and controllers that cannot
-/// sync. A stuck runnable fails, since it holds its name until the process is restarted.
+/// A runnable that waits for a type is ready. Long back-offs and controllers that cannot sync are
+/// degraded. A stuck runnable fails, since it holds its name until the process is restarted.
 pub(super) fn check(status: &RunnableStatus) -> Check {
     let (result, reason) = judge(status);
     let reason = reason.unwrap_or(status.reason.as_str());

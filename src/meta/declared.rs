@@ -50,7 +50,7 @@ pub(crate) struct DeclaredState {
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
     pub(crate) written: Option<(ControllerStatus, Instant)>,
-    /// Set if the server stored something else than was written.
+    /// Present if the server dropped fields of the written status.
     pub(crate) pruned: Option<PrunedStatus>,
     /// Result of the last check of the object.
     pub(crate) checked: Option<CheckedObject>,

@@ -2,8 +2,8 @@
 //!
 //! The annotation is Metacontroller's, so that both programs read each other's children. It is
 //! compared by meaning rather than bytes, so that the spelling of another encoder causes no write.
-//! A write has the bytes that Metacontroller would have written, which compares them: the whole
-//! object as the hook sent it, with its status and nulls.
+//! Metacontroller compares bytes, so a write has those that it would have written: the whole object
+//! as the hook sent it, with its status and nulls.
 
 use std::io;
 

@@ -25,7 +25,7 @@ pub(super) struct ManagerSource {
     pub(super) manager: ManagerHandle,
     /// Registry with the CRD of the kind.
     pub(super) types: TypeRegistry,
-    /// Marks of changed controllers.
+    /// Declared controllers, with the names of those that changed.
     pub(super) changes: Arc<Changes>,
 }
 

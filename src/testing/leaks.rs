@@ -300,7 +300,7 @@ impl LeakOracle {
     ///
     /// # Panics
     ///
-    /// When a count is still above it: with kind, difference and owner.
+    /// If a count is still above the baseline. The message names kind, owner and both counts.
     pub async fn assert_baseline(&self, baseline: &Measure) {
         if let Err(growth) = self.compare(baseline).await {
             panic!("not back at the baseline after {:?}:\n{growth}", self.patience);

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::documents;
 
 /// Phrases without a noun, and everyday verbs in place of the field's.
-const VAGUE: [&str; 49] = [
+const VAGUE: [&str; 55] = [
     "whoever",
     "nobody",
     "somebody",
@@ -21,6 +21,9 @@ const VAGUE: [&str; 49] = [
     "tells it",
     "tells of",
     "tells the",
+    "tell the",
+    "tell it",
+    "telling",
     "is heard",
     "heard of",
     "hear of",
@@ -30,10 +33,13 @@ const VAGUE: [&str; 49] = [
     "took away",
     "taken away",
     "goes on",
+    "go on",
+    "going on",
     "went on",
     "come back",
     "comes back",
     "came back",
+    "coming back",
     "comes out",
     "goes back",
     "held up",
@@ -76,9 +82,10 @@ fn documents_use_the_words_of_the_field() {
 }
 
 /// Words with which no comment begins: the sentence lacks its noun or verb.
-const HEADLESS: [&str; 21] = [
+const HEADLESS: [&str; 23] = [
     "What", "Whether", "How", "Who", "Whoever", "Whatever", "One", "It", "Its", "They", "Those",
-    "These", "That", "Also", "Nobody", "None", "Nothing", "So", "Such", "Somebody", "Of",
+    "These", "That", "Also", "Nobody", "None", "Nothing", "So", "Such", "Somebody", "Of", "Which",
+    "Why",
 ];
 
 /// First words of [`HEADLESS`] that the name of a test may have, as in `one_replica_leads`.

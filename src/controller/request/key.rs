@@ -42,9 +42,9 @@ impl Request {
     /// one object, or none.
     ///
     /// The name of the request is the key as compact JSON. Keys with the same JSON are one request,
-    /// so that a type without an order of its own, such as a `HashMap`, is not for keys. Nor are
-    /// floats: NaN and the infinities become `null`. A key appears in logs and in the status, and
-    /// must not be secret.
+    /// so a type without an order of its own, such as a `HashMap`, must not be a key. Floats must
+    /// not be keys either: NaN and the infinities become `null`. A key appears in logs and in the
+    /// status, and must not be secret.
     ///
     /// # Errors
     ///

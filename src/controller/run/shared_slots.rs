@@ -17,11 +17,11 @@ use crate::controller::{
     queue::{Item, Queue},
 };
 
-/// Slots of one run, and its place among the controllers that wait for one.
+/// Access of one run to the shared slots, with its pending acquisition.
 pub(super) struct SharedSlots {
     /// Slots of all controllers; `None` without a limit.
     slots: Option<Arc<Semaphore>>,
-    /// Kept between two calls, so that the place is not lost.
+    /// Pending acquisition of a slot. Kept between two calls, since the semaphore is FIFO.
     waiting: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
 }
 
@@ -38,7 +38,7 @@ impl SharedSlots {
         capacity: bool,
     ) -> Option<(Item<Request>, Option<OwnedSemaphorePermit>)> {
         let Some(slots) = self.slots.as_ref().filter(|_| capacity) else {
-            // A slot that this run cannot use is for others.
+            // A run without capacity must not withhold a slot from other controllers.
             self.waiting = None;
             return Some((queue.get_if(capacity).await?, None));
         };

@@ -198,7 +198,7 @@ impl Catalog {
     }
 
     /// Returns whether a group version that complete responses omit is proven gone.
-    pub(super) fn stays_without_uid(
+    pub(super) fn is_version_gone(
         &self,
         group: &str,
         version: &str,

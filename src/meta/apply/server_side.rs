@@ -1,10 +1,11 @@
 //! Server-side apply of one child.
 //!
 //! A child that is not observed is read first, so that a foreign object is not taken over. An object
-//! without a controller is, if that is enabled. An observed child is applied with its uid, so that a
-//! deleted child is not created again.
+//! without a controller is taken over only if that is enabled. An observed child is applied with
+//! its uid, so that a deleted child is not created again.
 //!
-//! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, which always forces.
+//! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, except that
+//! Metacontroller always sets `force`.
 
 use std::{mem::take, sync::atomic::Ordering};
 
@@ -95,7 +96,7 @@ impl Apply {
                 if target.is_halted() {
                     return Ok(None);
                 }
-                // With its uid, so that it is not created if it was deleted meanwhile.
+                // The uid prevents a create if the object was deleted since the read.
                 write.body = with_uid(&write.body, &uid).map_err(SyncError::Failed)?;
                 return self.apply_to(target, write).await;
             }

@@ -48,7 +48,7 @@ impl ParentReconciler {
                 .collect());
         }
         context.release_slot();
-        // Read once, and only if there is something to adopt.
+        // The parent is read once, and only if an orphan is to be adopted.
         let adopts = decided.iter().any(|(claim, ..)| *claim == Claim::Adopt);
         let is_alive = adopts && is_alive(parent, context.requester()).await?;
         let has_failed = AtomicBool::new(false);

@@ -28,7 +28,9 @@ enum DecorationResult {
     AsDesired,
     /// The object was written and has this header now, or a write was held back.
     Differed(Box<Header>),
-    /// The object is gone, and its attachments are left to the garbage collector.
+    /// The last finalizer of an object that is being deleted was removed.
+    Freed,
+    /// The object was gone before, and its attachments are left to the garbage collector.
     Gone,
 }
 
@@ -38,7 +40,7 @@ impl DecorationResult {
         match self {
             Self::AsDesired => Some(object.header().clone()),
             Self::Differed(header) => Some((**header).clone()),
-            Self::Gone => None,
+            Self::Freed | Self::Gone => None,
         }
     }
 }
@@ -81,7 +83,12 @@ impl ParentReconciler {
             }
             // A conflict or a refusal of the object is no reason to leave its attachments as they
             // are.
-            Ok(DecorationResult::AsDesired | DecorationResult::Differed(_)) | Err(_) => {}
+            Ok(
+                DecorationResult::AsDesired
+                | DecorationResult::Differed(_)
+                | DecorationResult::Freed,
+            )
+            | Err(_) => {}
         }
         // After the write of the object, which may free it.
         let has_own =
@@ -224,10 +231,9 @@ impl ParentReconciler {
         if frees && self.finalizer.is_on(stored.header()) {
             return Err(self.not_stored("removed"));
         }
-        // The last finalizer of an object that is being deleted was removed.
-        let is_gone = frees && parent.terminating && stored.header().finalizers.is_empty();
-        Ok(match is_gone {
-            true => DecorationResult::Gone,
+        let is_freed = frees && parent.terminating && stored.header().finalizers.is_empty();
+        Ok(match is_freed {
+            true => DecorationResult::Freed,
             // An admission webhook may have added finalizers.
             false => DecorationResult::Differed(Box::new(stored.header().clone())),
         })

@@ -17,13 +17,13 @@ use crate::controller::queue::{
 };
 
 /// Queue core with a clock, and with the timers that `Queue` keeps otherwise.
-struct Bench {
+struct QueueHarness {
     core: Core<u8>,
     now: Instant,
     timers: BTreeMap<u32, Instant>,
 }
 
-impl Bench {
+impl QueueHarness {
     fn new() -> Self {
         Self::with(QueueOptions::default(), Instant::now())
     }
@@ -131,7 +131,7 @@ fn ms(millis: u64) -> Duration {
 
 #[test]
 fn keys_come_in_the_order_of_their_first_add() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(3, NOW).add(1, NOW).add(3, NOW).add(2, NOW);
 
@@ -141,7 +141,7 @@ fn keys_come_in_the_order_of_their_first_add() {
 
 #[test]
 fn higher_priorities_come_first_and_priority_is_never_lowered() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, at(LOW_PRIORITY)).add(2, at(5)).add(3, NOW).add(2, at(LOW_PRIORITY));
 
@@ -150,7 +150,7 @@ fn higher_priorities_come_first_and_priority_is_never_lowered() {
 
 #[test]
 fn raised_key_goes_behind_those_that_were_there_before() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, at(LOW_PRIORITY)).add(2, NOW).add(3, NOW).add(1, NOW);
 
@@ -160,7 +160,7 @@ fn raised_key_goes_behind_those_that_were_there_before() {
 
 #[test]
 fn key_is_processed_by_one_worker_and_is_ready_again_when_done() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, NOW);
     assert_eq!(queue.pop(), Some(1));
 
@@ -175,7 +175,7 @@ fn key_is_processed_by_one_worker_and_is_ready_again_when_done() {
 
 #[test]
 fn delayed_key_is_not_ready_before_its_time_and_is_counted_then() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, after(20)).add(2, after(10));
 
@@ -189,7 +189,7 @@ fn delayed_key_is_not_ready_before_its_time_and_is_counted_then() {
 
 #[test]
 fn earliest_of_several_delays_counts() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, after(50)).add(1, after(10)).add(1, after(90));
     queue.advance(ms(10));
@@ -201,7 +201,7 @@ fn earliest_of_several_delays_counts() {
 
 #[test]
 fn delayed_key_that_is_added_at_once_is_ready_at_once_and_only_once() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, after(50)).add(1, NOW);
 
@@ -214,7 +214,7 @@ fn delayed_key_that_is_added_at_once_is_ready_at_once_and_only_once() {
 
 #[test]
 fn ready_key_never_becomes_a_waiting_one() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, NOW).add(1, after(50)).add(1, FAILED);
 
@@ -223,7 +223,7 @@ fn ready_key_never_becomes_a_waiting_one() {
 
 #[test]
 fn urgent_key_that_just_became_ready_precedes_older_ones() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, NOW).add(2, Add { priority: 7, ..after(5) });
 
     queue.advance(ms(5));
@@ -233,7 +233,7 @@ fn urgent_key_that_just_became_ready_precedes_older_ones() {
 
 #[test]
 fn low_priority_that_has_waited_a_minute_counts_as_normal() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, at(LOW_PRIORITY)).add(2, at(-1));
     queue.advance(ms(59_999));
     queue.add(3, NOW);
@@ -247,7 +247,7 @@ fn low_priority_that_has_waited_a_minute_counts_as_normal() {
 
 #[test]
 fn key_that_counts_as_normal_keeps_its_place_when_it_is_raised_to_that() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, at(LOW_PRIORITY));
     queue.advance(ms(60_000));
     queue.add(2, NOW);
@@ -259,7 +259,7 @@ fn key_that_counts_as_normal_keeps_its_place_when_it_is_raised_to_that() {
 
 #[test]
 fn key_that_counts_as_normal_is_handed_out_with_its_own_priority() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, at(LOW_PRIORITY));
     queue.advance(ms(60_000));
 
@@ -270,7 +270,7 @@ fn key_that_counts_as_normal_is_handed_out_with_its_own_priority() {
 
 #[test]
 fn key_that_waits_for_its_own_reconcile_counts_as_normal_too() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, NOW);
     queue.pop();
     queue.add(1, at(LOW_PRIORITY));
@@ -284,7 +284,7 @@ fn key_that_waits_for_its_own_reconcile_counts_as_normal_too() {
 
 #[test]
 fn queue_that_is_never_empty_keeps_no_outdated_tickets() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(0, at(LOW_PRIORITY));
 
     for round in 0..10_000u32 {
@@ -304,7 +304,7 @@ fn queue_that_is_never_empty_keeps_no_outdated_tickets() {
 
 #[test]
 fn closed_queue_returns_only_the_keys_left_in_it() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
     queue.take();
 
@@ -321,10 +321,10 @@ fn closed_queue_returns_only_the_keys_left_in_it() {
 
 #[test]
 fn keys_left_in_one_queue_are_restored_in_another() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, NOW);
     let left = queue.core.close(queue.now);
-    let mut next = Bench::new();
+    let mut next = QueueHarness::new();
     next.now = queue.now + ms(20);
 
     for delayed in left {
@@ -339,7 +339,7 @@ fn keys_left_in_one_queue_are_restored_in_another() {
 
 #[test]
 fn draining_queue_returns_ready_keys_and_finishes_with_the_last() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, NOW).add(2, NOW).add(3, after(10));
     assert_eq!(queue.pop(), Some(1));
     queue.add(1, NOW);
@@ -358,7 +358,7 @@ fn draining_queue_returns_ready_keys_and_finishes_with_the_last() {
 
 #[test]
 fn slots_are_used_again() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     for round in 0..1000u32 {
         queue.add((round % 200) as u8, NOW);
@@ -373,7 +373,7 @@ fn slots_are_used_again() {
 
 #[test]
 fn work_includes_delayed_keys() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, after(1000)).add(2, after(2000)).add(3, NOW);
     assert_eq!(queue.core.work(queue.now).waiting, 2);
 
@@ -386,7 +386,7 @@ fn work_includes_delayed_keys() {
 
 #[test]
 fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
-    let mut queue = Bench::measured();
+    let mut queue = QueueHarness::measured();
     queue.add(1, NOW).add(2, NOW);
     queue.pop();
     queue.now += ms(2000);
@@ -399,7 +399,7 @@ fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
 
 #[test]
 fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     let start = queue.now;
     queue.add(1, FAILED).advance(ms(5));
     queue.add(2, NOW).add(3, at(9)).add(4, after(500)).add(5, Add { priority: 20, ..after(100) });

@@ -306,7 +306,7 @@ fn is_ready(part: &Value) -> bool {
 }
 
 /// Controller with one parent, and its connection.
-struct Bench {
+struct RolloutFixture {
     harness: Harness,
     wire: Arc<Wire>,
     variant: Variant,
@@ -314,17 +314,17 @@ struct Bench {
     calls: Arc<Mutex<Vec<String>>>,
 }
 
-impl Bench {
+impl RolloutFixture {
     /// Starts a controller, and waits until it has rolled out the first revision of its parent.
     async fn start(variant: Variant) -> Self {
         let server = SimulatedServer::new();
-        let bench = Self::process(&server, variant, None, move |kind, request| {
+        let fixture = Self::process(&server, variant, None, move |kind, request| {
             variant.answer(kind, request)
         })
         .await;
-        bench.declare();
-        bench.done("one").await;
-        bench
+        fixture.declare();
+        fixture.done("one").await;
+        fixture
     }
 
     fn declare(&self) {
@@ -524,11 +524,11 @@ fn variants(size: usize) -> Vec<Variant> {
 }
 
 async fn rolls(variant: Variant) {
-    let bench = Bench::start(variant).await;
-    bench.wire.take_writes();
+    let fixture = RolloutFixture::start(variant).await;
+    fixture.wire.take_writes();
 
-    bench.roll_to("two");
-    bench.done("two").await;
+    fixture.roll_to("two");
+    fixture.done("two").await;
 
     let is_applied = variant.strategy == ApplyStrategy::ServerSideApply;
     let expected =
@@ -538,17 +538,17 @@ async fn rolls(variant: Variant) {
             (_, false) => vec![format!("DELETE {name}"), "POST".to_owned()],
             (_, true) => vec![format!("DELETE {name}"), format!("PATCH {name}")],
         });
-    assert_eq!(bench.wire.child_writes(), expected.collect::<Vec<_>>(), "{variant:?}");
-    let revision = &bench.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap()[0];
+    assert_eq!(fixture.wire.child_writes(), expected.collect::<Vec<_>>(), "{variant:?}");
+    let revision = &fixture.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap()[0];
     let name = revision["metadata"]["name"].as_str().unwrap();
-    assert_eq!(bench.updated().1, format!("latest ControllerRevision: {name}"));
+    assert_eq!(fixture.updated().1, format!("latest ControllerRevision: {name}"));
     let names: Vec<_> = revision["children"][0]["names"].as_array().unwrap().clone();
     let prefix = if variant.is_cluster_scoped { "default/" } else { "" };
     assert_eq!(names[0], format!("{prefix}c00"));
     assert_eq!(revision["metadata"]["namespace"], "default");
-    let events = bench.harness.server.list("v1", "Event").unwrap();
+    let events = fixture.harness.server.list("v1", "Event").unwrap();
     assert!(events.iter().all(|event| event["reason"] != "Flapping"), "{variant:?} {events:#?}");
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -577,21 +577,21 @@ async fn fifty_children_are_updated_one_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn sync_after_a_rollout_writes_and_reads_nothing() {
-    let bench = Bench::start(PLAIN).await;
-    bench.roll_to("two");
-    bench.done("two").await;
-    bench.wire.take_writes();
-    bench.calls.lock().unwrap().clear();
-    bench.harness.server.forget_requests();
+    let fixture = RolloutFixture::start(PLAIN).await;
+    fixture.roll_to("two");
+    fixture.done("two").await;
+    fixture.wire.take_writes();
+    fixture.calls.lock().unwrap().clear();
+    fixture.harness.server.forget_requests();
 
     sleep(RESYNC + Duration::from_secs(1)).await;
 
-    assert_eq!(*bench.calls.lock().unwrap(), ["two"], "one call for the one live revision");
-    assert_eq!(bench.wire.take_writes(), [""; 0]);
-    let requests = bench.harness.server.requests();
+    assert_eq!(*fixture.calls.lock().unwrap(), ["two"], "one call for the one live revision");
+    assert_eq!(fixture.wire.take_writes(), [""; 0]);
+    let requests = fixture.harness.server.requests();
     let reads = requests.iter().filter(|it| {
         it.user == "controller" && it.info.verb == Verb::Get && !it.resource().is_empty()
     });
     assert_eq!(reads.count(), 0);
-    bench.end().await;
+    fixture.end().await;
 }

@@ -207,7 +207,7 @@ proptest! {
             backoff: BACKOFF,
         };
         let start = Instant::now();
-        let mut queue = Bench::with(options, start);
+        let mut queue = QueueHarness::with(options, start);
         let mut model = Model::new(limited, Duration::ZERO);
 
         for step in steps {
@@ -247,7 +247,7 @@ proptest! {
                     prop_assert_eq!((queue.pop(), queue.core.len()), (None, 0));
                     prop_assert!(queue.core.is_finished());
 
-                    queue = Bench::with(options, queue.now);
+                    queue = QueueHarness::with(options, queue.now);
                     model = Model::new(limited, now);
                     for delayed in left {
                         queue.restore(delayed);
@@ -270,7 +270,7 @@ proptest! {
 }
 
 /// Checks that in the end every key is available, and no state is left.
-fn check_end(mut queue: Bench, mut model: Model, start: Instant) -> TestCaseResult {
+fn check_end(mut queue: QueueHarness, mut model: Model, start: Instant) -> TestCaseResult {
     queue.advance(Duration::from_secs(2000));
     model.tick(queue.now - start);
     for key in 0..6 {

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn resync_is_due_whatever_was_added_and_failed_before() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.resync(1, Some(ms(100)));
     queue.add(1, NOW);
     assert_eq!(queue.pop(), Some(1));
@@ -28,7 +28,7 @@ fn resync_is_due_whatever_was_added_and_failed_before() {
 
 #[test]
 fn resync_is_of_low_priority_and_precedes_a_longer_delay() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.add(1, after(500));
     queue.resync(1, Some(ms(100)));
     queue.resync(2, Some(ms(100)));
@@ -40,7 +40,7 @@ fn resync_is_of_low_priority_and_precedes_a_longer_delay() {
 
 #[test]
 fn newer_resync_replaces_an_older_one_and_a_drain_drops_it() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.resync(1, Some(ms(100)));
     queue.resync(1, Some(ms(200)));
     queue.resync(2, Some(ms(100)));
@@ -58,7 +58,7 @@ fn newer_resync_replaces_an_older_one_and_a_drain_drops_it() {
 
 #[test]
 fn resync_of_a_closed_queue_is_left_as_a_delayed_key() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.resync(1, Some(ms(100)));
 
     let left = queue.core.close(queue.now);
@@ -69,7 +69,7 @@ fn resync_of_a_closed_queue_is_left_as_a_delayed_key() {
 
 #[test]
 fn resync_of_a_key_that_waits_for_a_worker_is_merged_with_it() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.resync(1, Some(ms(100)));
     queue.add(1, NOW);
     queue.advance(ms(100));

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn failures_double_the_delay_until_they_are_forgotten() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     let mut delays = Vec::new();
 
     for _ in 0..4 {
@@ -25,7 +25,7 @@ fn failures_double_the_delay_until_they_are_forgotten() {
 
 #[test]
 fn delay_and_back_off_together_are_the_shorter_of_both() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, Add { rate_limited: true, ..after(2) });
     queue.add(2, Add { rate_limited: true, ..after(900) });
@@ -39,7 +39,8 @@ fn delay_and_back_off_together_are_the_shorter_of_both() {
 #[test]
 fn limit_over_all_holds_for_failures_with_a_delay_of_their_own() {
     let limit = Some(Limit { per_second: 1.0, burst: 2 });
-    let mut queue = Bench::with(QueueOptions { limit, ..Default::default() }, Instant::now());
+    let mut queue =
+        QueueHarness::with(QueueOptions { limit, ..Default::default() }, Instant::now());
 
     for key in 0..5 {
         queue.add(key, Add { failed: true, ..after(100) });
@@ -51,7 +52,7 @@ fn limit_over_all_holds_for_failures_with_a_delay_of_their_own() {
 
 #[test]
 fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, Add { failed: true, ..after(900) });
 
@@ -63,7 +64,7 @@ fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
 
 #[test]
 fn delay_of_centuries_is_a_year() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
 
     queue.add(1, Add { after: Duration::MAX, ..NOW });
 
@@ -89,7 +90,7 @@ impl RateLimiter<u8> for Recorded {
 #[test]
 fn users_limiter_decides_the_delay_and_learns_what_is_forgotten() {
     let calls = Arc::default();
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::clone(&calls), false))));
 
     for requeues in 0..2 {
@@ -109,7 +110,7 @@ fn users_limiter_decides_the_delay_and_learns_what_is_forgotten() {
 
 #[test]
 fn limiter_that_panics_leaves_the_queue_with_its_back_off() {
-    let mut queue = Bench::new();
+    let mut queue = QueueHarness::new();
     queue.core.limit_by(OwnLimiter::new(Box::new(Recorded(Arc::default(), true))));
 
     queue.add(1, FAILED).advance(ms(5));

@@ -10,53 +10,53 @@ enum Life {
 
 /// Plays a life with at most one crash. Returns the number of writes of the first process.
 async fn play(variant: Variant, life: Life, crash: Option<(CrashSide, usize)>) -> usize {
-    let bench = Bench::start(variant).await;
-    let server = bench.harness.server.clone();
-    bench.end().await;
+    let fixture = RolloutFixture::start(variant).await;
+    let server = fixture.harness.server.clone();
+    fixture.end().await;
     let response = move |kind: HookKind, request: &Value| variant.answer(kind, request);
-    let mut bench = Bench::process(&server, variant, crash, response).await;
-    bench.roll_to("two");
+    let mut fixture = RolloutFixture::process(&server, variant, crash, response).await;
+    fixture.roll_to("two");
     if let Life::Finalization = life {
         let (kind, namespace) = (variant.parent_kind(), variant.parent_namespace());
         server.remove(GROUP, kind, namespace, "p").unwrap();
     }
-    let finished = async |bench: &Bench| match life {
-        Life::Rollout => bench.done("two").await,
-        Life::Finalization => gone(bench).await,
+    let finished = async |fixture: &RolloutFixture| match life {
+        Life::Rollout => fixture.done("two").await,
+        Life::Finalization => gone(fixture).await,
     };
-    let dead = bench.wire.dead.clone();
+    let dead = fixture.wire.dead.clone();
     let is_dead = tokio::select! {
         biased;
         () = dead.cancelled() => true,
-        () = finished(&bench) => false,
+        () = finished(&fixture) => false,
     };
-    let writes = bench.wire.changes.load(Ordering::SeqCst);
+    let writes = fixture.wire.changes.load(Ordering::SeqCst);
     assert_eq!(is_dead, crash.is_some(), "{crash:?} of {writes}");
     if is_dead {
-        bench.assert_kept();
-        bench.harness.tasks.shutdown().await;
-        bench = Bench::process(&server, variant, None, response).await;
-        finished(&bench).await;
+        fixture.assert_kept();
+        fixture.harness.tasks.shutdown().await;
+        fixture = RolloutFixture::process(&server, variant, None, response).await;
+        finished(&fixture).await;
     }
-    bench.end().await;
+    fixture.end().await;
     writes
 }
 
 /// Waits until the parent is gone, and with it all that was its own.
-async fn gone(bench: &Bench) {
-    let server = &bench.harness.server;
-    let (kind, namespace) = (bench.variant.parent_kind(), bench.variant.parent_namespace());
+async fn gone(fixture: &RolloutFixture) {
+    let server = &fixture.harness.server;
+    let (kind, namespace) = (fixture.variant.parent_kind(), fixture.variant.parent_namespace());
     for _ in 0..4000 {
         let is_gone = server.get(GROUP, kind, namespace, "p").is_err()
-            && bench.children().is_empty()
+            && fixture.children().is_empty()
             && server.list(REVISIONS.0, REVISIONS.1).unwrap().is_empty();
         if is_gone {
             return;
         }
         sleep(Duration::from_millis(50)).await;
-        bench.make_all_ready();
+        fixture.make_all_ready();
     }
-    panic!("{:?} {:?}", bench.texts(), bench.revisions());
+    panic!("{:?} {:?}", fixture.texts(), fixture.revisions());
 }
 
 /// A crash before a write leaves what one after the write before it leaves, unless the two are

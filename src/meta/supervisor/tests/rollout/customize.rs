@@ -24,7 +24,7 @@ fn secret(name: &str, data: &str) -> Value {
 /// Starts a controller whose customize hook relates the ConfigMap of the template, or the Secret of
 /// the template `secret`. It cannot read a parent without a size. The sync hook is busy while a
 /// related object says so.
-async fn customizing(variant: Variant) -> (Bench, Calls) {
+async fn customizing(variant: Variant) -> (RolloutFixture, Calls) {
     let (server, calls) = (SimulatedServer::new(), Calls::default());
     let called = Arc::clone(&calls);
     let response = move |kind: HookKind, request: &Value| {
@@ -45,14 +45,14 @@ async fn customizing(variant: Variant) -> (Bench, Calls) {
             HookKind::Sync | HookKind::Finalize => variant.answer(kind, request),
         }
     };
-    let bench = Bench::process(&server, variant, None, response).await;
+    let fixture = RolloutFixture::process(&server, variant, None, response).await;
     for name in ["for-one", "for-two"] {
         server.apply(config_map(name, "1")).unwrap();
     }
-    bench.harness.declare("roll", controller(variant));
+    fixture.harness.declare("roll", controller(variant));
     server.apply(variant.parent()).unwrap();
-    bench.done("one").await;
-    (bench, calls)
+    fixture.done("one").await;
+    (fixture, calls)
 }
 
 fn controller(variant: Variant) -> Value {
@@ -91,13 +91,13 @@ fn lists_of_watched(server: &SimulatedServer, resource: &str) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn customize_hook_is_called_once_for_each_live_revision_and_relates_its_own_objects() {
-    let (bench, calls) = customizing(CHECKED).await;
-    let server = &bench.harness.server;
+    let (fixture, calls) = customizing(CHECKED).await;
+    let server = &fixture.harness.server;
     take(&calls);
 
-    bench.roll_to("two");
+    fixture.roll_to("two");
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(bench.texts(), ["two", "one", "one"]);
+    assert_eq!(fixture.texts(), ["two", "one", "one"]);
     let (rules, syncs) = take(&calls);
     assert_eq!(rules, ["two", "one"]);
     let own = |text: &str| (text.to_owned(), vec![format!("for-{text}")]);
@@ -111,22 +111,22 @@ async fn customize_hook_is_called_once_for_each_live_revision_and_relates_its_ow
     assert_eq!((rules, syncs), (Vec::new(), vec![own("two"), own("one")]), "of an older revision");
     assert_eq!(server.open_watches(), watches);
 
-    bench.done("two").await;
+    fixture.done("two").await;
     take(&calls);
     server.apply(config_map("for-one", "3")).unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(take(&calls).1, [], "the revision has ended");
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn related_type_of_an_older_revision_stays_watched_while_its_rules_are_outdated() {
-    let (bench, calls) = customizing(CHECKED).await;
-    let server = &bench.harness.server;
+    let (fixture, calls) = customizing(CHECKED).await;
+    let server = &fixture.harness.server;
     server.apply(secret("for-secret", "1")).unwrap();
-    bench.roll_to("secret");
+    fixture.roll_to("secret");
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(bench.texts(), ["secret", "one", "one"]);
+    assert_eq!(fixture.texts(), ["secret", "one", "one"]);
     let lists = lists_of_watched(server, "configmaps");
     take(&calls);
     let own = |text: &str| (text.to_owned(), vec![format!("for-{text}")]);
@@ -159,24 +159,24 @@ async fn related_type_of_an_older_revision_stays_watched_while_its_rules_are_out
     server.apply(config_map("for-one", "2")).unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(take(&calls), (Vec::new(), vec![own("secret"), own("one")]));
-    bench.done("secret").await;
-    bench.end().await;
+    fixture.done("secret").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn customize_hook_is_called_for_no_older_revision_that_has_ended() {
-    let (bench, calls) = customizing(CHECKED).await;
+    let (fixture, calls) = customizing(CHECKED).await;
     take(&calls);
     let mut redeclared = controller(CHECKED);
     redeclared["parentResource"]["revisionHistory"]["fieldPaths"] = json!(["spec"]);
 
-    bench.harness.declare("roll", redeclared);
+    fixture.harness.declare("roll", redeclared);
     sleep(Duration::from_secs(1)).await;
-    bench.done("one").await;
+    fixture.done("one").await;
 
     let (rules, syncs) = take(&calls);
     assert_eq!(rules, ["one"], "for the parent as it is");
     let own = ("one".to_owned(), vec!["for-one".to_owned()]);
     assert!(!syncs.is_empty() && syncs.iter().all(|sync| *sync == own), "{syncs:?}");
-    bench.end().await;
+    fixture.end().await;
 }

@@ -6,15 +6,15 @@ use super::*;
 
 const CHECKED: Variant = Variant { has_checks: true, ..PLAIN };
 
-impl Bench {
+impl RolloutFixture {
     /// Starts with three ready children, edits the parent, and waits until the first child is
     /// updated and not ready.
     async fn in_mid_rollout(variant: Variant) -> Self {
-        let bench = Self::start(variant).await;
-        bench.roll_to("two");
-        bench.rests("RolloutWaiting").await;
-        assert_eq!(bench.texts(), ["two", "one", "one"]);
-        bench
+        let fixture = Self::start(variant).await;
+        fixture.roll_to("two");
+        fixture.rests("RolloutWaiting").await;
+        assert_eq!(fixture.texts(), ["two", "one", "one"]);
+        fixture
     }
 
     /// Waits until the condition has this reason and nothing changes any more.
@@ -33,128 +33,128 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn rollout_waits_for_the_status_of_each_updated_child_and_reports_it_once() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
 
-    let (_, message) = bench.updated();
+    let (_, message) = fixture.updated();
     let expected = "child Part c00 with RollingInPlace update strategy hasn't observed latest spec";
     assert_eq!(message, expected);
-    bench.make_ready("c00", false);
+    fixture.make_ready("c00", false);
     run_until_idle().await;
     let expected = "child Part c00 failed status check: \"Ready\" condition status is \"False\" \
                     (want \"True\")";
-    assert_eq!(bench.updated(), ("RolloutWaiting".to_owned(), expected.to_owned()));
+    assert_eq!(fixture.updated(), ("RolloutWaiting".to_owned(), expected.to_owned()));
     sleep(Duration::from_secs(3600)).await;
-    assert_eq!(bench.texts(), ["two", "one", "one"], "it waits for ever");
-    let events = bench.harness.server.list("v1", "Event").unwrap();
+    assert_eq!(fixture.texts(), ["two", "one", "one"], "it waits for ever");
+    let events = fixture.harness.server.list("v1", "Event").unwrap();
     let waits = events.iter().filter(|event| event["reason"] == "RolloutWaiting");
     let waits: Vec<_> = waits.map(|event| event["message"].as_str().unwrap()).collect();
     assert_eq!(waits, [format!("Rollout waits: {expected}")]);
-    bench.make_ready("c00", true);
-    bench.done("two").await;
-    bench.end().await;
+    fixture.make_ready("c00", true);
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn edit_in_mid_rollout_rolls_the_children_of_all_revisions() {
     for method in ["RollingInPlace", "RollingRecreate"] {
-        let bench = Bench::in_mid_rollout(Variant { method, ..CHECKED }).await;
-        assert_eq!(bench.revisions()["one"], ["c01", "c02"]);
+        let fixture = RolloutFixture::in_mid_rollout(Variant { method, ..CHECKED }).await;
+        assert_eq!(fixture.revisions()["one"], ["c01", "c02"]);
         // The first child is ready, and the second one is being updated.
-        bench.make_ready("c00", true);
-        bench.rests("RolloutWaiting").await;
-        assert_eq!(bench.texts(), ["two", "two", "one"]);
+        fixture.make_ready("c00", true);
+        fixture.rests("RolloutWaiting").await;
+        assert_eq!(fixture.texts(), ["two", "two", "one"]);
 
-        bench.roll_to("three");
-        bench.rests("RolloutWaiting").await;
+        fixture.roll_to("three");
+        fixture.rests("RolloutWaiting").await;
 
-        assert_eq!(bench.texts(), ["two", "three", "one"], "the unavailable child is first");
-        assert_eq!(bench.revisions().len(), 3);
-        bench.done("three").await;
-        bench.end().await;
+        assert_eq!(fixture.texts(), ["two", "three", "one"], "the unavailable child is first");
+        assert_eq!(fixture.revisions().len(), 3);
+        fixture.done("three").await;
+        fixture.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn rollback_in_mid_rollout_rolls_the_updated_children_back() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
-    bench.wire.take_writes();
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
+    fixture.wire.take_writes();
 
-    bench.roll_to("one");
-    bench.done("one").await;
+    fixture.roll_to("one");
+    fixture.done("one").await;
 
-    assert_eq!(bench.wire.child_writes(), ["PUT c00"], "no other child is touched");
-    bench.end().await;
+    assert_eq!(fixture.wire.child_writes(), ["PUT c00"], "no other child is touched");
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_that_is_deleted_in_mid_rollout_returns_at_its_own_revision() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
-    let server = &bench.harness.server;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
+    let server = &fixture.harness.server;
 
     server.remove(GROUP, "Part", "default", "c02").unwrap();
     run_until_idle().await;
     server.remove(GROUP, "Part", "default", "c00").unwrap();
     run_until_idle().await;
 
-    assert_eq!(bench.texts(), ["two", "one", "one"]);
-    bench.done("two").await;
-    bench.end().await;
+    assert_eq!(fixture.texts(), ["two", "one", "one"]);
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_whose_deletion_takes_long_returns_at_its_own_revision() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
-    let server = &bench.harness.server;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
+    let server = &fixture.harness.server;
     let mut child = server.get(GROUP, "Part", "default", "c02").unwrap();
     child["metadata"]["finalizers"] = json!(["example.com/held"]);
     server.merge(&child).unwrap();
     server.remove(GROUP, "Part", "default", "c02").unwrap();
-    bench.make_ready("c00", true);
+    fixture.make_ready("c00", true);
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(bench.updated().1, "child Part c02 is being deleted");
-    bench.wire.take_writes();
+    assert_eq!(fixture.updated().1, "child Part c02 is being deleted");
+    fixture.wire.take_writes();
 
     let mut child = server.get(GROUP, "Part", "default", "c02").unwrap();
     child["metadata"]["finalizers"] = json!([]);
     server.merge(&child).unwrap();
-    bench.done("two").await;
+    fixture.done("two").await;
 
-    let writes = bench.wire.child_writes();
+    let writes = fixture.wire.child_writes();
     assert_eq!(
         writes,
         ["POST", "PUT c02", "PUT c01"],
         "created as of \"one\", updated in its turn"
     );
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn scale_in_mid_rollout_creates_at_the_latest_revision_and_deletes_at_once() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
 
-    bench.edit(json!({"size": 5}));
-    bench.rests("RolloutWaiting").await;
-    assert_eq!(bench.texts(), ["two", "one", "one", "two", "two"]);
-    bench.edit(json!({"size": 2}));
-    bench.rests("RolloutWaiting").await;
-    assert_eq!(bench.texts(), ["two", "one"]);
-    assert_eq!(bench.revisions()["one"], ["c01"]);
+    fixture.edit(json!({"size": 5}));
+    fixture.rests("RolloutWaiting").await;
+    assert_eq!(fixture.texts(), ["two", "one", "one", "two", "two"]);
+    fixture.edit(json!({"size": 2}));
+    fixture.rests("RolloutWaiting").await;
+    assert_eq!(fixture.texts(), ["two", "one"]);
+    assert_eq!(fixture.revisions()["one"], ["c01"]);
 
-    bench.done("two").await;
-    bench.end().await;
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn change_outside_the_fields_of_revisions_reaches_all_children_at_once() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
 
-    bench.edit(json!({"all": "yes"}));
+    fixture.edit(json!({"all": "yes"}));
     run_until_idle().await;
 
-    let all = bench.children().into_iter().map(|child| child["spec"]["all"].clone());
+    let all = fixture.children().into_iter().map(|child| child["spec"]["all"].clone());
     assert_eq!(all.collect::<Vec<_>>(), ["yes", "yes", "yes"]);
-    assert_eq!(bench.texts(), ["two", "one", "one"]);
-    bench.end().await;
+    assert_eq!(fixture.texts(), ["two", "one", "one"]);
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,21 +169,21 @@ async fn hook_is_called_once_for_each_live_revision_and_one_that_is_busy_stops_t
             false => CHECKED.answer(kind, request),
         }
     };
-    let bench = Bench::process(&server, CHECKED, None, response).await;
-    bench.declare();
-    bench.done("one").await;
-    bench.calls.lock().unwrap().clear();
-    bench.wire.take_writes();
+    let fixture = RolloutFixture::process(&server, CHECKED, None, response).await;
+    fixture.declare();
+    fixture.done("one").await;
+    fixture.calls.lock().unwrap().clear();
+    fixture.wire.take_writes();
     busy.store(true, Ordering::SeqCst);
 
-    bench.roll_to("two");
+    fixture.roll_to("two");
     run_until_idle().await;
 
-    assert_eq!(*bench.calls.lock().unwrap(), ["two", "one"], "the latest first");
-    assert_eq!(bench.wire.take_writes(), [""; 0]);
+    assert_eq!(*fixture.calls.lock().unwrap(), ["two", "one"], "the latest first");
+    assert_eq!(fixture.wire.take_writes(), [""; 0]);
     busy.store(false, Ordering::SeqCst);
-    bench.done("two").await;
-    bench.end().await;
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,42 +196,42 @@ async fn status_is_that_of_the_latest_revision_and_the_shortest_resync_counts() 
         response["resyncAfterSeconds"] = json!(if text == "one" { 60 } else { 600 });
         response
     };
-    let bench = Bench::process(&server, CHECKED, None, response).await;
-    bench.declare();
-    bench.done("one").await;
-    bench.roll_to("two");
-    bench.rests("RolloutWaiting").await;
+    let fixture = RolloutFixture::process(&server, CHECKED, None, response).await;
+    fixture.declare();
+    fixture.done("one").await;
+    fixture.roll_to("two");
+    fixture.rests("RolloutWaiting").await;
     sleep(Duration::from_secs(31)).await;
-    bench.calls.lock().unwrap().clear();
+    fixture.calls.lock().unwrap().clear();
 
-    assert_eq!(bench.parent()["status"]["of"], "two");
+    assert_eq!(fixture.parent()["status"]["of"], "two");
     sleep(Duration::from_secs(61)).await;
-    assert_eq!(*bench.calls.lock().unwrap(), ["two", "one"]);
-    bench.done("two").await;
-    bench.end().await;
+    assert_eq!(*fixture.calls.lock().unwrap(), ["two", "one"]);
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn rollout_that_stopped_half_done_continues() {
     for generates in [false, true] {
         let variant = Variant { generates, ..CHECKED };
-        let bench = Bench::in_mid_rollout(variant).await;
-        let server = bench.harness.server.clone();
-        bench.end().await;
+        let fixture = RolloutFixture::in_mid_rollout(variant).await;
+        let server = fixture.harness.server.clone();
+        fixture.end().await;
         let response = move |kind: HookKind, request: &Value| variant.answer(kind, request);
-        let bench = Bench::process(&server, variant, None, response).await;
+        let fixture = RolloutFixture::process(&server, variant, None, response).await;
 
-        bench.done("two").await;
+        fixture.done("two").await;
 
-        assert_eq!(bench.wire.child_writes(), ["PUT c01", "PUT c02"], "one is up to date");
-        bench.end().await;
+        assert_eq!(fixture.wire.child_writes(), ["PUT c01", "PUT c02"], "one is up to date");
+        fixture.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn revision_that_was_released_for_its_labels_is_adopted_by_its_name() {
-    let bench = Bench::start(Variant { generates: false, ..PLAIN }).await;
-    let server = &bench.harness.server;
+    let fixture = RolloutFixture::start(Variant { generates: false, ..PLAIN }).await;
+    let server = &fixture.harness.server;
     let mut revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
     let labels = revision["metadata"]["labels"].as_object_mut().unwrap();
     assert_eq!(labels.remove("app"), Some(json!("x")), "a label of the selector");
@@ -239,37 +239,37 @@ async fn revision_that_was_released_for_its_labels_is_adopted_by_its_name() {
     let uid = revision["metadata"]["uid"].clone();
     server.apply(revision).unwrap();
 
-    bench.edit(json!({"all": "yes"}));
-    bench.done("one").await;
+    fixture.edit(json!({"all": "yes"}));
+    fixture.done("one").await;
 
     let revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
     assert_eq!(revision["metadata"]["uid"], uid);
     assert_eq!(revision["metadata"]["ownerReferences"][0]["name"], "p");
-    bench.roll_to("two");
-    bench.done("two").await;
-    bench.end().await;
+    fixture.roll_to("two");
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn children_without_a_revision_are_updated_one_at_a_time() {
-    let bench = Bench::start(CHECKED).await;
-    let server = bench.harness.server.clone();
-    bench.end().await;
+    let fixture = RolloutFixture::start(CHECKED).await;
+    let server = fixture.harness.server.clone();
+    fixture.end().await;
     let revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
     let name = revision["metadata"]["name"].as_str().unwrap();
     server.remove(REVISIONS.0, REVISIONS.1, "default", name).unwrap();
     let response = |kind: HookKind, request: &Value| CHECKED.answer(kind, request);
-    let bench = Bench::process(&server, CHECKED, None, response).await;
+    let fixture = RolloutFixture::process(&server, CHECKED, None, response).await;
 
-    bench.roll_to("two");
-    bench.rests("RolloutWaiting").await;
+    fixture.roll_to("two");
+    fixture.rests("RolloutWaiting").await;
 
-    assert_eq!(bench.texts(), ["two", "one", "one"]);
-    bench.done("two").await;
-    bench.end().await;
+    assert_eq!(fixture.texts(), ["two", "one", "one"]);
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
-impl Bench {
+impl RolloutFixture {
     /// Value of a gauge of the controller.
     fn gauge(&self, name: &str) -> Option<i64> {
         let mut text = String::new();
@@ -293,112 +293,113 @@ impl Bench {
 async fn rollout_is_in_the_metrics_and_in_the_condition_of_its_controller_until_it_is_done() {
     const PENDING: &str = "pilotlight_composite_pending_rollouts";
     const SINCE: &str = "pilotlight_composite_rollout_waiting_since_timestamp_seconds";
-    let bench = Bench::in_mid_rollout(CHECKED).await;
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
     let begin = k8s_openapi::jiff::Timestamp::now().as_second();
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(bench.rolled_out(), ("False".to_owned(), "RolloutProgressing".to_owned()));
+    assert_eq!(fixture.rolled_out(), ("False".to_owned(), "RolloutProgressing".to_owned()));
     sleep(Duration::from_secs(3600)).await;
 
-    assert_eq!(bench.gauge(PENDING), Some(1));
-    let since = bench.gauge(SINCE).unwrap();
+    assert_eq!(fixture.gauge(PENDING), Some(1));
+    let since = fixture.gauge(SINCE).unwrap();
     assert!((begin - 60..=begin + 60).contains(&since), "{since}, not about {begin}");
-    assert_eq!(bench.rolled_out(), ("False".to_owned(), "RolloutWaiting".to_owned()));
+    assert_eq!(fixture.rolled_out(), ("False".to_owned(), "RolloutWaiting".to_owned()));
 
-    bench.done("two").await;
+    fixture.done("two").await;
     sleep(Duration::from_secs(10)).await;
-    assert_eq!((bench.gauge(PENDING), bench.gauge(SINCE)), (Some(0), Some(0)));
-    assert_eq!(bench.rolled_out(), ("True".to_owned(), "NoRollout".to_owned()));
-    let events = bench.harness.server.list("v1", "Event").unwrap();
+    assert_eq!((fixture.gauge(PENDING), fixture.gauge(SINCE)), (Some(0), Some(0)));
+    assert_eq!(fixture.rolled_out(), ("True".to_owned(), "NoRollout".to_owned()));
+    let events = fixture.harness.server.list("v1", "Event").unwrap();
     let complete = events.iter().filter(|event| event["reason"] == "RolloutComplete");
     assert_eq!(complete.count(), 1);
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn parent_is_freed_only_when_all_its_live_revisions_agree() {
-    let bench = Bench::in_mid_rollout(CHECKED).await;
-    bench.edit(json!({"opposed": "one"}));
-    bench.rests("RolloutWaiting").await;
-    bench.wire.take_writes();
+    let fixture = RolloutFixture::in_mid_rollout(CHECKED).await;
+    fixture.edit(json!({"opposed": "one"}));
+    fixture.rests("RolloutWaiting").await;
+    fixture.wire.take_writes();
 
-    bench.harness.server.remove(GROUP, "Widget", "default", "p").unwrap();
+    fixture.harness.server.remove(GROUP, "Widget", "default", "p").unwrap();
     sleep(Duration::from_secs(60)).await;
 
-    assert!(bench.harness.server.get(GROUP, "Widget", "default", "p").is_err());
-    let writes = bench.wire.take_writes();
+    assert!(fixture.harness.server.get(GROUP, "Widget", "default", "p").is_err());
+    let writes = fixture.wire.take_writes();
     let first = |part: &str| writes.iter().position(|write| write.contains(part)).unwrap();
     let freed = writes.iter().rposition(|write| write.ends_with("/widgets/p")).unwrap();
     assert!(first("DELETE") < freed && first("/controllerrevisions/") < freed, "{writes:?}");
-    bench.end().await;
+    fixture.end().await;
 }
 
 /// Parent whose revisions are in the namespace `system`, at its first revision.
-async fn cluster_scoped() -> Bench {
+async fn cluster_scoped() -> RolloutFixture {
     let variant = Variant { is_cluster_scoped: true, revision_namespace: "system", ..PLAIN };
     let server = SimulatedServer::new();
     let namespace =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "system"}});
     server.apply(namespace).unwrap();
-    let bench =
-        Bench::process(&server, variant, None, move |kind, request| variant.answer(kind, request))
-            .await;
-    bench.declare();
-    bench.done("one").await;
-    bench
+    let fixture = RolloutFixture::process(&server, variant, None, move |kind, request| {
+        variant.answer(kind, request)
+    })
+    .await;
+    fixture.declare();
+    fixture.done("one").await;
+    fixture
 }
 
 #[tokio::test(start_paused = true)]
 async fn revisions_of_cluster_scoped_parents_are_in_the_namespace_of_the_option() {
-    let bench = cluster_scoped().await;
+    let fixture = cluster_scoped().await;
 
-    bench.roll_to("two");
-    bench.done("two").await;
+    fixture.roll_to("two");
+    fixture.done("two").await;
 
-    let revisions = bench.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap();
+    let revisions = fixture.harness.server.list(REVISIONS.0, REVISIONS.1).unwrap();
     let namespaces: Vec<_> = revisions.iter().map(|it| &it["metadata"]["namespace"]).collect();
     assert_eq!(namespaces, ["system"]);
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn parent_is_freed_although_its_namespace_admits_no_new_revision() {
-    let bench = cluster_scoped().await;
-    let server = &bench.harness.server;
-    bench.wire.take_writes();
+    let fixture = cluster_scoped().await;
+    let server = &fixture.harness.server;
+    fixture.wire.take_writes();
 
     // Another program holds the older revision back.
     let mut revision = server.list(REVISIONS.0, REVISIONS.1).unwrap().remove(0);
     revision["metadata"]["finalizers"] = json!(["example.com/held"]);
     server.merge(&revision).unwrap();
 
-    bench.roll_to("two");
+    fixture.roll_to("two");
     server.remove("v1", "Namespace", "", "system").unwrap();
     server.remove(GROUP, "Thing", "", "p").unwrap();
     sleep(Duration::from_secs(60)).await;
 
-    assert!(server.get(GROUP, "Thing", "", "p").is_err(), "{:#}", bench.parent());
-    let writes = bench.wire.take_writes();
+    assert!(server.get(GROUP, "Thing", "", "p").is_err(), "{:#}", fixture.parent());
+    let writes = fixture.wire.take_writes();
     let refused =
         writes.iter().filter(|it| it.starts_with("POST") && it.contains("/controllerrev"));
     assert!(refused.count() > 0, "the namespace refuses the latest revision: {writes:?}");
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hook_without_a_status_rolls_all_children() {
     let server = SimulatedServer::new();
-    let bench = Bench::process(&server, PLAIN, None, |kind, request| {
+    let fixture = RolloutFixture::process(&server, PLAIN, None, |kind, request| {
         let mut response = PLAIN.answer(kind, request);
         response.as_object_mut().unwrap().remove("status");
         response
     })
     .await;
-    bench.declare();
-    bench.done("one").await;
+    fixture.declare();
+    fixture.done("one").await;
 
-    bench.roll_to("two");
-    bench.done("two").await;
+    fixture.roll_to("two");
+    fixture.done("two").await;
 
-    assert_eq!(bench.updated().0, "OnLatestRevision");
-    bench.end().await;
+    assert_eq!(fixture.updated().0, "OnLatestRevision");
+    fixture.end().await;
 }

@@ -11,18 +11,18 @@ const LINGER: Duration = Duration::from_secs(15);
 /// Time in which a changed status of a controller is written.
 const STATUS: Duration = Duration::from_secs(10);
 
-impl Bench {
+impl RolloutFixture {
     /// Starts a controller with three ready children, which are updated in place.
     async fn in_place() -> Self {
         let server = SimulatedServer::new();
         let answer = move |kind, request: &Value| PARTS.answer(kind, request);
-        let bench = Self::process(&server, PARTS, None, answer).await;
-        bench.update_by("InPlace");
-        bench.harness.server.apply(PARTS.parent()).unwrap();
-        bench.all_have("one").await;
-        bench.make_all_ready();
+        let fixture = Self::process(&server, PARTS, None, answer).await;
+        fixture.update_by("InPlace");
+        fixture.harness.server.apply(PARTS.parent()).unwrap();
+        fixture.all_have("one").await;
+        fixture.make_all_ready();
         run_until_idle().await;
-        bench
+        fixture
     }
 
     fn update_by(&self, method: &'static str) {
@@ -90,161 +90,161 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn method_becomes_rolling_and_plain_again_in_the_running_epoch_without_a_relist() {
-    let bench = Bench::in_place().await;
-    assert_eq!(bench.watches(), 0);
-    bench.harness.server.forget_requests();
+    let fixture = RolloutFixture::in_place().await;
+    assert_eq!(fixture.watches(), 0);
+    fixture.harness.server.forget_requests();
 
-    bench.update_by("RollingInPlace");
-    bench.done("one").await;
+    fixture.update_by("RollingInPlace");
+    fixture.done("one").await;
 
-    assert_eq!(bench.requested(Verb::List), [RESOURCE]);
-    assert_eq!(bench.watches(), 1);
+    assert_eq!(fixture.requested(Verb::List), [RESOURCE]);
+    assert_eq!(fixture.watches(), 1);
     sleep(STATUS).await;
-    let health = || bench.condition("RolledOut").map(|[status, ..]| status);
+    let health = || fixture.condition("RolledOut").map(|[status, ..]| status);
     assert_eq!(health().as_deref(), Some("True"));
-    bench.rolls_one_by_one_to("two").await;
-    bench.roll_to("three");
-    while bench.texts() != ["three", "two", "two"] {
+    fixture.rolls_one_by_one_to("two").await;
+    fixture.roll_to("three");
+    while fixture.texts() != ["three", "two", "two"] {
         sleep(Duration::from_millis(50)).await;
     }
     sleep(STATUS).await;
     assert_eq!(health().as_deref(), Some("False"));
-    bench.harness.server.forget_requests();
+    fixture.harness.server.forget_requests();
 
-    bench.update_by("InPlace");
-    bench.all_have("three").await;
-    let revisions = bench.revisions();
+    fixture.update_by("InPlace");
+    fixture.all_have("three").await;
+    let revisions = fixture.revisions();
     // The informer lingers.
     sleep(LINGER).await;
-    bench.wire.take_writes();
-    bench.make_all_ready();
-    bench.roll_to("four");
-    bench.all_have("four").await;
+    fixture.wire.take_writes();
+    fixture.make_all_ready();
+    fixture.roll_to("four");
+    fixture.all_have("four").await;
 
-    assert_eq!(bench.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
-    assert!(!bench.wire.violations.lock().unwrap().is_empty(), "all are updated together");
-    assert_eq!(bench.revisions(), revisions, "they stay as they are");
-    assert_eq!(bench.requested(Verb::List), [""; 0]);
-    assert_eq!(bench.watches(), 0);
+    assert_eq!(fixture.wire.child_writes(), ["PUT c00", "PUT c01", "PUT c02"]);
+    assert!(!fixture.wire.violations.lock().unwrap().is_empty(), "all are updated together");
+    assert_eq!(fixture.revisions(), revisions, "they stay as they are");
+    assert_eq!(fixture.requested(Verb::List), [""; 0]);
+    assert_eq!(fixture.watches(), 0);
     assert_eq!(health(), None);
-    assert_eq!(bench.harness.epoch("roll"), Some(1));
-    bench.end().await;
+    assert_eq!(fixture.harness.epoch("roll"), Some(1));
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn edit_to_a_rolling_method_waits_for_the_right_to_list_revisions() {
-    let bench = Bench::in_place().await;
-    bench.deny_revisions();
+    let fixture = RolloutFixture::in_place().await;
+    fixture.deny_revisions();
 
-    bench.update_by("RollingInPlace");
+    fixture.update_by("RollingInPlace");
     sleep(Duration::from_secs(60)).await;
-    bench.roll_to("two");
-    bench.all_have("two").await;
+    fixture.roll_to("two");
+    fixture.all_have("two").await;
 
-    let message = bench.unready("SpecPending");
+    let message = fixture.unready("SpecPending");
     assert!(message.contains(RESOURCE) && message.contains("forbidden"), "{message}");
-    assert_eq!(bench.harness.epoch("roll"), Some(1));
-    bench.harness.server.set_rbac([]);
-    bench.harness.running("roll", 2).await;
+    assert_eq!(fixture.harness.epoch("roll"), Some(1));
+    fixture.harness.server.set_rbac([]);
+    fixture.harness.running("roll", 2).await;
     // Until now all children were updated together.
-    bench.wire.violations.lock().unwrap().clear();
-    bench.done("two").await;
-    bench.rolls_one_by_one_to("three").await;
-    bench.end().await;
+    fixture.wire.violations.lock().unwrap().clear();
+    fixture.done("two").await;
+    fixture.rolls_one_by_one_to("three").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_child_is_written_before_the_first_list_of_revisions() {
     let server = SimulatedServer::new();
     let answer = move |kind, request: &Value| PARTS.answer(kind, request);
-    let bench = Bench::process(&server, PARTS, None, answer).await;
-    bench.deny_revisions();
+    let fixture = RolloutFixture::process(&server, PARTS, None, answer).await;
+    fixture.deny_revisions();
 
-    bench.declare();
+    fixture.declare();
     sleep(Duration::from_secs(300)).await;
 
-    assert_eq!(bench.wire.child_writes(), [""; 0]);
-    let message = bench.unready("Forbidden");
+    assert_eq!(fixture.wire.child_writes(), [""; 0]);
+    let message = fixture.unready("Forbidden");
     assert!(message.contains(RESOURCE), "{message}");
-    bench.harness.server.set_rbac([]);
-    bench.done("one").await;
-    bench.end().await;
+    fixture.harness.server.set_rbac([]);
+    fixture.done("one").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controllers_with_rolling_methods_share_one_watch_of_revisions() {
-    let bench = Bench::in_place().await;
+    let fixture = RolloutFixture::in_place().await;
     let other = |method| Variant { method, is_cluster_scoped: true, ..PLAIN }.controller();
     for name in ["b", "c"] {
-        bench.harness.declare(name, other("InPlace"));
-        bench.harness.running(name, 1).await;
+        fixture.harness.declare(name, other("InPlace"));
+        fixture.harness.running(name, 1).await;
     }
 
-    bench.update_by("RollingInPlace");
-    bench.done("one").await;
+    fixture.update_by("RollingInPlace");
+    fixture.done("one").await;
     for name in ["b", "c"] {
-        bench.harness.declare(name, other("RollingInPlace"));
+        fixture.harness.declare(name, other("RollingInPlace"));
     }
     sleep(LINGER).await;
-    assert_eq!(bench.watches(), 1);
-    bench.update_by("InPlace");
-    bench.harness.declare("b", other("InPlace"));
+    assert_eq!(fixture.watches(), 1);
+    fixture.update_by("InPlace");
+    fixture.harness.declare("b", other("InPlace"));
     sleep(LINGER).await;
-    assert_eq!(bench.watches(), 1, "one of them still rolls");
-    bench.harness.declare("c", other("InPlace"));
+    assert_eq!(fixture.watches(), 1, "one of them still rolls");
+    fixture.harness.declare("c", other("InPlace"));
     sleep(LINGER).await;
 
-    assert_eq!(bench.watches(), 0);
+    assert_eq!(fixture.watches(), 0);
     for name in ["roll", "b", "c"] {
-        assert_eq!(bench.harness.epoch(name), Some(1));
+        assert_eq!(fixture.harness.epoch(name), Some(1));
     }
-    bench.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn edit_to_a_rolling_method_waits_for_the_crd_of_revisions() {
-    let bench = Bench::in_place().await;
-    bench.uninstall_revisions();
+    let fixture = RolloutFixture::in_place().await;
+    fixture.uninstall_revisions();
     run_until_idle().await;
 
-    bench.update_by("RollingInPlace");
+    fixture.update_by("RollingInPlace");
     sleep(Duration::from_secs(5)).await;
 
-    let message = bench.unready("SpecPending");
+    let message = fixture.unready("SpecPending");
     assert!(message.contains(RESOURCE), "{message}");
-    let running = bench.condition("Running").map(|[status, ..]| status);
+    let running = fixture.condition("Running").map(|[status, ..]| status);
     assert_eq!(running.as_deref(), Some("True"), "the plain method stays in effect");
-    bench.harness.install_own();
-    bench.harness.running("roll", 2).await;
-    bench.done("one").await;
-    bench.rolls_one_by_one_to("two").await;
-    bench.end().await;
+    fixture.harness.install_own();
+    fixture.harness.running("roll", 2).await;
+    fixture.done("one").await;
+    fixture.rolls_one_by_one_to("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn loss_of_the_crd_of_revisions_stops_a_controller_while_its_method_is_rolling() {
-    let bench = Bench::in_place().await;
-    bench.update_by("RollingInPlace");
-    bench.done("one").await;
+    let fixture = RolloutFixture::in_place().await;
+    fixture.update_by("RollingInPlace");
+    fixture.done("one").await;
 
-    bench.uninstall_revisions();
+    fixture.uninstall_revisions();
     let name = runnable("roll");
-    bench.harness.until(&name, |status| status.state == ControllerState::Waiting).await;
-    bench.wire.take_writes();
-    bench.roll_to("two");
+    fixture.harness.until(&name, |status| status.state == ControllerState::Waiting).await;
+    fixture.wire.take_writes();
+    fixture.roll_to("two");
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(bench.wire.child_writes(), [""; 0]);
-    let [_, reason, message] = bench.condition("Running").unwrap();
+    assert_eq!(fixture.wire.child_writes(), [""; 0]);
+    let [_, reason, message] = fixture.condition("Running").unwrap();
     assert!(message.contains(RESOURCE), "{reason}: {message}");
-    bench.harness.install_own();
-    bench.harness.running("roll", 2).await;
-    bench.done("two").await;
+    fixture.harness.install_own();
+    fixture.harness.running("roll", 2).await;
+    fixture.done("two").await;
 
-    bench.update_by("InPlace");
+    fixture.update_by("InPlace");
     run_until_idle().await;
-    bench.uninstall_revisions();
-    bench.roll_to("three");
-    bench.all_have("three").await;
-    assert_eq!(bench.harness.epoch("roll"), Some(2), "a plain method needs no revisions");
-    bench.end().await;
+    fixture.uninstall_revisions();
+    fixture.roll_to("three");
+    fixture.all_have("three").await;
+    assert_eq!(fixture.harness.epoch("roll"), Some(2), "a plain method needs no revisions");
+    fixture.end().await;
 }

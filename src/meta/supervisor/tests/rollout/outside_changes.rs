@@ -6,7 +6,7 @@ use super::*;
 const STRATEGIES: [ApplyStrategy; 2] =
     [ApplyStrategy::DynamicApply, ApplyStrategy::ServerSideApply];
 
-impl Bench {
+impl RolloutFixture {
     fn redeclare(&self, change: impl FnOnce(&mut Value)) {
         let mut controller = self.variant.controller();
         change(&mut controller);
@@ -39,46 +39,46 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn revision_whose_patch_was_edited_by_hand_gets_it_back() {
-    let bench = Bench::start(PLAIN).await;
-    let original = bench.revision();
+    let fixture = RolloutFixture::start(PLAIN).await;
+    let original = fixture.revision();
     let mut edited = original.clone();
     edited["parentPatch"]["spec"] = json!({"template": {"text": "edited", "more": 1}, "x": [1]});
     edited["metadata"]["labels"]["of"] = json!("user");
-    bench.harness.server.apply(edited).unwrap();
-    bench.wire.take_writes();
+    fixture.harness.server.apply(edited).unwrap();
+    fixture.wire.take_writes();
 
-    bench.edit(json!({"all": "yes"}));
-    bench.done("one").await;
+    fixture.edit(json!({"all": "yes"}));
+    fixture.done("one").await;
 
-    let restored = bench.revision();
+    let restored = fixture.revision();
     assert_eq!(restored["parentPatch"], original["parentPatch"]);
     assert_eq!(restored["children"], original["children"]);
     assert_eq!(restored["metadata"]["uid"], original["metadata"]["uid"]);
     assert_eq!(restored["metadata"]["labels"]["of"], "user");
-    assert!(bench.wire.child_writes().is_empty(), "no child is touched");
-    bench.roll_to("two");
-    bench.done("two").await;
-    bench.end().await;
+    assert!(fixture.wire.child_writes().is_empty(), "no child is touched");
+    fixture.roll_to("two");
+    fixture.done("two").await;
+    fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn edit_of_the_field_paths_calls_the_hook_for_no_parent_without_its_other_fields() {
     for strategy in STRATEGIES {
-        let bench = Bench::start(Variant { strategy, ..PLAIN }).await;
-        let versions = bench.versions();
+        let fixture = RolloutFixture::start(Variant { strategy, ..PLAIN }).await;
+        let versions = fixture.versions();
 
         // The hook cannot read a parent that has a template alone.
-        bench.redeclare(|controller| {
+        fixture.redeclare(|controller| {
             controller["parentResource"]["revisionHistory"]["fieldPaths"] = json!(["spec"]);
         });
         sleep(Duration::from_secs(1)).await;
-        bench.done("one").await;
+        fixture.done("one").await;
 
-        assert_eq!(bench.revision()["parentPatch"], json!({"spec": bench.parent()["spec"]}));
-        assert_eq!(bench.versions(), versions, "{strategy:?}");
-        bench.roll_to("two");
-        bench.done("two").await;
-        bench.end().await;
+        assert_eq!(fixture.revision()["parentPatch"], json!({"spec": fixture.parent()["spec"]}));
+        assert_eq!(fixture.versions(), versions, "{strategy:?}");
+        fixture.roll_to("two");
+        fixture.done("two").await;
+        fixture.end().await;
     }
 }
 
@@ -87,45 +87,45 @@ async fn children_that_were_updated_together_stay_when_they_are_updated_one_at_a
     for strategy in STRATEGIES {
         for method in ["RollingInPlace", "RollingRecreate"] {
             let variant = Variant { strategy, method, ..PLAIN };
-            let bench = Bench::start(variant).await;
-            bench.redeclare(|controller| {
+            let fixture = RolloutFixture::start(variant).await;
+            fixture.redeclare(|controller| {
                 controller["childResources"][0]["updateStrategy"] = json!({"method": "InPlace"});
             });
             sleep(Duration::from_secs(1)).await;
-            bench.roll_to("two");
-            bench.until_texts(&["two"; 3]).await;
+            fixture.roll_to("two");
+            fixture.until_texts(&["two"; 3]).await;
             run_until_idle().await;
-            let versions = bench.versions();
+            let versions = fixture.versions();
 
             // Edited between two processes, so that no digest of an apply is known.
-            let server = bench.harness.server.clone();
-            bench.end().await;
+            let server = fixture.harness.server.clone();
+            fixture.end().await;
             let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
             let mut controller = server.get(kind.0, kind.1, "", "roll").unwrap();
             controller["spec"] = variant.controller();
             server.apply(controller).unwrap();
             let answer = move |kind, request: &Value| variant.answer(kind, request);
-            let bench = Bench::process(&server, variant, None, answer).await;
-            bench.done("two").await;
+            let fixture = RolloutFixture::process(&server, variant, None, answer).await;
+            fixture.done("two").await;
 
-            assert_eq!(bench.versions(), versions, "{strategy:?} {method}");
-            bench.roll_to("three");
-            bench.done("three").await;
-            bench.end().await;
+            assert_eq!(fixture.versions(), versions, "{strategy:?} {method}");
+            fixture.roll_to("three");
+            fixture.done("three").await;
+            fixture.end().await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn rollout_of_a_parent_that_is_scaled_to_zero_ends() {
-    let bench = Bench::start(Variant { has_checks: true, ..PLAIN }).await;
-    bench.roll_to("two");
-    bench.until_texts(&["two", "one", "one"]).await;
+    let fixture = RolloutFixture::start(Variant { has_checks: true, ..PLAIN }).await;
+    fixture.roll_to("two");
+    fixture.until_texts(&["two", "one", "one"]).await;
 
-    bench.edit(json!({"size": 0}));
-    bench.done("two").await;
+    fixture.edit(json!({"size": 0}));
+    fixture.done("two").await;
 
-    bench.edit(json!({"size": 3}));
-    bench.done("two").await;
-    bench.end().await;
+    fixture.edit(json!({"size": 3}));
+    fixture.done("two").await;
+    fixture.end().await;
 }

@@ -161,12 +161,12 @@ pub(crate) fn sized(request: &Value) -> Value {
 }
 
 /// Changes the specification of the declared controller, and waits until it runs anew.
-pub(crate) async fn redeclare(bench: &Bench, change: impl FnOnce(&mut Value)) {
+pub(crate) async fn redeclare(harness: &SimulatedHarness, change: impl FnOnce(&mut Value)) {
     const KIND: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
-    bench.until("the controller is declared", |it| !it.list(KIND.0, KIND.1).is_empty()).await;
-    let mut controller = bench.list(KIND.0, KIND.1).remove(0);
+    harness.until("the controller is declared", |it| !it.list(KIND.0, KIND.1).is_empty()).await;
+    let mut controller = harness.list(KIND.0, KIND.1).remove(0);
     change(&mut controller["spec"]);
-    bench.server.apply(controller).unwrap();
+    harness.server.apply(controller).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
 }
 
@@ -177,7 +177,7 @@ fn without_bookmarks(uri: &Uri) -> Uri {
 }
 
 /// Manager with one declared controller of widgets, and its server.
-pub(crate) struct Bench {
+pub(crate) struct SimulatedHarness {
     pub(crate) server: SimulatedServer,
     pub(crate) faults: Faults,
     pub(crate) hook: Arc<FunctionHook>,
@@ -195,15 +195,15 @@ pub(crate) struct Bench {
     tasks: JoinSet<()>,
 }
 
-impl Bench {
+impl SimulatedHarness {
     /// Starts with a running controller and no parents.
     pub(crate) async fn start() -> Self {
         let hook = Arc::new(FunctionHook::new());
         let made = Arc::clone(&hook);
         let hooks: HookFactory = Arc::new(move |_, _| made.clone());
-        let bench = Self::begin(hook, Some(hooks)).await;
-        bench.declare("a", &bench.crd, "http://function/");
-        bench
+        let harness = Self::begin(hook, Some(hooks)).await;
+        harness.declare("a", &harness.crd, "http://function/");
+        harness
     }
 
     /// Starts without a declared controller; controllers declared later call their hooks at their
@@ -214,7 +214,7 @@ impl Bench {
 
     async fn begin(hook: Arc<FunctionHook>, hooks: Option<HookFactory>) -> Self {
         let server = SimulatedServer::new();
-        let crd = CrdBuilder::new("bench.test", "Widget");
+        let crd = CrdBuilder::new("harness.test", "Widget");
         for own in meta::crds() {
             server.install(&own).unwrap();
             server.wait_established(&own.name_any()).await;
@@ -297,7 +297,7 @@ impl Bench {
     /// Creates or changes a parent.
     pub(crate) fn parent(&self, name: &str, size: i64, text: &str) {
         let parent = json!({
-            "apiVersion": "bench.test/v1",
+            "apiVersion": "harness.test/v1",
             "kind": "Widget",
             "metadata": { "name": name, "namespace": "default" },
             "spec": { "size": size, "text": text },
@@ -328,9 +328,9 @@ impl Bench {
     /// Waits until each of these parents has `size` children with this text, and a status; returns
     /// the elapsed time.
     pub(crate) async fn settled(&self, parents: &[&str], size: i64, text: &str) -> Duration {
-        self.until(&format!("{size} children that say {text:?}"), |bench| {
-            let children = bench.children();
-            let widgets = bench.list("bench.test/v1", "Widget");
+        self.until(&format!("{size} children that say {text:?}"), |harness| {
+            let children = harness.children();
+            let widgets = harness.list("harness.test/v1", "Widget");
             parents.iter().all(|parent| {
                 let own = (0..size).map(|number| format!("{parent}-{number}"));
                 let widget = widgets.iter().find(|it| it["metadata"]["name"] == *parent);

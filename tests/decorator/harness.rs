@@ -65,7 +65,7 @@ impl Hook for Function {
 }
 
 /// Manager with a supervisor, and its server, which serves things, gadgets and plains.
-pub(super) struct Bench {
+pub(super) struct DecoratorHarness {
     pub(super) server: SimulatedServer,
     pub(super) faults: Faults,
     pub(super) manager: ManagerHandle,
@@ -76,7 +76,7 @@ pub(super) struct Bench {
     tasks: JoinSet<()>,
 }
 
-impl Bench {
+impl DecoratorHarness {
     /// Starts without a declared controller, with hooks that answer by this function.
     pub(super) async fn start(
         respond: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
@@ -126,10 +126,10 @@ impl Bench {
         spec: Value,
         respond: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
     ) -> Self {
-        let bench = Self::start(respond).await;
-        bench.declare("DecoratorController", "a", spec);
-        bench.runs("DecoratorController-a", 1).await;
-        bench
+        let harness = Self::start(respond).await;
+        harness.declare("DecoratorController", "a", spec);
+        harness.runs("DecoratorController-a", 1).await;
+        harness
     }
 
     pub(super) fn declare(&self, kind: &str, name: &str, spec: Value) {
