@@ -227,8 +227,8 @@
 //! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): keep, a swap in the
 //!    running epoch, or a new epoch. `src/meta/supervisor/reconciler.rs::execute` carries this out.
 //! 3. A swap needs an epoch that starts or runs, and no pending edit
-//!    (`src/meta/supervisor/swap.rs::effect`); otherwise a new epoch replaces the current one. It
-//!    waits briefly for the credentials of changed hooks and for the first list of revisions
+//!    (`src/meta/supervisor/swap.rs::effect`); otherwise a new epoch replaces the current one. A
+//!    swap waits briefly for the credentials of changed hooks and for the first list of revisions
 //!    (`src/meta/supervisor/swap.rs::swap`). The next sync of each parent has the new definition
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay; the input of revisions exists
 //!    while a type is rolling (`src/meta/rollout/input.rs::follow`).

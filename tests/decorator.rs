@@ -32,6 +32,14 @@ fn one_attachment(_: HookKind, request: &Value) -> Value {
     json!({"attachments": [config_map(name, "1")]})
 }
 
+/// Decorator with a finalize hook, of things with the annotation `on: yes`.
+fn finalizing_selected() -> Value {
+    let mut spec = decorating();
+    spec["hooks"]["finalize"] = hook();
+    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    spec
+}
+
 #[tokio::test(start_paused = true)]
 async fn labels_and_annotations_that_the_hook_names_are_set_and_deleted() {
     let harness = DecoratorHarness::running(decorating(), |_, _| {
@@ -269,9 +277,7 @@ async fn attachments_are_deleted_also_if_the_first_finalize_response_frees_the_o
 
 #[tokio::test(start_paused = true)]
 async fn object_that_is_no_longer_selected_is_finalized_and_stays() {
-    let mut spec = decorating();
-    spec["hooks"]["finalize"] = hook();
-    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let spec = finalizing_selected();
     let harness = DecoratorHarness::running(spec, |kind, request| match kind {
         HookKind::Sync | HookKind::Customize => {
             let mut answer = one_attachment(kind, request);
@@ -301,9 +307,7 @@ async fn object_that_is_no_longer_selected_is_finalized_and_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn object_that_is_no_longer_selected_keeps_its_finalizer_until_its_attachments_are_deleted() {
-    let mut spec = decorating();
-    spec["hooks"]["finalize"] = hook();
-    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let spec = finalizing_selected();
     let harness = DecoratorHarness::running(spec, |kind, request| match kind {
         HookKind::Sync | HookKind::Customize => one_attachment(kind, request),
         HookKind::Finalize => {
@@ -336,9 +340,7 @@ async fn object_that_is_no_longer_selected_keeps_its_finalizer_until_its_attachm
 
 #[tokio::test(start_paused = true)]
 async fn finalizer_that_admission_adds_to_the_last_write_of_a_decorated_object_is_kept() {
-    let mut spec = decorating();
-    spec["hooks"]["finalize"] = hook();
-    spec["resources"][0]["annotationSelector"] = json!({"matchAnnotations": {"on": "yes"}});
+    let spec = finalizing_selected();
     let harness = DecoratorHarness::running(spec, |kind, request| match kind {
         HookKind::Sync | HookKind::Customize => one_attachment(kind, request),
         HookKind::Finalize => json!({"labels": {"freed": "yes"}, "finalized": true}),

@@ -323,12 +323,8 @@ impl SharedCredentials {
         let Some(named) = objects.get_mut(object) else { return };
         match read {
             Ok(content) => {
-                *named = NamedObject {
-                    content: Some(content),
-                    is_deleted: false,
-                    problem: None,
-                    ..std::mem::take(named)
-                };
+                (named.content, named.problem) = (Some(content), None);
+                named.is_deleted = false;
             }
             Err(problem) => {
                 named.is_deleted |= matches!(problem, EndpointError::Missing(_));

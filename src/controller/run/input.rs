@@ -210,7 +210,7 @@ impl InputRun {
     /// The wait is bounded, because the manager may rest on another part of an `any_of`, and then
     /// does not stop the epoch.
     async fn done(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
-        let mut patience = pin!(sleep(STOP_TIMEOUT));
+        let mut stop_timeout = pin!(sleep(STOP_TIMEOUT));
         loop {
             if !readiness.verdict().change_since(basis).is_loss() {
                 info!(input = name, "required source is done, the epoch ends");
@@ -219,7 +219,7 @@ impl InputRun {
             select! {
                 biased;
                 () = self.feed.cancelled() => return InputEnd::Stopped,
-                () = &mut patience => {
+                () = &mut stop_timeout => {
                     info!(input = name, "required source has lost its condition, the epoch ends");
                     return InputEnd::Done;
                 }

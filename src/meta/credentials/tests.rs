@@ -49,6 +49,14 @@ impl Harness {
         self.server.apply(secret).unwrap();
     }
 
+    fn store_ca(&self, pem: &str) {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "ca", "namespace": "default"}, "data": {"ca.crt": pem},
+        });
+        self.server.apply(map).unwrap();
+    }
+
     /// Endpoint of a hook of the runnable `a`.
     fn endpoint(
         &self,
@@ -76,6 +84,23 @@ fn bearer() -> EndpointRule {
     let scheme = "Bearer".to_owned();
     let authorization = AuthorizationRule::Scheme { scheme, secret, key: "token".to_owned() };
     EndpointRule { authorization: Some(authorization), ..EndpointRule::default() }
+}
+
+/// Rule with a token and the authority of a ConfigMap.
+fn bearer_with_ca() -> EndpointRule {
+    let map = ObjectReference {
+        kind: ReferenceKind::ConfigMap,
+        namespace: "default".into(),
+        name: "ca".into(),
+    };
+    EndpointRule { ca_bundle: Some(CaRule::Key(map, "ca.crt".to_owned())), ..bearer() }
+}
+
+/// Returns the certificate of a new authority.
+fn authority() -> String {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["ca".to_owned()]).unwrap();
+    params.self_signed(&key).unwrap().pem()
 }
 
 fn authorization(endpoint: &HookEndpoint) -> Option<HeaderValue> {
@@ -182,29 +207,14 @@ async fn endpoint_is_published_again_only_if_its_values_differ() {
 #[tokio::test(start_paused = true)]
 async fn token_is_rotated_and_a_hook_is_edited_while_its_ca_is_unusable() {
     let harness = Harness::start().await;
-    let key = KeyPair::generate().unwrap();
-    let ca = CertificateParams::new(vec!["ca".to_owned()]).unwrap();
-    let usable = ca.self_signed(&key).unwrap().pem();
-    let store_ca = |pem: &str| {
-        harness.server.apply(json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": "ca", "namespace": "default"}, "data": {"ca.crt": pem},
-        }))
-    };
-    let map = ObjectReference {
-        kind: ReferenceKind::ConfigMap,
-        namespace: "default".into(),
-        name: "ca".into(),
-    };
-    let ca_bundle = Some(CaRule::Key(map, "ca.crt".to_owned()));
-    let rule = EndpointRule { ca_bundle, ..bearer() };
+    let (rule, usable) = (bearer_with_ca(), authority());
     harness.store("one");
-    store_ca(&usable).unwrap();
+    harness.store_ca(&usable);
     let ignored = |_problem: String| {};
     let mut endpoint = harness.endpoint(rule.clone(), ignored);
     until(&mut endpoint, "Bearer one").await;
 
-    store_ca("broken").unwrap();
+    harness.store_ca("broken");
     tokio::time::sleep(Duration::from_secs(1)).await;
     harness.store("two");
     until(&mut endpoint, "Bearer two").await;
@@ -331,25 +341,12 @@ async fn edit_that_adds_a_ca_continues_with_a_token_that_was_deleted() {
     harness.server.remove("v1", "Secret", "default", "token").unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
 
-    let key = KeyPair::generate().unwrap();
-    let ca = CertificateParams::new(vec!["ca".to_owned()]).unwrap();
-    let pem = ca.self_signed(&key).unwrap().pem();
-    let map = ObjectReference {
-        kind: ReferenceKind::ConfigMap,
-        namespace: "default".into(),
-        name: "ca".into(),
-    };
-    let ca_bundle = Some(CaRule::Key(map, "ca.crt".to_owned()));
-    let rule = EndpointRule { ca_bundle, ..bearer() };
+    let rule = bearer_with_ca();
     let mut edited = harness.endpoint(rule.clone(), |_| ());
     let other = harness.credentials.endpoint("b".into(), rule, |_| ());
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(authorization(&edited), None, "the ConfigMap is missing");
-    let stored = harness.server.apply(json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": "ca", "namespace": "default"}, "data": {"ca.crt": pem},
-    }));
-    stored.unwrap();
+    harness.store_ca(&authority());
 
     until(&mut edited, "Bearer one").await;
     assert_eq!(authorization(&other), None, "a new controller waits for the token");
