@@ -181,8 +181,8 @@ impl<'a> Execution<'a> {
             match step {
                 Ok(None) => self.results.equal.extend(digests.observed),
                 Ok(Some(step)) => {
-                    let written = desired.and_then(|json| rules.written_digest(&step, &json));
-                    self.results.equal.extend(written);
+                    let written = desired.and_then(|json| rules.written_digests(&step, &json));
+                    self.results.equal.extend(written.into_iter().flatten());
                     self.write(stage, step, digests).await;
                 }
                 Err(message) => self.add(Err(SyncError::Failed(message))),

@@ -19,7 +19,9 @@ pub(crate) use self::server_side::{DynamicApplyReturn, with_uid};
 use super::{
     UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},
-    last_applied, log_text, merge,
+    fingerprint::Fingerprint,
+    last_applied::{self, SYSTEM_FIELDS},
+    log_text, merge,
     ownership::Ownership,
     rewrite,
     write_cause::SeenVersion,
@@ -121,6 +123,8 @@ pub(crate) struct Write {
     pub(crate) body: Bytes,
     /// resourceVersion of the object that it replaces.
     pub(crate) replaces: Option<String>,
+    /// Fingerprint of the content by dynamic apply.
+    pub(crate) content: Option<Fingerprint>,
 }
 
 /// Child that may need a write.
@@ -303,21 +307,29 @@ impl ChildContext<'_> {
     /// Returns whether an observed child has the content of an earlier write for its desired state.
     pub(crate) fn is_as_written(&self, planned: &PlannedChild<'_>, known: &EqualChildren) -> bool {
         let PlannedChild::Compare(child, desired) = planned else { return false };
-        let generates = self.ownership.labels_children();
-        !known.is_empty()
-            && ChildDigest::of_content(&child.json, &desired.json, generates)
-                .is_some_and(|digest| known.contains(digest))
+        if known.is_empty() {
+            return false;
+        }
+        let written = ChildDigest::of_written(&desired.json, self.ownership.labels_children());
+        known.contains(written)
+            && Fingerprint::of_applied(&child.json, &SYSTEM_FIELDS)
+                .is_ok_and(|content| known.contains(written.with_content(content)))
     }
 
-    /// Returns the digest of the content that a write of a desired child makes.
-    pub(crate) fn written_digest(&self, step: &WriteStep, desired: &Bytes) -> Option<ChildDigest> {
+    /// Returns the digests that the write of a desired child leaves.
+    pub(crate) fn written_digests(
+        &self,
+        step: &WriteStep,
+        desired: &Bytes,
+    ) -> Option<[ChildDigest; 2]> {
         let write = match step {
             WriteStep::Create(write) | WriteStep::Update(write) => write,
             WriteStep::Delete { .. }
             | WriteStep::Recreate { .. }
             | WriteStep::TransferFields { .. } => return None,
         };
-        ChildDigest::of_content(&write.body, desired, self.ownership.labels_children())
+        let written = ChildDigest::of_written(desired, self.ownership.labels_children());
+        Some([written, written.with_content(write.content?)])
     }
 
     /// Returns the kind and key of a step, for messages and the write limit.
@@ -344,7 +356,8 @@ impl ChildContext<'_> {
             PlannedChild::Compare(child, desired) => (child, desired),
         };
         let kind = &self.groups[child.group].served.kind;
-        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+        let observed = rewrite::text(&child.json).and_then(serde_json::from_str);
+        let observed: Value = observed.map_err(|error| {
             format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
         })?;
         let wanted = self.complete_object(&desired)?;
@@ -362,6 +375,7 @@ impl ChildContext<'_> {
         let replaces = version.map(str::to_owned);
         drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
+        let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
         drop(merged);
         let step = match self.groups[child.group].strategy {
             UpdateMethod::OnDelete => return Ok(None),
@@ -373,7 +387,7 @@ impl ChildContext<'_> {
             },
             UpdateMethod::InPlace => {
                 let (group, key) = (desired.group, desired.key.clone());
-                WriteStep::Update(Write { group, key, body, replaces })
+                WriteStep::Update(Write { group, key, body, replaces, content })
             }
         };
         // Server-side apply may have written the child, which has no annotation then.
@@ -411,6 +425,7 @@ impl ChildContext<'_> {
         last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = owners.into();
         let mut body = last_applied::encode(&object).into_bytes();
+        let content = Fingerprint::of_applied_tree(&object, &SYSTEM_FIELDS);
         drop(object);
         let DesiredChild { group, key, json } = desired;
         let unreadable = |error: serde_json::Error| {
@@ -426,7 +441,7 @@ impl ChildContext<'_> {
             rewrite::rewrite(status.get().as_bytes(), &mut body).map_err(unreadable)?;
             body.push(b'}');
         }
-        Ok(Write { group, key, body: body.into(), replaces: None })
+        Ok(Write { group, key, body: body.into(), replaces: None, content })
     }
 
     /// Returns a desired child as its annotation records it: as the hook sent it, with namespace

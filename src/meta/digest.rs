@@ -2,11 +2,11 @@
 //!
 //! Detects accidental changes only; it is not cryptographic. Equal in each process of one build.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash};
+
+use foldhash::quality::FixedState;
 
 /// Returns the digest of a value.
 pub(crate) fn digest(value: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
+    FixedState::with_seed(0).hash_one(value)
 }

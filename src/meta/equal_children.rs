@@ -9,12 +9,15 @@
 //! the result of a merge with that state, and a second merge would change nothing. Status and the
 //! metadata of the server are not part of the content. The sync after a write merges nothing.
 //!
+//! Beside it stands the digest of the desired state alone: the content of a child is read only if a
+//! write had its desired state.
+//!
 //! Server-side apply knows the result only after the request. Its digest is that of the stored
 //! child, without status, managed fields and resourceVersion.
 
 use bytes::Bytes;
 
-use super::{FieldManager, digest::digest, fingerprint::Fingerprint, last_applied::SYSTEM_FIELDS};
+use super::{FieldManager, digest::digest, fingerprint::Fingerprint};
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,15 +30,14 @@ impl ChildDigest {
         Self(digest((generate_selector, child, desired)))
     }
 
-    /// Digest of the content of a child, or of the body of its write, and of its desired state;
-    /// `None` if the child is unreadable.
-    pub(crate) fn of_content(
-        child: &[u8],
-        desired: &Bytes,
-        generate_selector: bool,
-    ) -> Option<Self> {
-        let content = Fingerprint::of_applied(child, &SYSTEM_FIELDS).ok()?;
-        Some(Self(digest((generate_selector, content, desired))))
+    /// Digest of the desired state of a write.
+    pub(crate) fn of_written(desired: &Bytes, generate_selector: bool) -> Self {
+        Self(digest((generate_selector, desired)))
+    }
+
+    /// Adds the content of a child, or of the body of its write.
+    pub(crate) fn with_content(self, content: Fingerprint) -> Self {
+        Self(digest((self.0, content)))
     }
 
     /// Digest of a desired child, and of the field manager that applies it.
@@ -55,7 +57,7 @@ impl ChildDigest {
     }
 }
 
-/// Equal children of one parent: eight bytes for each.
+/// Equal children of one parent: eight bytes for each, and eight for a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EqualChildren(Box<[ChildDigest]>);
 

@@ -11,7 +11,9 @@ use serde::{
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::digest::digest;
+use serde_json::Value;
+
+use super::{digest::digest, rewrite::text};
 
 /// Whole numbers below this size are written without an exponent, and compare as integers.
 const WHOLE: f64 = 1e21;
@@ -30,7 +32,7 @@ impl Fingerprint {
     ///
     /// When the text is not JSON that can be decoded.
     pub(crate) fn of(json: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(json)
+        serde_json::from_str(text(json)?)
     }
 
     /// Reads an object of the API without the fields that change although nothing is declared
@@ -49,11 +51,15 @@ impl Fingerprint {
     ///
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_applied(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
-        let mut decoder = serde_json::Deserializer::from_slice(json);
-        let fields = FingerprintReader { metadata: Some(ignored), ignored: &["status"] };
-        let found = decoder.deserialize_map(fields)?;
+        let mut decoder = serde_json::Deserializer::from_str(text(json)?);
+        let found = decoder.deserialize_map(FingerprintReader::of_applied(ignored))?;
         decoder.end()?;
         Ok(found)
+    }
+
+    /// Reads an object like [`Fingerprint::of_applied`]; `None` if it is no object.
+    pub(crate) fn of_applied_tree(object: &Value, ignored: &[&str]) -> Option<Self> {
+        object.as_object()?.deserialize_map(FingerprintReader::of_applied(ignored)).ok()
     }
 
     /// Reads an object of the API, without these fields of its metadata.
@@ -62,7 +68,7 @@ impl Fingerprint {
     ///
     /// When the text is no JSON object that can be decoded.
     pub(crate) fn of_object(json: &[u8], ignored: &[&str]) -> Result<Self, serde_json::Error> {
-        let mut decoder = serde_json::Deserializer::from_slice(json);
+        let mut decoder = serde_json::Deserializer::from_str(text(json)?);
         let found =
             decoder.deserialize_map(FingerprintReader { metadata: Some(ignored), ignored: &[] })?;
         decoder.end()?;
@@ -85,6 +91,12 @@ struct FingerprintReader<'a> {
     /// Fields to ignore within the field `metadata`.
     metadata: Option<&'a [&'a str]>,
     ignored: &'a [&'a str],
+}
+
+impl<'a> FingerprintReader<'a> {
+    fn of_applied(ignored: &'a [&'a str]) -> Self {
+        Self { metadata: Some(ignored), ignored: &["status"] }
+    }
 }
 
 impl<'de> serde::de::DeserializeSeed<'de> for FingerprintReader<'_> {
@@ -165,7 +177,7 @@ struct FieldName<'a>(#[serde(borrow)] Cow<'a, str>);
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     #[test]
     fn declared_object_is_equal_until_more_than_its_status_changes() {
@@ -263,6 +275,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn fingerprint_of_a_tree_is_that_of_its_text(value in value(), status in value()) {
+            let object = json!({"metadata": {"uid": "u", "name": value}, "status": status});
+            let text = last_applied::encode(&object);
+
+            prop_assert_eq!(
+                Fingerprint::of_applied_tree(&object, &["uid"]),
+                Fingerprint::of_applied(text.as_bytes(), &["uid"]).ok(),
+            );
+        }
+
         #[test]
         fn fingerprints_are_equal_where_the_trees_mean_the_same(one in value(), other in value()) {
             prop_assert_eq!(of(&one) == of(&other), last_applied::same(&one, &other));

@@ -142,7 +142,7 @@ mod tests {
     fn parents_are_due_in_groups() {
         let begin = Instant::now();
         let of = |period| {
-            let dues = (0..2000).filter_map(|uid| tick(period, &uid.to_string(), begin, begin));
+            let dues = (0..6000).filter_map(|uid| tick(period, &uid.to_string(), begin, begin));
             dues.collect::<BTreeSet<_>>().len()
         };
 

@@ -30,7 +30,7 @@ pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
 ///
 /// As [`size`], or a failed write.
 pub(crate) fn rewrite(json: &[u8], into: &mut impl io::Write) -> Result<(), serde_json::Error> {
-    let mut decoder = serde_json::Deserializer::from_slice(json);
+    let mut decoder = serde_json::Deserializer::from_str(text(json)?);
     Value(into).deserialize(&mut decoder)?;
     decoder.end()
 }
@@ -46,7 +46,7 @@ pub(crate) fn with_field(
     value: &[u8],
     into: &mut impl io::Write,
 ) -> Result<(), serde_json::Error> {
-    let mut decoder = serde_json::Deserializer::from_slice(json);
+    let mut decoder = serde_json::Deserializer::from_str(text(json)?);
     put::<serde_json::Error>(into, b"{")?;
     let mut fields = FieldsWriter { into: &mut *into, first: true, without: Some(field) };
     decoder.deserialize_map(&mut fields)?;
@@ -57,6 +57,15 @@ pub(crate) fn with_field(
     put::<serde_json::Error>(into, format!("\"{field}\":").as_bytes())?;
     put::<serde_json::Error>(into, value)?;
     put(into, b"}")
+}
+
+/// Returns JSON as text: one check of the whole is faster than one of each string.
+///
+/// # Errors
+///
+/// The text is no UTF-8.
+pub(crate) fn text(json: &[u8]) -> Result<&str, serde_json::Error> {
+    str::from_utf8(json).map_err(serde::de::Error::custom)
 }
 
 /// Number of written bytes.

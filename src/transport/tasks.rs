@@ -2,7 +2,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
     sync::Weak,
 };
 
@@ -46,6 +45,9 @@ impl PoolTasks {
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for PoolTasks {
     fn execute(&self, future: F) {
+        // Boxed first: hyper's future of a stream has the size of a connection, and each future
+        // around it would move and contain it again.
+        let future = Box::pin(future);
         let (token, alive) = (self.token.clone(), self.alive.count());
         drop(self.tracker.spawn(async move {
             let _alive = alive;
@@ -65,8 +67,8 @@ pub(super) struct WatchedTasks {
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WatchedTasks {
     fn execute(&self, future: F) {
         let polled = self.polled.clone();
+        let mut future = Box::pin(future);
         self.tasks.execute(async move {
-            let mut future = pin!(future);
             poll_fn(|context| {
                 let end = future.as_mut().poll(context);
                 if let Some(polled) = polled.upgrade() {

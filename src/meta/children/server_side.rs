@@ -50,7 +50,8 @@ impl ChildContext<'_> {
             PlannedChild::Create(desired) => {
                 let body = encoded(&self.applied(&desired)?);
                 let DesiredChild { group, key, .. } = desired;
-                return Ok(Some(WriteStep::Create(Write { group, key, body, replaces: None })));
+                let write = Write { group, key, body, replaces: None, content: None };
+                return Ok(Some(WriteStep::Create(write)));
             }
             PlannedChild::Compare(child, desired) => (child, desired),
         };
@@ -81,7 +82,7 @@ impl ChildContext<'_> {
                 }
                 Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
-                    created: Write { group: index, key, body, replaces: None },
+                    created: Write { group: index, key, body, replaces: None, content: None },
                     observed: child.json.clone(),
                     merged: encoded(&wanted),
                 }))
@@ -89,7 +90,8 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
-                Ok(Some(WriteStep::Update(Write { group: index, key, body, replaces })))
+                let write = Write { group: index, key, body, replaces, content: None };
+                Ok(Some(WriteStep::Update(write)))
             }
         }
     }

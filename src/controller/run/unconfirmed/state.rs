@@ -1,9 +1,12 @@
 //! State of a written object on the server, and its comparison with a cache.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use http::Method;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor},
+};
 
 use crate::{
     controller::run::input_status::Attached,
@@ -45,31 +48,141 @@ pub(super) struct WriteReply {
     pub(super) state: Option<ObjectState>,
 }
 
-/// Fields of a response, decoded as far as the identity of the object.
-#[derive(Default, Deserialize)]
+/// Fields of a response that identify the object.
+#[derive(Default)]
 struct ResponseFields {
-    #[serde(default)]
-    kind: String,
-    metadata: Option<ObjectIdentity>,
+    kind: Option<String>,
+    metadata: ObjectIdentity,
     // Identity in the `Status` that answers a deletion.
-    details: Option<ObjectIdentity>,
+    details: ObjectIdentity,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default)]
 struct ObjectIdentity {
     name: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum ResponseField {
+    Kind,
+    Metadata,
+    Details,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum IdentityField {
+    Name,
+    Uid,
+    ResourceVersion,
+    #[serde(other)]
+    Other,
+}
+
+/// Reader of the fields of a response. It ends early, with an error, once the identity of an object
+/// is complete: the content that follows is most of the text.
+struct ResponseReader<'r>(&'r mut ResponseFields);
+
+struct IdentityReader<'r> {
+    identity: &'r mut ObjectIdentity,
+    ends_early: bool,
+}
+
+impl ResponseFields {
+    fn decode(body: &[u8]) -> Self {
+        let mut fields = Self::default();
+        let mut decoder = serde_json::Deserializer::from_slice(body);
+        let end = decoder.deserialize_map(ResponseReader(&mut fields));
+        if end.is_ok() || fields.metadata.is_complete() { fields } else { Self::default() }
+    }
+
+    fn is_status(&self) -> bool {
+        self.kind.as_deref() == Some("Status")
+    }
+}
+
+impl ObjectIdentity {
+    fn is_complete(&self) -> bool {
+        self.name.is_some() && self.uid.is_some() && self.resource_version.is_some()
+    }
+}
+
+impl<'de> Visitor<'de> for ResponseReader<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        let found = self.0;
+        while let Some(field) = fields.next_key()? {
+            match field {
+                ResponseField::Kind => found.kind = fields.next_value()?,
+                ResponseField::Metadata => {
+                    let ends_early = found.kind.is_some() && !found.is_status();
+                    let identity = &mut found.metadata;
+                    fields.next_value_seed(IdentityReader { identity, ends_early })?;
+                }
+                ResponseField::Details => {
+                    let identity = &mut found.details;
+                    fields.next_value_seed(IdentityReader { identity, ends_early: false })?;
+                }
+                ResponseField::Other => drop(fields.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for IdentityReader<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<(), D::Error> {
+        decoder.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for IdentityReader<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or null")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        let found = self.identity;
+        while let Some(field) = fields.next_key()? {
+            match field {
+                IdentityField::Name => found.name = fields.next_value()?,
+                IdentityField::Uid => found.uid = fields.next_value()?,
+                IdentityField::ResourceVersion => found.resource_version = fields.next_value()?,
+                IdentityField::Other => drop(fields.next_value::<IgnoredAny>()?),
+            }
+            if self.ends_early && found.is_complete() {
+                return Err(A::Error::custom("the rest is not read"));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl WriteReply {
     /// Decodes the body of a success.
     pub(super) fn decode(method: &Method, body: &[u8]) -> Self {
-        let body = serde_json::from_slice::<ResponseFields>(body).unwrap_or_default();
-        let is_status = body.kind == "Status";
+        let body = ResponseFields::decode(body);
+        let is_status = body.is_status();
         let identity = if is_status { body.details } else { body.metadata };
-        let ObjectIdentity { name, uid, resource_version } = identity.unwrap_or_default();
+        let ObjectIdentity { name, uid, resource_version } = identity;
         let known = |text: Option<String>| text.filter(|it| !it.is_empty()).map(Arc::from);
         let (uid, version) = (known(uid), known(resource_version));
         let state = match (uid, version) {
@@ -237,6 +350,22 @@ mod tests {
         };
         check(state(&labelled), Some(plain), Comparison::Undecided);
         check(state(&labelled), Some(labelled.clone()), Comparison::Held);
+    }
+
+    #[test]
+    fn response_is_read_as_far_as_the_identity_of_its_object() {
+        let of = |body: &str| {
+            let reply = WriteReply::decode(&Method::PUT, body.as_bytes());
+            (reply.name, reply.state.map(|state| state.version().to_owned()))
+        };
+        let known = (Some("a".to_owned()), Some("7".to_owned()));
+        let identity = r#"{"name":"a","uid":"u","resourceVersion":"7""#;
+
+        assert_eq!(of(&format!(r#"{{"kind":"Widget","metadata":{identity},"labels":1e"#)), known);
+        // Its kind tells whether it is a status, and comes last here.
+        assert_eq!(of(&format!(r#"{{"metadata":{identity}}},"kind":"Widget"}}"#)), known);
+        assert_eq!(of(&format!(r#"{{"metadata":{identity}}},"kind":"Status"}}"#)), (None, None));
+        assert_eq!(of(r#"{"kind":"Widget","metadata":{"name":"a","uid":"u""#), (None, None));
     }
 
     #[track_caller]
