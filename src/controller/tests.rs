@@ -58,6 +58,7 @@ mod projections;
 mod restrictions;
 mod resyncs;
 mod server;
+mod standby;
 mod throttling;
 mod transforms;
 mod typed;
@@ -108,9 +109,11 @@ impl Harness {
     }
 
     fn with(options: ManagerOptions) -> Self {
-        let server = Server::new();
+        Self::of(Manager::new(options), Server::new())
+    }
+
+    fn of(mut manager: Manager, server: Server) -> Self {
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-        let mut manager = Manager::new(options);
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
         let stop = CancellationToken::new();

@@ -120,6 +120,17 @@ impl Server {
         self.simulated.list(&format!("{GROUP}/v1"), kind).unwrap().len()
     }
 
+    /// Creates or changes the lease of an election, so that `holder` has it for an hour; the empty
+    /// holder frees it.
+    pub(super) fn lease_to(&self, holder: &str) {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": { "name": "lease" },
+            "spec": { "holderIdentity": holder, "leaseDurationSeconds": 3600 },
+        });
+        self.apply_in("default", lease);
+    }
+
     // --- faults
 
     /// Forbids all requests to a resource.
