@@ -46,6 +46,7 @@ mod informer_source;
 mod interests;
 mod keys;
 mod lifetimes;
+mod many_types;
 mod mistakes;
 mod named;
 mod options;

@@ -62,6 +62,10 @@ impl Server {
         Client::new(service.service(self.simulated.service("controller")), "default")
     }
 
+    pub(super) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
     /// Installs the CRD of a type with the versions `v1`, the stored one, and `v2`; serves some.
     pub(super) fn install(&self, crd: CrdBuilder, served: &[&str]) {
         let crd = ["v1", "v2"].into_iter().fold(crd, |crd, version| {
