@@ -27,7 +27,8 @@ impl Harness {
             log.lock().unwrap().push(request.to_string());
             async { Ok(Outcome::Done) }
         };
-        let described = Controller::builder(kind).for_type(TypeRef::kind("example.com", "v1", kind));
+        let described =
+            Controller::builder(kind).for_type(TypeRef::kind("example.com", "v1", kind));
         let controller = described.conditional().build(&self.cluster, reconcile).unwrap();
         controller.add_to_running(&self.manager).await.unwrap();
     }
@@ -62,6 +63,7 @@ impl Harness {
         };
         let tasks = tokio::runtime::Handle::current();
         LeakOracle::new()
+            .patience(Duration::from_secs(1))
             .tasks("Pilotlight", &tasks)
             .requests(self.server.faults())
             .probe("counts", counts)

@@ -78,6 +78,13 @@ impl Server {
         self.simulated.install(&crd.build()).unwrap();
     }
 
+    /// Installs the CRD of a type whose lists have this kind.
+    pub(super) fn install_with_list_kind(&self, crd: &CrdBuilder, list_kind: &str) {
+        let mut crd = crd.build();
+        crd.spec.names.list_kind = Some(list_kind.to_owned());
+        self.simulated.install(&crd).unwrap();
+    }
+
     /// Deletes a CRD and all objects of its type.
     pub(super) fn uninstall(&self, plural: &str) {
         self.simulated.uninstall(&format!("{plural}.{GROUP}")).unwrap();
