@@ -79,7 +79,7 @@ async fn cycles_of_forty_types_leave_what_was_there_after_the_second_one() {
     harness.cluster.register_metrics(&mut registry);
     let leaks = harness.leaks(registry);
     let kinds: Vec<_> = (0..TYPES).map(|number| format!("Gizmo{number}")).collect();
-    // These wait between the cycles; the others are removed, and return under their names.
+    // The first half waits between the cycles; the second is removed, and returns under its names.
     let (waiting, removed) = kinds.split_at(TYPES / 2);
     for kind in waiting {
         harness.add_controller_of(kind).await;
