@@ -71,7 +71,7 @@ pub use condition::{
 #[cfg(any(test, feature = "meta"))]
 pub(crate) use condition::{some_of, subresource_served_if_crd};
 pub use conditional::RunnableWithCondition;
-#[cfg(all(test, feature = "meta", feature = "testing"))]
+#[cfg(all(test, feature = "testing"))]
 pub(crate) use election::fixture::RuntimeClock;
 pub use election::{
     Election, ElectionError, ElectionMetrics, ElectionOptions, ElectionStatus, ElectionTimes,

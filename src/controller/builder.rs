@@ -56,7 +56,8 @@ pub struct Builder {
     pub(super) retry_limit: Option<Limit>,
     pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
-    pub(super) group: RunnableGroup,
+    pub(super) group: Option<RunnableGroup>,
+    pub(super) warm_up: Option<bool>,
     pub(super) conditions: Vec<GuardedDrop<Arc<dyn Condition>>>,
     // First error; returned by `build`, so that calls can be chained.
     pub(super) error: Option<BuildError>,
@@ -77,7 +78,8 @@ impl Builder {
             retry_limit: None,
             limiter: None,
             recover_panic: None,
-            group: RunnableGroup::LeaderElection,
+            group: None,
+            warm_up: None,
             conditions: Vec::new(),
             error: None,
         }
@@ -175,7 +177,24 @@ impl Builder {
     /// Sets the group, which orders the start and stop of runnables; by default the group that runs
     /// on the leader only.
     pub fn group(mut self, group: RunnableGroup) -> Self {
-        self.group = group;
+        self.group = Some(group);
+        self
+    }
+
+    /// Sets whether sources start before this replica leads, so that caches and queue are full when
+    /// it does; true by default. Otherwise a standby has no watch and no cache of this controller,
+    /// and a new leader lists first. Only the group that runs on the leader waits for leadership.
+    ///
+    /// ```
+    /// # use pilotlight::controller::Controller;
+    /// let builder = Controller::builder("reports").warm_up(false); // Saves memory of standbys.
+    /// # drop(builder);
+    /// ```
+    ///
+    /// Semantics: `EnableWarmup` of controller-runtime (`pkg/controller`), where the default is
+    /// false.
+    pub fn warm_up(mut self, warms_up: bool) -> Self {
+        self.warm_up = Some(warms_up);
         self
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{Backoff, RateLimiter, Request, WatchErrorHandler, queue::NewLimiter};
-use crate::{informer::Transform, kind::TypeRef};
+use crate::{informer::Transform, kind::TypeRef, manager::RunnableGroup};
 
 /// Defaults of the controllers that are built with a [`Cluster`](super::Cluster), by
 /// [`Cluster::with_defaults`](super::Cluster::with_defaults). An option of a
@@ -38,6 +38,8 @@ pub struct ControllerDefaults {
     pub(super) backoff: Option<Backoff>,
     pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
+    pub(super) group: Option<RunnableGroup>,
+    pub(super) warm_up: Option<bool>,
     pub(super) transform: Option<Transform>,
     // By the names of a type: that of `of_type`, or plural and kind.
     types: Vec<(Vec<TypeRef>, TypeDefaults)>,
@@ -101,6 +103,16 @@ impl ControllerDefaults {
     /// Sets the default of [`Builder::recover_panic`](super::Builder::recover_panic).
     pub fn recover_panic(self, recovers: bool) -> Self {
         Self { recover_panic: Some(recovers), ..self }
+    }
+
+    /// Sets the default of [`Builder::group`](super::Builder::group).
+    pub fn group(self, group: RunnableGroup) -> Self {
+        Self { group: Some(group), ..self }
+    }
+
+    /// Sets the default of [`Builder::warm_up`](super::Builder::warm_up).
+    pub fn warm_up(self, warms_up: bool) -> Self {
+        Self { warm_up: Some(warms_up), ..self }
     }
 
     /// Sets the default of [`Builder::transform`](super::Builder::transform), for the inputs of all

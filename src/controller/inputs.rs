@@ -20,10 +20,16 @@ pub use self::{error::InputError, progress::InputState};
 /// they are removed. [`Context::inputs`](super::Context::inputs) adds inputs that end with the
 /// epoch. Both have the same names.
 ///
-/// No input by name is part of the controller's condition, and none delays the start of its
-/// workers. So [`Builder::conditional`](super::Builder::conditional) and
-/// [`Builder::optional`](super::Builder::optional) mean the same: the source starts and stops with its type, and the epoch continues. Any other input keeps its cache while its type
-/// is lost, and fails the run if its source fails.
+/// No input by name is required: none is part of the controller's condition, and none delays the
+/// start of its workers. So [`Builder::conditional`](super::Builder::conditional) and
+/// [`Builder::optional`](super::Builder::optional) mean the same here: the source starts and stops
+/// with its type and its conditions, each time within the epoch. Any other input keeps its cache
+/// while its type is lost, and fails the run if its source fails.
+///
+/// The inputs of the builder stay as they are. For another required input, pass a controller that
+/// has it to [`ManagerHandle::replace`](crate::manager::ManagerHandle::replace): the old one runs
+/// until the types of the new one are served and synced. An input that is to be removed later must
+/// be added by name.
 ///
 /// ```
 /// # use pilotlight::{controller::{Controller, Handler, InputError}, kind::TypeRef};
@@ -94,8 +100,23 @@ impl InputHandle {
     ///
     /// A reconcile that awaits this holds its worker, and a type may be missing for ever. Return
     /// from the reconcile instead: the input adds requests for its objects once it has started.
-    /// [`InputHandle::state`] has the reason until then. Or bound the wait by
-    /// `tokio::time::timeout`, and return [`Outcome::RequeueAfter`](super::Outcome::RequeueAfter).
+    /// [`InputHandle::state`] has the reason until then. Or bound the wait:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pilotlight::controller::*;
+    /// use tokio::time::timeout;
+    ///
+    /// async fn reconcile(gadgets: InputHandle) -> Result<Outcome, ReconcileError> {
+    ///     match timeout(Duration::from_secs(1), gadgets.started()).await {
+    ///         Ok(started) => started?,
+    ///         // Frees the worker.
+    ///         Err(_) => return Ok(Outcome::RequeueAfter(Duration::from_secs(60))),
+    ///     }
+    ///     Ok(Outcome::Done) // The cache of gadgets can be read here.
+    /// }
+    /// # drop(reconcile);
+    /// ```
     ///
     /// # Errors
     ///

@@ -55,6 +55,7 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
+    warms_up: bool,
     prepared: Arc<Mutex<PreparedSubscriptions>>,
 }
 
@@ -190,8 +191,8 @@ impl Controller {
         self.spec.running.lock().upgrade()
     }
 
-    pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
-        Self { spec: Arc::new(spec), group, prepared: Arc::default() }
+    pub(super) fn new(spec: Spec, group: RunnableGroup, warms_up: bool) -> Self {
+        Self { spec: Arc::new(spec), group, warms_up, prepared: Arc::default() }
     }
 
     fn prepared(&self) -> MutexGuard<'_, PreparedSubscriptions> {
@@ -238,6 +239,8 @@ impl Builder {
         if workers == 0 {
             return Err(BuildError::NoWorkers(self.name));
         }
+        let group = self.group.or(defaults.group).unwrap_or(RunnableGroup::LeaderElection);
+        let warms_up = self.warm_up.or(defaults.warm_up).unwrap_or(true);
         let default_limiter = defaults.limiter.clone().filter(|_| self.backoff.is_none());
         let queue = QueueOptions {
             backoff: self.backoff.or(defaults.backoff).unwrap_or_default(),
@@ -274,7 +277,7 @@ impl Builder {
             running: Mutex::default(),
             name,
         };
-        Ok(Controller::new(spec, self.group))
+        Ok(Controller::new(spec, group, warms_up))
     }
 }
 
@@ -294,9 +297,9 @@ impl Runnable for Controller {
         true
     }
 
-    /// Fills caches and queue before this replica leads; its workers wait.
+    /// Fills caches and queue before this replica leads, by default; its workers wait.
     fn warms_up(&self) -> bool {
-        true
+        self.warms_up
     }
 
     /// Drops reconciles after the grace; waits for a reconcile that blocks its thread.

@@ -46,6 +46,7 @@ mod informer_source;
 mod interests;
 mod keys;
 mod lifetimes;
+mod many_types;
 mod mistakes;
 mod named;
 mod options;
@@ -58,6 +59,7 @@ mod projections;
 mod restrictions;
 mod resyncs;
 mod server;
+mod standby;
 mod throttling;
 mod transforms;
 mod typed;
@@ -108,9 +110,11 @@ impl Harness {
     }
 
     fn with(options: ManagerOptions) -> Self {
-        let server = Server::new();
+        Self::of(Manager::new(options), Server::new())
+    }
+
+    fn of(mut manager: Manager, server: Server) -> Self {
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-        let mut manager = Manager::new(options);
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
         let stop = CancellationToken::new();

@@ -122,8 +122,9 @@ impl TypeRegistry {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
+    /// Returns the number of names that are subscribed to.
     #[cfg(test)]
-    pub(super) fn subscriptions(&self) -> usize {
+    pub(crate) fn subscriptions(&self) -> usize {
         self.shared.read().subscriptions.iter().count()
     }
 

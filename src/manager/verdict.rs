@@ -204,7 +204,8 @@ pub(super) fn all(
     verdicts: impl Iterator<Item = Verdict>,
     last_met: &mut Vec<Vec<Basis>>,
 ) -> Verdict {
-    let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    // A part may have no reason, so that an empty list is not the same as none.
+    let (mut basis, mut unmet, mut unknown) = (Vec::new(), None, None);
     let mut is_another = false;
     for (number, verdict) in verdicts.enumerate() {
         match verdict {
@@ -212,20 +213,19 @@ pub(super) fn all(
                 is_another |= last_met.get(number).is_some_and(|before| *before != part);
                 basis.push(part);
             }
-            Verdict::Unmet(mut part) => unmet.append(&mut part),
-            Verdict::Unknown(mut part) => unknown.append(&mut part),
+            Verdict::Unmet(part) => unmet.get_or_insert_with(Vec::new).extend(part),
+            Verdict::Unknown(part) => unknown.get_or_insert_with(Vec::new).extend(part),
         }
     }
-    if !unmet.is_empty() {
-        Verdict::Unmet(without_duplicates(unmet))
-    } else if unknown.is_empty() {
-        last_met.clone_from(&basis);
-        Verdict::Met(basis.concat())
-    } else if is_another {
+    match (unmet, unknown) {
+        (Some(unmet), _) => Verdict::Unmet(without_duplicates(unmet)),
+        (None, None) => {
+            last_met.clone_from(&basis);
+            Verdict::Met(basis.concat())
+        }
         // Another type of the same name proves that the earlier one is gone.
-        Verdict::Unmet(without_duplicates(unknown))
-    } else {
-        Verdict::Unknown(without_duplicates(unknown))
+        (None, Some(unknown)) if is_another => Verdict::Unmet(without_duplicates(unknown)),
+        (None, Some(unknown)) => Verdict::Unknown(without_duplicates(unknown)),
     }
 }
 
@@ -252,21 +252,26 @@ pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Ver
     if let Some(index) = chosen.filter(|_| !is_lost) {
         return verdicts.swap_remove(index);
     }
-    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    let (mut unmet, mut unknown) = (Vec::new(), None);
     for verdict in verdicts {
         match verdict {
             Verdict::Met(_) => {}
-            Verdict::Unmet(mut part) => unmet.append(&mut part),
-            Verdict::Unknown(mut part) => unknown.append(&mut part),
+            Verdict::Unmet(part) => unmet.extend(part),
+            Verdict::Unknown(part) => unknown.get_or_insert_with(Vec::new).extend(part),
         }
     }
     if is_lost {
-        unmet.append(&mut unknown);
+        unmet.extend(unknown.take().unwrap_or_default());
     }
-    if unknown.is_empty() {
-        Verdict::Unmet(without_duplicates(unmet))
-    } else {
-        Verdict::Unknown(without_duplicates(unknown))
+    none_met(unmet, unknown)
+}
+
+/// Returns the verdict of alternatives of which none is met, from the reasons of those that are
+/// unmet, and of those that are unknown if any is.
+fn none_met(unmet: Vec<UnmetRequirement>, unknown: Option<Vec<UnmetRequirement>>) -> Verdict {
+    match unknown {
+        None => Verdict::Unmet(without_duplicates(unmet)),
+        Some(unknown) => Verdict::Unknown(without_duplicates(unknown)),
     }
 }
 
@@ -292,19 +297,15 @@ pub(super) fn not(verdict: Verdict) -> Verdict {
 /// Returns the verdict of parts: met if any part is met, without a basis.
 #[cfg(any(test, feature = "meta"))]
 pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
-    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    let (mut unmet, mut unknown) = (Vec::new(), None);
     for verdict in verdicts {
         match verdict {
             Verdict::Met(_) => return Verdict::Met(Vec::new()),
-            Verdict::Unmet(mut part) => unmet.append(&mut part),
-            Verdict::Unknown(mut part) => unknown.append(&mut part),
+            Verdict::Unmet(part) => unmet.extend(part),
+            Verdict::Unknown(part) => unknown.get_or_insert_with(Vec::new).extend(part),
         }
     }
-    if unknown.is_empty() {
-        Verdict::Unmet(without_duplicates(unmet))
-    } else {
-        Verdict::Unknown(without_duplicates(unknown))
-    }
+    none_met(unmet, unknown)
 }
 
 /// Publishes a verdict. Subscribers are not woken by one that is equal to the last.
@@ -357,6 +358,19 @@ pub(super) mod tests {
         ] {
             assert_eq!(any(parts, &mut None), expected);
         }
+    }
+
+    #[test]
+    fn part_without_a_reason_counts_as_one_with_a_reason() {
+        let met = Verdict::Met(Vec::new());
+        let (unmet, unknown) = (Verdict::Unmet(Vec::new()), Verdict::Unknown(Vec::new()));
+        for part in [unmet.clone(), unknown.clone()] {
+            let parts = [met.clone(), part.clone()].into_iter();
+            assert_eq!(all(parts, &mut Vec::new()), part, "all of");
+            assert_eq!(any(vec![unmet.clone(), part.clone()], &mut None), part, "any of");
+            assert_eq!(some(vec![unmet.clone(), part.clone()]), part, "some of");
+        }
+        assert_eq!(all([unknown, unmet.clone()].into_iter(), &mut Vec::new()), unmet);
     }
 
     #[test]

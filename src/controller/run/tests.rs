@@ -220,7 +220,7 @@ impl Make {
         let spec = self.spec(&metrics, reconcile);
         let mut harness = Harness {
             carried_over: Arc::clone(&spec.carried_over),
-            controller: Controller::new(spec, RunnableGroup::LeaderElection),
+            controller: Controller::new(spec, RunnableGroup::LeaderElection, true),
             metrics,
             runs: JoinSet::new(),
             epoch: Epoch::new("widgets", 0, GRACE),
@@ -238,7 +238,7 @@ impl Make {
         R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
     {
         let spec = self.spec(&ControllerMetrics::default(), reconcile);
-        Controller::new(spec, RunnableGroup::LeaderElection)
+        Controller::new(spec, RunnableGroup::LeaderElection, true)
     }
 
     fn spec<R>(

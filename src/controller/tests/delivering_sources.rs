@@ -1,6 +1,6 @@
 //! Custom sources that deliver changes of objects, and offer a cache to the reconciler.
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::{
     types::{assert_absent, tasks},
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     informer::{Delta, InformerKey},
-    manager::{DoneReason, Readiness, type_served},
+    manager::{DoneReason, Readiness, Verdict, all_of, type_served},
 };
 
 /// Source of all objects of a type, as a user would write it.
@@ -18,11 +18,14 @@ struct AllOf {
     type_ref: TypeRef,
     // Ends the source while its condition holds.
     ends: Arc<Notify>,
+    // Part of its condition that a test sets; met by default.
+    wanted: watch::Sender<Verdict>,
 }
 
 impl ConditionalSource for AllOf {
     fn ready(&self) -> Readiness {
-        type_served(&self.cluster.types, &self.type_ref)
+        let wanted = Readiness::published(self.wanted.subscribe());
+        all_of([type_served(&self.cluster.types, &self.type_ref), wanted])
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
@@ -61,9 +64,14 @@ impl ConditionalSource for AllOf {
     }
 }
 
+fn wanted() -> Verdict {
+    Verdict::Met(Vec::new())
+}
+
 impl Harness {
     fn all_of(&self, type_ref: TypeRef) -> AllOf {
-        AllOf { cluster: self.cluster.clone(), type_ref, ends: Arc::default() }
+        let (cluster, wanted) = (self.cluster.clone(), watch::Sender::new(wanted()));
+        AllOf { cluster, type_ref, ends: Arc::default(), wanted }
     }
 }
 
@@ -128,6 +136,42 @@ async fn custom_source_has_a_handler_predicates_and_a_cache_twice_round() {
         harness.server.uninstall("widgets");
         harness.state(ControllerState::Waiting).await;
         assert_absent(&harness, WIDGETS, before).await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn custom_source_that_is_done_with_its_condition_waits_until_that_is_met_twice_round() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let source = harness.all_of(widgets());
+    let (ends, wants) = (Arc::clone(&source.ends), source.wanted.clone());
+    harness.add(builder().source(source).conditional()).await;
+
+    for round in 1..=2 {
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, round);
+        harness.server.apply(widget("a", "seen"));
+        assert_eq!(harness.log().await, ["ns/a seen"]);
+        assert_eq!(harness.server.watches(WIDGETS), 1);
+
+        ends.notify_one();
+        wants.send_replace(Verdict::Unmet(Vec::new()));
+        harness.log().await;
+
+        let waiting = harness.status();
+        assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, round));
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!((harness.status().state, harness.status().epoch), (waiting.state, round));
+        assert_eq!(harness.server.watches(WIDGETS), 0, "though the type is served");
+        let requests = harness.server.requests_of(WIDGETS);
+        harness.server.apply(widget("a", "unseen"));
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!(harness.server.requests_of(WIDGETS), requests);
+        assert!(harness.log().await.is_empty() && harness.cluster.informers.status().is_empty());
+
+        wants.send_replace(wanted());
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, round + 1);
+        assert_eq!(harness.log().await, ["ns/a unseen"]);
     }
     harness.shutdown().await;
 }

@@ -74,6 +74,48 @@ async fn replaced_type_stays_readable_and_no_change_between_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn bounded_wait_for_an_input_of_a_missing_type_frees_the_worker() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let add = |input: Builder| input.watches_type(parts(), Handler::Object).optional();
+            let name = request.name.to_string();
+            let added = context.inputs().ok_or("no inputs")?.replace(&name, add)?;
+            let second = Duration::from_secs(1);
+            let state = match tokio::time::timeout(second, added.started()).await {
+                Ok(started) => {
+                    started?;
+                    "started"
+                }
+                Err(_) => "late",
+            };
+            log.lock().unwrap().push(format!("{request} {state}"));
+            Ok(match state {
+                "late" => Outcome::RequeueAfter(Duration::from_secs(60)),
+                _ => Outcome::Done,
+            })
+        }
+    };
+    let described = builder().for_type(widgets()).conditional().max_concurrent_reconciles(1);
+    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    harness.server.apply(widget("b", "b"));
+
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(harness.log().await, ["ns/a late", "ns/b late"], "each holds the worker for 1 s");
+    harness.install("Part");
+    sleep(Duration::from_secs(61)).await;
+
+    assert_eq!(harness.log().await, ["ns/a started", "ns/b started"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn reconcile_that_adds_an_input_of_a_missing_type_and_returns_holds_no_worker() {
     let harness = Harness::new();
     harness.install("Widget");

@@ -103,6 +103,38 @@ async fn controller_is_of_the_group_of_its_builder() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn group_warm_up_and_recovery_are_those_of_the_controller_or_the_default() {
+    let mut harness = Harness::new();
+    let defaults = ControllerDefaults::default();
+    let defaults = defaults.group(RunnableGroup::Others).warm_up(false).recover_panic(false);
+    harness.cluster = harness.cluster.clone().with_defaults(defaults);
+    let chosen = |builder: Builder| {
+        let controller = harness.build(builder.for_type(widgets()));
+        (controller.group(), controller.warms_up())
+    };
+    assert_eq!(chosen(builder()), (RunnableGroup::Others, false));
+    let own = builder().group(RunnableGroup::LeaderElection).warm_up(true);
+    assert_eq!(chosen(own), (RunnableGroup::LeaderElection, true));
+
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let run = async |builder: Builder| {
+        let panics = |_: Request, _: Context| async { panic!("boom") };
+        let controller = builder.for_type(widgets()).build(&harness.cluster, panics).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        let failed = |status: &RunnableStatus| {
+            status.last_done.is_some() || status.report.last_error.is_some()
+        };
+        let state = harness.until(failed).await.state;
+        harness.manager.remove(NAME).await;
+        state
+    };
+    assert_eq!(run(builder().recover_panic(true)).await, ControllerState::Running);
+    assert_eq!(run(builder()).await, ControllerState::BackingOff, "the run has ended");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn sync_timeout_and_back_off_are_those_of_the_controller_or_the_default() {
     let harness = Harness::new();
     let (own, default) = (Duration::from_secs(7), Duration::from_secs(70));

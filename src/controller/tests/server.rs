@@ -62,6 +62,10 @@ impl Server {
         Client::new(service.service(self.simulated.service("controller")), "default")
     }
 
+    pub(super) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
     /// Installs the CRD of a type with the versions `v1`, the stored one, and `v2`; serves some.
     pub(super) fn install(&self, crd: CrdBuilder, served: &[&str]) {
         let crd = ["v1", "v2"].into_iter().fold(crd, |crd, version| {
@@ -72,6 +76,13 @@ impl Server {
             }
         });
         self.simulated.install(&crd.build()).unwrap();
+    }
+
+    /// Installs the CRD of a type whose lists have this kind.
+    pub(super) fn install_with_list_kind(&self, crd: &CrdBuilder, list_kind: &str) {
+        let mut crd = crd.build();
+        crd.spec.names.list_kind = Some(list_kind.to_owned());
+        self.simulated.install(&crd).unwrap();
     }
 
     /// Deletes a CRD and all objects of its type.
@@ -118,6 +129,17 @@ impl Server {
 
     pub(super) fn count(&self, kind: &str) -> usize {
         self.simulated.list(&format!("{GROUP}/v1"), kind).unwrap().len()
+    }
+
+    /// Creates or changes the lease of an election, so that `holder` has it for an hour; the empty
+    /// holder frees it.
+    pub(super) fn lease_to(&self, holder: &str) {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": { "name": "lease" },
+            "spec": { "holderIdentity": holder, "leaseDurationSeconds": 3600 },
+        });
+        self.apply_in("default", lease);
     }
 
     // --- faults

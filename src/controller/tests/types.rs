@@ -287,6 +287,35 @@ async fn a_namespace_restricts_no_type_that_has_none() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn types_whose_lists_have_unusual_kinds_are_reconciled_with_and_without_a_warm_up() {
+    for warms_up in [true, false] {
+        let harness = Harness::new();
+        harness.server.install_with_list_kind(&crd("Widget"), "WidgetArray");
+        harness.server.install_with_list_kind(&crd("Part"), "AllOfTheParts");
+        harness.server.apply(widget("a", "first"));
+        let described = builder().for_type(widgets()).owns_type(parts()).conditional();
+        harness.add(described.warm_up(warms_up)).await;
+        harness.state(ControllerState::Running).await;
+        let served = harness.cluster.types.served(&widgets()).unwrap();
+        assert_eq!((&*served.kind, &*served.list_kind), ("Widget", "WidgetArray"));
+        assert_eq!(harness.log().await, ["ns/a first"]);
+
+        harness.server.apply(widget("a", "second"));
+        assert_eq!(harness.log().await, ["ns/a second"]);
+        harness.server.apply(part("one", "a"));
+        assert_eq!(harness.log().await, ["ns/a second"], "created by another client");
+        harness.server.delete("Part", "one");
+        assert_eq!(harness.log().await, ["ns/a second"]);
+        harness.server.delete("Widget", "a");
+        assert_eq!(harness.log().await, ["ns/a gone"]);
+
+        let lists = ["widgets", "parts"].map(|plural| harness.server.lists(plural));
+        assert_eq!(lists, [1, 1], "no list is repeated");
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn version_is_bound_when_the_epoch_begins() {
     let harness = Harness::new();
     let any = widgets().any_version();

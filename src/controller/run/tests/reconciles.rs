@@ -362,6 +362,39 @@ async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn timeout_is_counted_where_it_ends_a_reconcile_and_the_time_of_each_that_ends() {
+    let names = ["completed", "failed", "late", "stopped"];
+    let mut spec = make().workers(4).input(InputMode::Required, Fake::new("fake", &names));
+    spec.reconcile_timeout = Some(Duration::from_secs(20));
+    let mut harness = spec.run(|request, context| async move {
+        match (&*request.name, context.attempt()) {
+            ("completed", _) => sleep(Duration::from_secs(1)).await,
+            ("failed", 0) => timeout(Duration::from_secs(1), pending()).await?,
+            ("late", 0) => pending().await,
+            ("stopped", _) => {
+                sleep(Duration::from_secs(19)).await;
+                return Ok(Outcome::RequeueAfter(Duration::from_secs(2)));
+            }
+            _ => {}
+        }
+        ok()
+    });
+
+    // The second reconcile of `stopped` began at 21 s, and is dropped after the grace.
+    sleep(Duration::from_secs(30)).await;
+    harness.stop(StopReason::Cancelled).await.unwrap();
+
+    let metric = |name: &str| {
+        harness.metric(&format!("controller_runtime_reconcile_{name}{{controller=\"widgets\"}}"))
+    };
+    assert_eq!(metric("timeouts_total"), "1");
+    assert_eq!(metric("errors_total"), "2", "of failed and of late");
+    assert_eq!(metric("time_seconds_count"), "6", "one of stopped, two of each that failed");
+    let total: f64 = metric("time_seconds_sum").parse().unwrap();
+    assert!((41.0..41.1).contains(&total), "{total}: 1 + 1 + 20 + 19");
+}
+
+#[tokio::test(start_paused = true)]
 async fn existing_objects_are_reconciled_under_constant_changes() {
     const EACH: Duration = Duration::from_millis(100);
     let initial = ["a", "b", "c", "d", "e", "f", "g", "h"];
