@@ -87,7 +87,8 @@ async fn conditions_are_added_without_a_name_also_several_on_one_thing() {
         permission.add_to_running(&harness.manager).await.unwrap();
     }
     first.add_to_running(&harness.manager).await.unwrap();
-    second.add_to_running(&harness.manager).await.unwrap();
+    let second_name = second.add_to_running(&harness.manager).await.unwrap();
+    assert_eq!(second_name.as_str(), "state of ns/switch of parts.example.com/v1 2");
 
     harness.add(builder().for_type(widgets()).when(one).when(other).when(first).when(second)).await;
     harness.until(|status| status.reason == "ObjectStateUnmet").await;
@@ -114,6 +115,22 @@ async fn conditions_are_added_without_a_name_also_several_on_one_thing() {
     );
     harness.server.forbid("parts.example.com");
     harness.until(|status| status.reason == "Forbidden").await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_that_is_added_to_a_controller_leaves_it_its_own() {
+    let harness = Harness::new();
+    let (open, verdicts) = watch::channel(Verdict::Met(Vec::new()));
+    let condition = move || Readiness::published(verdicts.clone());
+    let controller = Arc::new(harness.build(builder().for_type(widgets()).conditional()));
+    let both = Arc::new(RunnableWithCondition::new(controller, condition));
+    harness.manager.add(NAME, both, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Waiting).await;
+
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    drop(open);
     harness.shutdown().await;
 }
 
@@ -164,10 +181,10 @@ async fn permission_is_reviewed_again_after_a_refused_write() {
             drop(controller.inputs().add("parts", add).unwrap());
         }
         let controller: Arc<dyn ConditionalRunnable> = match place {
-            "the outside" => Arc::new(RunnableWithCondition::also(controller, added)),
+            "the outside" => Arc::new(RunnableWithCondition::new(controller, added)),
             "two layers outside" => {
-                let inner = Arc::new(RunnableWithCondition::also(controller, added));
-                Arc::new(RunnableWithCondition::also(inner, always))
+                let inner = Arc::new(RunnableWithCondition::new(controller, added));
+                Arc::new(RunnableWithCondition::new(inner, always))
             }
             _ => controller,
         };
