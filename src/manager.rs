@@ -237,7 +237,9 @@ impl Manager {
         Ok(())
     }
 
-    /// Adds a runnable without a condition before the manager runs.
+    /// Adds a runnable of a type without a condition, such as the one of a cluster, before the
+    /// manager runs. It runs always: the condition of a controller would not be asked, and
+    /// [`Manager::add`] or [`Controller::add_to`](crate::controller::Controller::add_to) keeps it.
     ///
     /// # Errors
     ///
@@ -248,7 +250,7 @@ impl Manager {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options)
+        self.add(name, Arc::new(RunnableWithCondition::of_runnable(runnable, Always)), options)
     }
 
     /// Adds a runnable under a name, or under that name with the lowest number that is free.
@@ -256,10 +258,11 @@ impl Manager {
         &mut self,
         name: &str,
         runnable: Arc<dyn ConditionalRunnable>,
-    ) -> Result<(), AddError> {
+    ) -> Result<ControllerName, AddError> {
         let is_free = |name: &ControllerName| self.waiting.iter().all(|(other, ..)| other != name);
         let name = name::numbered(name).find(is_free).expect("numbers are endless");
-        self.add(name, runnable, RunnableOptions::default())
+        self.add(name.clone(), runnable, RunnableOptions::default())?;
+        Ok(name)
     }
 
     /// Runs until `stop` is cancelled or a runnable with [`FailurePolicy::FailManager`] fails; then

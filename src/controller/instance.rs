@@ -1,6 +1,11 @@
 //! Controller: the conditional runnable that the manager starts and stops.
 
-use std::{collections::HashMap, mem, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::{
     FutureExt,
@@ -36,7 +41,8 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Controller: a description from which every epoch builds its sources, queue and workers.
 ///
-/// Dropping it stops nothing, and it may be started again.
+/// Dropping it stops nothing, and it may be started again. A start while it runs already, under another
+/// name or in another manager, fails, and the first run continues.
 ///
 /// ```no_run
 /// # use k8s_openapi::api::core::v1::ConfigMap;
@@ -272,6 +278,7 @@ impl Builder {
             conditions: self.conditions,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
+            is_running: AtomicBool::new(false),
             running_queue: parking_lot::Mutex::default(),
             #[cfg(feature = "meta")]
             running: Mutex::default(),

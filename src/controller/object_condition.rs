@@ -12,9 +12,9 @@ use crate::{
     informer::{InformerKey, InformerProgress, Object, ObjectKey},
     kind::{Scope, TypeRef},
     manager::{
-        AddError, Condition, ConditionalRunnable, Epoch, Manager, ManagerHandle, Readiness, Reason,
-        RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, all_of, publish,
-        type_served,
+        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, ManagerHandle,
+        Readiness, Reason, RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, all_of,
+        publish, type_served,
     },
 };
 
@@ -108,12 +108,13 @@ impl ObjectCondition {
     }
 
     /// Adds the condition to a manager that does not run yet, with default options. Its name has
-    /// the object, and a number if several conditions are on the same one.
+    /// the object, and a number if several conditions are on the same one. Returns that name, under which
+    /// [`ManagerHandle::remove`] removes it.
     ///
     /// # Errors
     ///
     /// As [`Manager::add`].
-    pub fn add_to(&self, manager: &mut Manager) -> Result<(), AddError> {
+    pub fn add_to(&self, manager: &mut Manager) -> Result<ControllerName, AddError> {
         manager.add_numbered(&self.name(), Arc::new(self.clone()))
     }
 
@@ -123,7 +124,10 @@ impl ObjectCondition {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
-    pub async fn add_to_running(&self, manager: &ManagerHandle) -> Result<(), AddError> {
+    pub async fn add_to_running(
+        &self,
+        manager: &ManagerHandle,
+    ) -> Result<ControllerName, AddError> {
         manager.add_numbered(&self.name(), Arc::new(self.clone())).await
     }
 

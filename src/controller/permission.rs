@@ -15,9 +15,9 @@ use tokio::{
 use super::Cluster;
 use crate::{
     manager::{
-        AddError, Condition, ConditionalRunnable, Epoch, Manager, ManagerHandle, Readiness, Reason,
-        RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, always, publish,
-        request_json,
+        AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, ManagerHandle,
+        Readiness, Reason, RunResult, Runnable, RunnableGroup, UnmetRequirement, Verdict, always,
+        publish, request_json,
     },
     redaction,
 };
@@ -100,12 +100,13 @@ impl Permission {
     }
 
     /// Adds the condition to a manager that does not run yet, with default options. Its name has
-    /// the permission, and a number if several conditions are on the same one.
+    /// the permission, and a number if several conditions are on the same one. Returns that name, under which
+    /// [`ManagerHandle::remove`] removes it.
     ///
     /// # Errors
     ///
     /// As [`Manager::add`].
-    pub fn add_to(&self, manager: &mut Manager) -> Result<(), AddError> {
+    pub fn add_to(&self, manager: &mut Manager) -> Result<ControllerName, AddError> {
         manager.add_numbered(&self.describe(), Arc::new(self.clone()))
     }
 
@@ -114,7 +115,10 @@ impl Permission {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
-    pub async fn add_to_running(&self, manager: &ManagerHandle) -> Result<(), AddError> {
+    pub async fn add_to_running(
+        &self,
+        manager: &ManagerHandle,
+    ) -> Result<ControllerName, AddError> {
         manager.add_numbered(&self.describe(), Arc::new(self.clone())).await
     }
 

@@ -17,7 +17,7 @@ pub(in crate::controller) mod unconfirmed;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -96,12 +96,34 @@ struct ActiveReconcile {
     receipt: Receipt,
 }
 
-/// Runs one epoch to its end.
+/// Claim on the only run of a controller, returned by its drop.
+struct RunClaim(Arc<Spec>);
+
+impl RunClaim {
+    /// Claims the run of a controller, unless it runs already.
+    fn of(spec: &Arc<Spec>) -> Result<Self, BoxError> {
+        if spec.is_running.swap(true, Ordering::AcqRel) {
+            let name = &spec.name;
+            let why = "runs already, under another name or in another manager; build a second one";
+            return Err(format!("controller {name} {why}").into());
+        }
+        Ok(Self(Arc::clone(spec)))
+    }
+}
+
+impl Drop for RunClaim {
+    fn drop(&mut self) {
+        self.0.is_running.store(false, Ordering::Release);
+    }
+}
+
+/// Runs one epoch to its end. Fails at once if the controller runs already.
 pub(super) async fn run(
     spec: Arc<Spec>,
     epoch: Epoch,
     prepared: HashMap<usize, Subscription>,
 ) -> RunResult {
+    let _claim = RunClaim::of(&spec)?;
     let refused = Arc::clone(&spec);
     let epoch = epoch.on_refused(move || refused.refused());
     let mut run = EpochRun::start(spec, epoch.clone(), prepared);

@@ -1,6 +1,9 @@
 //! Specification of a controller, from which each epoch is built.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
@@ -53,6 +56,8 @@ pub(super) struct Spec {
     pub(super) recovers_panics: bool,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
+    /// True while a run lasts. A controller has one run at a time.
+    pub(super) is_running: AtomicBool,
     /// Queue of the run, while one lasts.
     pub(super) running_queue: Mutex<WeakQueue<Request>>,
     /// Context of the run, while one lasts.

@@ -19,9 +19,9 @@ use crate::guard::{self, GuardedDrop};
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use pilotlight::manager::{RunnableWithCondition, ConditionalRunnable, Readiness, Runnable, Verdict};
+/// # use pilotlight::manager::{RunnableWithCondition, ConditionalRunnable, Readiness, Verdict};
 /// # use tokio::sync::watch;
-/// # fn example(backup: Arc<dyn Runnable>) -> Arc<dyn ConditionalRunnable> {
+/// # fn example(backup: Arc<dyn ConditionalRunnable>) -> Arc<dyn ConditionalRunnable> {
 /// let (open, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
 /// let at_night = move || Readiness::published(verdicts.clone());
 /// # drop(open);
@@ -39,16 +39,19 @@ pub struct RunnableWithCondition {
 struct OwnCondition(Arc<dyn ConditionalRunnable>);
 
 impl RunnableWithCondition {
-    /// Makes `runnable` run only while `condition` is met.
-    pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
-        let added = GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>);
-        Self { runnable: GuardedDrop::new(runnable), own: None, added }
+    /// Makes `runnable` run only while both its own condition and `condition` are met.
+    pub fn new(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
+        let own: Arc<dyn Condition> = Arc::new(OwnCondition(Arc::clone(&runnable)));
+        Self { own: Some(GuardedDrop::new(own)), ..Self::of_runnable(runnable, condition) }
     }
 
-    /// Makes `runnable` run only while both its own condition and `condition` are met.
-    pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
-        let own: Arc<dyn Condition> = Arc::new(OwnCondition(Arc::clone(&runnable)));
-        Self { own: Some(GuardedDrop::new(own)), ..Self::new(runnable, condition) }
+    /// Makes a runnable of a type without a condition run only while `condition` is met.
+    ///
+    /// A condition that the runnable has nevertheless, as a controller does, is not asked:
+    /// [`RunnableWithCondition::new`] keeps it.
+    pub fn of_runnable(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
+        let added = GuardedDrop::new(Arc::new(condition) as Arc<dyn Condition>);
+        Self { runnable: GuardedDrop::new(runnable), own: None, added }
     }
 }
 

@@ -68,7 +68,8 @@ impl ManagerHandle {
         self.request(|reply| ManagerCommand::Add(name, spec, reply)).await
     }
 
-    /// Adds a runnable without a condition.
+    /// Adds a runnable of a type without a condition, such as the one of a cluster. It runs always:
+    /// the condition of a controller would not be asked, and [`ManagerHandle::add`] keeps it.
     ///
     /// # Errors
     ///
@@ -79,7 +80,8 @@ impl ManagerHandle {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(RunnableWithCondition::new(runnable, Always)), options).await
+        self.add(name, Arc::new(RunnableWithCondition::of_runnable(runnable, Always)), options)
+            .await
     }
 
     /// Adds a runnable under a name, or under that name with the lowest number that is free.
@@ -87,13 +89,14 @@ impl ManagerHandle {
         &self,
         name: &str,
         runnable: Arc<dyn ConditionalRunnable>,
-    ) -> Result<(), AddError> {
+    ) -> Result<ControllerName, AddError> {
         let mut names = name::numbered(name);
         loop {
             let name = names.next().expect("numbers are endless");
-            match self.add(name, Arc::clone(&runnable), RunnableOptions::default()).await {
+            let options = RunnableOptions::default();
+            match self.add(name.clone(), Arc::clone(&runnable), options).await {
                 Err(AddError::AlreadyThere(_)) => {}
-                end => return end,
+                end => return end.map(|()| name),
             }
         }
     }

@@ -7,7 +7,7 @@ mod triggers;
 
 use std::sync::{
     Mutex,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use futures::{FutureExt, future::pending};
@@ -258,6 +258,7 @@ impl Make {
             primaries: Arc::default(),
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
             workers: WorkerBound::new(self.workers, self.most_running),
+            is_running: AtomicBool::new(false),
             running_queue: parking_lot::Mutex::default(),
             #[cfg(feature = "meta")]
             running: parking_lot::Mutex::default(),

@@ -87,7 +87,8 @@ async fn conditions_are_added_without_a_name_also_several_on_one_thing() {
         permission.add_to_running(&harness.manager).await.unwrap();
     }
     first.add_to_running(&harness.manager).await.unwrap();
-    second.add_to_running(&harness.manager).await.unwrap();
+    let second_name = second.add_to_running(&harness.manager).await.unwrap();
+    assert_eq!(second_name.as_str(), "state of ns/switch of parts.example.com/v1 2");
 
     harness.add(builder().for_type(widgets()).when(one).when(other).when(first).when(second)).await;
     harness.until(|status| status.reason == "ObjectStateUnmet").await;
@@ -114,6 +115,27 @@ async fn conditions_are_added_without_a_name_also_several_on_one_thing() {
     );
     harness.server.forbid("parts.example.com");
     harness.until(|status| status.reason == "Forbidden").await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_that_is_added_to_a_controller_leaves_it_its_own() {
+    let harness = Harness::new();
+    let (open, verdicts) = watch::channel(Verdict::Met(Vec::new()));
+    let condition = move || Readiness::published(verdicts.clone());
+    let controller = Arc::new(harness.build(builder().for_type(widgets()).conditional()));
+    let both = Arc::new(RunnableWithCondition::new(controller, condition));
+    harness.manager.add(NAME, both, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Waiting).await;
+
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    open.send_replace(Verdict::Unmet(Vec::new()));
+    harness.state(ControllerState::Waiting).await;
+    open.send_replace(Verdict::Met(Vec::new()));
+    harness.state(ControllerState::Running).await;
+    harness.uninstall("Widget");
+    harness.state(ControllerState::Waiting).await;
     harness.shutdown().await;
 }
 
@@ -164,10 +186,10 @@ async fn permission_is_reviewed_again_after_a_refused_write() {
             drop(controller.inputs().add("parts", add).unwrap());
         }
         let controller: Arc<dyn ConditionalRunnable> = match place {
-            "the outside" => Arc::new(RunnableWithCondition::also(controller, added)),
+            "the outside" => Arc::new(RunnableWithCondition::new(controller, added)),
             "two layers outside" => {
-                let inner = Arc::new(RunnableWithCondition::also(controller, added));
-                Arc::new(RunnableWithCondition::also(inner, always))
+                let inner = Arc::new(RunnableWithCondition::new(controller, added));
+                Arc::new(RunnableWithCondition::new(inner, always))
             }
             _ => controller,
         };
@@ -419,5 +441,31 @@ async fn conditions_of_inputs_hold_the_controller_or_one_optional_input() {
 
     required.send_replace(off());
     harness.until(|status| status.reason == "Off").await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_is_removed_by_the_name_under_which_it_was_added() {
+    let harness = Harness::new();
+    let permission = || Permission::new(&harness.cluster, "create", "example.com", "parts");
+    permission().add_to_running(&harness.manager).await.unwrap();
+    let hour = async || {
+        let before = harness.server.creations();
+        sleep(Duration::from_secs(3600)).await;
+        harness.server.creations() - before
+    };
+    hour().await;
+    let (alone, before) = (hour().await, tasks().await);
+    assert!(alone > 0);
+
+    let second = permission().add_to_running(&harness.manager).await.unwrap();
+    assert_eq!(second.as_str(), "permission to create parts.example.com 2");
+    assert!(hour().await > alone, "both are reviewed");
+    harness.manager.remove(second).await;
+
+    let names: Vec<_> = harness.manager.status().keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["cluster", "permission to create parts.example.com"]);
+    assert_eq!(hour().await, alone);
+    assert_eq!(tasks().await, before);
     harness.shutdown().await;
 }

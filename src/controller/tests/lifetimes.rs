@@ -32,6 +32,32 @@ fn running(state: &RunnableStatus, epoch: u64) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
+async fn controller_that_runs_already_refuses_a_second_start_and_continues() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let controller = Arc::new(harness.build(controller_of_widgets(NAME)));
+    let first = Arc::clone(&controller);
+    harness.manager.add(NAME, first, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    harness.manager.add("again", controller, RunnableOptions::default()).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+
+    let again = harness.manager.status_of("again").unwrap();
+    assert_ne!(again.state, ControllerState::Running);
+    assert!(format!("{again:?}").contains("runs already, under another name"), "{again:?}");
+    assert!(running(&harness.status(), 1));
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await.len(), 1, "one reconcile");
+
+    harness.manager.remove(NAME).await;
+    let mut watch = harness.manager.watch();
+    let runs = |it: &Arc<Snapshot>| it[&"again".into()].state == ControllerState::Running;
+    drop(watch.wait_for(runs).await.unwrap());
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn removed_controller_leaves_the_shared_watch_to_the_others() {
     let harness = Harness::new();
     harness.install("Widget");

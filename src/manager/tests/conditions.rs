@@ -144,10 +144,10 @@ async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
     let harness = Harness::new();
     let switch = Arc::new(Switch(watch::Sender::new(unmet())));
     let probe = Probe::new(Body::UntilStopped).arc();
-    let plain = RunnableWithCondition::new(probe.clone(), switch.clone());
+    let plain = RunnableWithCondition::of_runnable(probe.clone(), switch.clone());
     harness.handle.add("plain", Arc::new(plain), RunnableOptions::default()).await.unwrap();
     let (own, also) = (probe.clone(), switch.clone());
-    let both = RunnableWithCondition::also(own, move || also.watch());
+    let both = RunnableWithCondition::new(own, move || also.watch());
     harness.handle.add("both", Arc::new(both), RunnableOptions::default()).await.unwrap();
     harness.until("plain", ControllerState::Waiting).await;
     harness.until("both", ControllerState::Waiting).await;
@@ -204,7 +204,7 @@ impl Runnable for Particular {
 async fn a_condition_is_added_to_any_runnable_and_everything_else_is_forwarded() {
     let unprepared = Arc::new(AtomicUsize::new(0));
     let particular = Arc::new(Particular(Arc::clone(&unprepared)));
-    let conditional = RunnableWithCondition::new(particular, || Readiness::fixed(unmet()));
+    let conditional = RunnableWithCondition::of_runnable(particular, || Readiness::fixed(unmet()));
 
     assert_eq!(conditional.ready().verdict(), unmet());
     assert_eq!(conditional.group(), RunnableGroup::Warmup);

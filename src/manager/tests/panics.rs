@@ -152,7 +152,7 @@ async fn try_point(point: PanicPoint) {
         harness.until("faulty", ControllerState::Running).await;
         harness.handle.replace("faulty", faulty, options()).await.unwrap();
     } else {
-        let conditional = RunnableWithCondition::also(faulty, FaultyCondition::new(point));
+        let conditional = RunnableWithCondition::new(faulty, FaultyCondition::new(point));
         harness.handle.add("faulty", Arc::new(conditional), options()).await.unwrap();
     }
 

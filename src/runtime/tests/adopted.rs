@@ -204,7 +204,7 @@ async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_t
             count.fetch_add(1, Ordering::SeqCst);
         })
     };
-    let adopted = Arc::new(RunnableWithCondition::also(Arc::new(adopted), condition));
+    let adopted = Arc::new(RunnableWithCondition::new(Arc::new(adopted), condition));
     harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
     harness.until(|it| it.report.last_error.is_some()).await;
     assert_eq!(refusals.load(Ordering::SeqCst), 0, "not found");
