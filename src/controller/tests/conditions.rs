@@ -134,7 +134,7 @@ async fn condition_that_is_added_to_a_controller_leaves_it_its_own() {
     harness.state(ControllerState::Waiting).await;
     open.send_replace(Verdict::Met(Vec::new()));
     harness.state(ControllerState::Running).await;
-    harness.uninstall("Widget");
+    harness.server.uninstall("widgets");
     harness.state(ControllerState::Waiting).await;
     harness.shutdown().await;
 }
