@@ -10,8 +10,8 @@
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 //!
-//! Reconciler, error policy and context are those of any program with kube-rs. `main` differs from
-//! `Controller::run` in ten lines; see `docs/library.md`.
+//! Reconciler, error policy and context are those of any program with kube-rs. `main` has ten lines
+//! that a program with `Controller::run` lacks; `docs/library.md` shows both.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -93,10 +93,9 @@ async fn main() -> anyhow::Result<()> {
     // All types that the controller watches are required.
     let required = [TypeRef::of::<Widget>(), TypeRef::of::<ConfigMap>()];
     let greeters = adopt(&cluster, required, |client, _epoch| {
-        let widgets = Api::<Widget>::all(client.clone());
-        let config_maps = Api::<ConfigMap>::all(client.clone());
-        let controller = Controller::new(widgets, watcher::Config::default())
-            .owns(config_maps, watcher::Config::default());
+        let controller =
+            Controller::new(Api::<Widget>::all(client.clone()), watcher::Config::default())
+                .owns(Api::<ConfigMap>::all(client.clone()), watcher::Config::default());
         (controller, reconcile, error_policy, Arc::new(Greeter { client }))
     });
 

@@ -12,7 +12,6 @@
 //! use std::error::Error;
 //!
 //! use pilotlight::{controller::*, kind::TypeRef, manager::*};
-//! use tokio_util::sync::CancellationToken;
 //!
 //! struct Greeter;
 //!
@@ -39,8 +38,8 @@
 //! }
 //! ```
 //!
-//! `docs/library.md` is the guide with a whole program. `examples/runnable.rs` runs something that
-//! is not a controller.
+//! Next: [`controller`] (inputs, handlers, caches), [`manager`] (status, election, other runnables)
+//! and [`runtime`] (controllers of kube-rs). `docs/library.md` is the guide, with whole programs.
 //!
 //! # Modules
 //!
@@ -49,18 +48,21 @@
 //! | [`kind`] | names of types, and the identity of a served type | |
 //! | [`duration`] | durations in Go's notation | |
 //! | [`redaction`] | errors that leave the process, without secrets | |
-//! | [`discovery`] | room 1: the types that the cluster serves | |
-//! | [`manager`] | room 2: conditions, epochs and fences of runnables | |
-//! | [`informer`] | room 3: shared, stoppable caches | |
-//! | [`controller`] | room 4: sources, work queue and workers as one runnable | |
-//! | [`meta`] | room 5: controllers declared as objects, and their hooks | `meta` |
+//! | [`discovery`] | the types that the cluster serves | |
+//! | [`manager`] | conditions, epochs and fences of runnables | |
+//! | [`informer`] | shared, stoppable caches | |
+//! | [`controller`] | sources, work queue and workers as one runnable | |
+//! | [`meta`] | controllers declared as objects, and their hooks | `meta` |
 //! | [`runtime`] | controllers and parts of kube-rs as conditional runnables | `runtime` |
 //! | [`transport`] | connection to the API server over HTTP/2 | `tls` |
 //! | [`server`] | HTTP server for probes and metrics | `server` |
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
-//! Five modules are the rooms of the engine, in the order of the flow. A room starts at the file of
+//! # For contributors
+//!
+//! [`discovery`], [`manager`], [`informer`], [`controller`] and [`meta`] are the rooms of the engine,
+//! numbered in the order of the flow. A room starts at the file of
 //! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`]. Every
 //! room may import the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics
 //! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and

@@ -5,8 +5,7 @@
 //!
 //! ```no_run
 //! # async fn example(controller: std::sync::Arc<dyn pilotlight::manager::ConditionalRunnable>) {
-//! use pilotlight::manager::{Manager, ManagerOptions, RunnableOptions};
-//! use tokio_util::sync::CancellationToken;
+//! use pilotlight::manager::{CancellationToken, Manager, ManagerOptions, RunnableOptions};
 //!
 //! let mut manager = Manager::new(ManagerOptions::default());
 //! manager.add("widgets", controller, RunnableOptions::default()).expect("the name is free");
@@ -57,7 +56,8 @@ use std::sync::{
 pub use prometheus_client;
 use prometheus_client::registry::Registry;
 use tokio::sync::{broadcast, mpsc, watch};
-use tokio_util::sync::CancellationToken;
+/// Token that stops a manager, of the version that the library takes.
+pub use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 pub use backoff::RestartBackoff;
@@ -86,7 +86,7 @@ pub(crate) use fence::{
 };
 #[cfg(feature = "meta")]
 pub(crate) use fence::{Requester, wait_details};
-pub use handle::ManagerHandle;
+pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
 pub use metrics_text::metrics_text;

@@ -156,6 +156,23 @@ fn code_of_the_guide_is_compiled_or_quoted_from_an_example() {
 }
 
 #[test]
+fn guide_adopts_a_controller_of_kube_in_ten_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_to_string(root.join("docs/library.md")).unwrap();
+    let section = guide.split("\n## Take a kube-rs controller over").nth(1).unwrap();
+    let mut blocks = section.split("```rust").skip(1).map(|block| {
+        let code = block.split("```").next().unwrap().lines().skip(1);
+        let code = code.map(|line| line.trim().trim_end_matches(';'));
+        code.filter(|line| !line.is_empty() && !line.starts_with("//")).collect::<Vec<_>>()
+    });
+    let (before, after) = (blocks.next().unwrap(), blocks.next().unwrap());
+
+    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+
+    assert_eq!(new.len(), 10, "{new:#?}");
+}
+
+#[test]
 fn guide_states_the_lines_of_its_examples_and_none_is_longer_than_its_original() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let guide = fs::read_to_string(root.join("docs/library.md")).unwrap();

@@ -25,7 +25,8 @@ pub enum AddError {
 /// Command from a handle to the manager.
 pub(super) enum ManagerCommand {
     Add(ControllerName, RunnableSpec, ManagerReply),
-    Replace(ControllerName, RunnableSpec, ManagerReply),
+    /// The sender is used when the specification is installed, and dropped when it is discarded.
+    Replace(ControllerName, RunnableSpec, oneshot::Sender<()>, ManagerReply),
     Remove(ControllerName, oneshot::Sender<()>),
     Restart(ControllerName, ManagerReply),
     Find(ControllerName, oneshot::Sender<Option<GuardedDrop<Arc<dyn ConditionalRunnable>>>>),

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_differ() {
+    fn random_identities_of_one_process_differ() {
         let (one, other) = (ElectionOptions::new("a", "b"), ElectionOptions::new("a", "b"));
 
         assert_ne!(one.identity, other.identity);

@@ -27,6 +27,8 @@ pub(super) struct PendingReplacement {
     pub(super) watching: CancellationToken,
     /// Timer for the next attempt to prepare it.
     pub(super) retry: Option<delay_queue::Key>,
+    /// Waiter for the installation, who learns by the drop that it is discarded.
+    pub(super) installed: oneshot::Sender<()>,
 }
 
 /// State of the preparation of a new specification.

@@ -45,6 +45,37 @@ pub struct ManagerHandle {
     pub(super) readiness: Checks,
 }
 
+/// Replacement that the manager has accepted, from [`ManagerHandle::replace`]. Its drop changes
+/// nothing.
+#[derive(Debug)]
+pub struct Replacement {
+    installed: oneshot::Receiver<()>,
+}
+
+/// Error of a replacement that never takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the replacement was discarded by a later one, by the removal of its runnable, or by the end of \
+     the manager"
+)]
+pub struct ReplacementDiscarded;
+
+impl Replacement {
+    /// Waits until the new specification has taken over: the old epoch is done, and the next one
+    /// starts once the condition of the new specification is met.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplacementDiscarded`]; the old specification stays, unless it was removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing but that it cannot be awaited again.
+    pub async fn installed(self) -> Result<(), ReplacementDiscarded> {
+        self.installed.await.map_err(|_| ReplacementDiscarded)
+    }
+}
+
 impl ManagerHandle {
     /// Adds a runnable; it starts when its group is open and its condition is met.
     ///
@@ -108,18 +139,27 @@ impl ManagerHandle {
     /// then `pending` in the status has the reason. A later replacement discards a waiting one.
     /// Replacing a runnable with itself only discards the waiting replacement.
     ///
+    /// Resolves when the manager has accepted the specification; [`Replacement::installed`] waits
+    /// until it has taken over.
+    ///
     /// # Errors
     ///
     /// [`AddError::NotThere`], [`AddError::Stopping`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, the runnable may or may not be replaced.
     pub async fn replace(
         &self,
         name: impl Into<ControllerName>,
         runnable: Arc<dyn ConditionalRunnable>,
         options: RunnableOptions,
-    ) -> Result<(), AddError> {
+    ) -> Result<Replacement, AddError> {
         let name = name.into();
         let spec = RunnableSpec::new(runnable, options);
-        self.request(|reply| ManagerCommand::Replace(name, spec, reply)).await
+        let (sender, installed) = oneshot::channel();
+        self.request(|reply| ManagerCommand::Replace(name, spec, sender, reply)).await?;
+        Ok(Replacement { installed })
     }
 
     /// Stops the running epoch of a runnable as superseded, and starts the next one without a

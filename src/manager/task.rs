@@ -78,7 +78,7 @@ pub(super) struct ManagerTask {
 enum QueuedMessage {
     Transition(Transition),
     Answer(oneshot::Sender<Result<(), AddError>>, Result<(), AddError>),
-    Removed(oneshot::Sender<()>),
+    Resolve(oneshot::Sender<()>),
 }
 
 impl ManagerTask {
@@ -225,8 +225,8 @@ impl ManagerTask {
                 let added = self.add(name, spec);
                 self.outgoing.push(QueuedMessage::Answer(reply, added));
             }
-            ManagerCommand::Replace(name, spec, reply) => {
-                let replaced = self.replace(&name, spec);
+            ManagerCommand::Replace(name, spec, installed, reply) => {
+                let replaced = self.replace(&name, spec, installed);
                 self.outgoing.push(QueuedMessage::Answer(reply, replaced));
             }
             ManagerCommand::Restart(name, reply) => self.restart(&name, reply),
@@ -242,7 +242,7 @@ impl ManagerTask {
                     self.drop_pending(id);
                     self.step(id, LifecycleInput::Remove);
                 }
-                None => self.outgoing.push(QueuedMessage::Removed(reply)),
+                None => self.outgoing.push(QueuedMessage::Resolve(reply)),
             },
         }
     }
@@ -493,7 +493,7 @@ impl ManagerTask {
             match message {
                 QueuedMessage::Transition(transition) => drop(self.transitions.send(transition)),
                 QueuedMessage::Answer(reply, response) => drop(reply.send(response)),
-                QueuedMessage::Removed(reply) => reply.send(()).unwrap_or_default(),
+                QueuedMessage::Resolve(reply) => reply.send(()).unwrap_or_default(),
             }
         }
     }

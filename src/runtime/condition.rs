@@ -17,14 +17,13 @@ use crate::{
 /// has to be served in any case. An object that cannot be decoded does not match.
 ///
 /// ```no_run
-/// # use std::sync::Arc;
 /// # use pilotlight::{controller::*, informer::ObjectKey, manager::*, runtime};
 /// use pilotlight::runtime::kube_runtime::wait::conditions::is_deployment_completed;
 ///
 /// # fn example(cluster: Cluster, manager: &mut Manager, builder: Builder) -> Result<(), AddError> {
 /// let key = ObjectKey::namespaced("ops", "database");
 /// let database = runtime::object_condition(&cluster, key, is_deployment_completed());
-/// manager.add("database-rolled-out", Arc::new(database.clone()), RunnableOptions::default())?;
+/// database.add_to(manager)?;
 /// let builder = builder.when(database);
 /// # drop(builder);
 /// # Ok(())

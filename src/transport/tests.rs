@@ -308,4 +308,7 @@ async fn requests_are_counted_by_code_method_and_host() {
     let line =
         format!("rest_client_requests_total{{code=\"200\",method=\"GET\",host=\"{host}\"}} 2\n");
     assert!(page.contains(&line), "{page}");
+    let line =
+        format!("rest_client_request_duration_seconds_count{{verb=\"GET\",host=\"{host}\"}} 2\n");
+    assert!(page.contains(&line), "{page}");
 }

@@ -75,7 +75,7 @@ impl ManagerTask {
         self.last_epoch_numbers.add(&entry.name, entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
-        self.outgoing.extend(entry.removers.into_iter().map(QueuedMessage::Removed));
+        self.outgoing.extend(entry.removers.into_iter().map(QueuedMessage::Resolve));
         self.gone.push(entry.name);
     }
 

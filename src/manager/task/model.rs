@@ -247,7 +247,7 @@ impl Model {
             Step::Replace(word) => {
                 let spec = self.spec(*word);
                 // Fails if the runnable is being removed.
-                drop(self.task.replace(&NAME.into(), spec));
+                drop(self.task.replace(&NAME.into(), spec, oneshot::channel().0));
             }
             Step::Remove => {
                 let (reply, _) = oneshot::channel();

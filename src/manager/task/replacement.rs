@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -25,6 +26,7 @@ impl ManagerTask {
         &mut self,
         name: &ControllerName,
         spec: RunnableSpec,
+        installed: oneshot::Sender<()>,
     ) -> Result<(), AddError> {
         if self.is_closing() {
             return Err(AddError::Stopping);
@@ -39,6 +41,7 @@ impl ManagerTask {
         let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
             self.dirty.push(id);
+            self.outgoing.push(QueuedMessage::Resolve(installed));
             return Ok(());
         }
         let watching = CancellationToken::new();
@@ -52,6 +55,7 @@ impl ManagerTask {
             preparation: Preparation::None,
             watching: watching.clone(),
             retry: None,
+            installed,
         });
         self.watch(id, serial, readiness, &watching);
         self.judge_pending(id, verdict);
@@ -215,6 +219,7 @@ impl ManagerTask {
         entry.serial = pending.serial;
         entry.lifecycle.renew(pending.spec.options.restart);
         entry.spec = pending.spec;
+        self.outgoing.push(QueuedMessage::Resolve(pending.installed));
         if before != ControllerState::Waiting {
             self.entered_waiting(id, before);
         }

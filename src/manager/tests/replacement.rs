@@ -231,3 +231,32 @@ async fn name_of_a_runnable_that_is_being_removed_is_taken_until_its_run_has_end
     assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 2);
     harness.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn replacement_is_awaited_until_it_is_installed_or_discarded() {
+    let mut harness = Harness::new();
+    let old = Probe::new(Body::UntilStopped).arc();
+    harness.add("widgets", &old).await;
+    harness.until("widgets", ControllerState::Running).await;
+    let replace = async |new: Arc<Probe>| {
+        let replaced = harness.handle.replace("widgets", new, RunnableOptions::default());
+        tokio::spawn(replaced.await.unwrap().installed())
+    };
+    let waiting = || Probe::new(Body::UntilStopped).waiting().arc();
+
+    let discarded = replace(waiting()).await;
+    let new = waiting();
+    let installed = replace(new.clone()).await;
+    assert_eq!(discarded.await.unwrap(), Err(ReplacementDiscarded));
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(!installed.is_finished(), "its condition is not met");
+
+    new.verdict.send_replace(met());
+    assert_eq!(installed.await.unwrap(), Ok(()));
+    assert_eq!(replace(new).await.await.unwrap(), Ok(()), "the same runs already");
+    let removed = replace(waiting()).await;
+    harness.handle.remove("widgets").await;
+    assert_eq!(removed.await.unwrap(), Err(ReplacementDiscarded));
+    assert_eq!(harness.next_done().await, (1, DoneReason::Superseded));
+    harness.stop().await.unwrap();
+}

@@ -268,13 +268,15 @@ impl DeclarationReconciler {
         let (health, kept) = (built.health(), built.clone());
         let options = self.options.runnable.clone();
         let mut taken = if there {
-            self.manager.replace(runnable.clone(), built.clone(), options.clone()).await
+            self.manager.replace(runnable.clone(), built.clone(), options.clone()).await.map(drop)
         } else {
             self.manager.add(runnable.clone(), built.clone(), options.clone()).await
         };
         // The runnable was added or removed since the status was read.
         taken = match taken {
-            Err(AddError::AlreadyThere(_)) => self.manager.replace(runnable, built, options).await,
+            Err(AddError::AlreadyThere(_)) => {
+                self.manager.replace(runnable, built, options).await.map(drop)
+            }
             Err(AddError::NotThere(_)) => self.manager.add(runnable, built, options).await,
             other => other,
         };
@@ -297,7 +299,7 @@ impl DeclarationReconciler {
         let before = declared.before.clone()?;
         let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
         match self.manager.replace(self.kind.runnable_name(name), same, options).await {
-            Ok(()) => {
+            Ok(_) => {
                 declared.run = Some(before);
                 None
             }

@@ -274,6 +274,8 @@ async fn conflict_is_repeated_without_being_an_error() {
     assert_eq!(harness.metric(&format!("{total}\"requeue\"}}")), "2");
     assert_eq!(harness.metric(&format!("{total}\"success\"}}")), "1");
     assert_eq!(harness.metric(&format!("{total}\"error\"}}")), "0");
+    let time = "controller_runtime_reconcile_time_seconds_count{controller=\"widgets\"}";
+    assert_eq!(harness.metric(time), "3");
     assert_eq!(
         harness.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
         "0"

@@ -72,6 +72,8 @@ async fn reconciles_that_keep_their_slots_are_bounded_by_the_workers() {
 
     assert_eq!(held.log.names().len(), 2);
     assert_eq!(held.harness.metric(ACTIVE), "2");
+    let allowed = "controller_runtime_max_concurrent_reconciles{controller=\"widgets\"}";
+    assert_eq!(held.harness.metric(allowed), "2");
     held.ends.add_permits(3);
     held.harness.stop(StopReason::Cancelled).await.unwrap();
 }
