@@ -102,6 +102,21 @@ pub(crate) use verdict::publish;
 pub use verdict::{Basis, Subresource, UnmetRequirement, Verdict};
 
 /// Starts and stops runnables. Constructing one spawns nothing.
+///
+/// ```no_run
+/// # use pilotlight::{controller::*, manager::*};
+/// # use std::error::Error;
+/// # async fn run(widgets: Controller, cluster: ClusterRunnable) -> Result<(), Box<dyn Error>> {
+/// let mut manager = Manager::new(ManagerOptions::default());
+/// cluster.add_to(&mut manager, "cluster")?;
+/// widgets.add_to(&mut manager)?;
+/// let handle = manager.handle(); // Adds, restarts and shows runnables while it runs.
+/// # drop(handle);
+/// let stop = CancellationToken::new(); // Or `signals::shutdown()?`.
+/// manager.run(stop).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Manager {
     options: ManagerOptions,

@@ -92,6 +92,16 @@ pub fn metrics(registry: Registry) -> Router {
 /// HTTP server of a manager, over HTTP/1.1 without TLS.
 ///
 /// Starts before every other group of runnables, and ends after them.
+/// ```no_run
+/// # use pilotlight::manager::Manager;
+/// # fn example(manager: &mut Manager) -> Result<(), Box<dyn std::error::Error>> {
+/// use pilotlight::server::{HttpServer, axum::routing::get, probes};
+///
+/// let pages = probes(&manager.handle()).route("/version", get(async || "1.0"));
+/// HttpServer::bind("0.0.0.0:8081", pages)?.add_to(manager, "server")?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct HttpServer {
     listener: TcpListener,

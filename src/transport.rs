@@ -176,6 +176,16 @@ impl fmt::Debug for Transport {
 
 /// Returns a client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
 ///
+/// ```no_run
+/// # use pilotlight::transport::{self, TransportOptions};
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = TransportOptions { product: Some("a/1.0".into()), ..TransportOptions::default() };
+/// let client = transport::client(kube::Config::infer().await?, options)?;
+/// # drop(client);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 ///
 /// If `config` is unusable: TLS material, credentials, server name or proxy.

@@ -2,6 +2,24 @@
 //! creation or change, and server-side apply.
 //!
 //! Each write goes through the client of [`Context`](super::Context), so that it ends with the epoch.
+//!
+//! ```
+//! use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+//! use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+//! use pilotlight::controller::{Context, ReconcileError, write::*};
+//!
+//! async fn write(
+//!     (mut map, owner): (ConfigMap, &Deployment),
+//!     conditions: &mut Vec<Condition>,
+//!     context: &Context,
+//! ) -> Result<(), ReconcileError> {
+//!     set_controller_reference(&mut map, owner, &())?;
+//!     add_finalizer(&mut map, "example.com/map");
+//!     context.apply(&map).await?;
+//!     set_condition(conditions, condition("Ready", "True", "Applied", ""));
+//!     Ok(())
+//! }
+//! ```
 
 mod apply;
 mod condition;

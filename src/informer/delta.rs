@@ -11,6 +11,17 @@ use super::{Object, ObjectKey};
 /// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
 /// then deleted, is also one change, with `new: None`. Of these, only the last ten thousand pending
 /// ones are kept.
+/// ```
+/// # use pilotlight::{controller::Predicate, informer::Delta};
+/// // Changes of a label, creations and deletions.
+/// let team = |object: &pilotlight::informer::Object| {
+///     object.header().labels.get("team").map(str::to_owned)
+/// };
+/// let moved = Predicate::new(move |delta: &Delta| {
+///     delta.old.as_ref().map(team) != delta.new.as_ref().map(team)
+/// });
+/// # drop(moved);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Delta {
     /// Key of the object.

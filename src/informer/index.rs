@@ -18,6 +18,15 @@ type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 /// A secondary index of a store: a name, and a function from an object to its index values.
 ///
 /// To a subscriber, two indexes of the same name are the same one. Each subscriber has its own.
+/// ```
+/// # use pilotlight::informer::{Index, Object, Store};
+/// let team = Index::new("team", |object: &Object| {
+///     object.header().labels.get("team").map(str::to_owned).into_iter().collect()
+/// });
+/// let store = Store::of([]);
+/// store.add_index(team);
+/// assert!(store.by_index("team", "blue").unwrap().is_empty());
+/// ```
 #[derive(Clone)]
 pub struct Index {
     name: Arc<str>,

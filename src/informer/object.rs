@@ -60,6 +60,16 @@ pub struct Header {
 }
 
 /// A cached object. Cheap to clone.
+/// ```
+/// use k8s_openapi::api::core::v1::ConfigMap;
+/// use pilotlight::informer::Object;
+///
+/// fn text(object: &Object) -> Result<Option<String>, serde_json::Error> {
+///     println!("{} is of version {}", object.key(), object.header().resource_version);
+///     let map: ConfigMap = object.decode()?; // Its header needs no decoding.
+///     Ok(map.data.and_then(|mut data| data.remove("text")))
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Object {
     inner: Arc<ObjectInner>,

@@ -16,6 +16,21 @@ use super::{
 /// Subscription to an informer: keeps it alive, reads its store and receives its changes.
 ///
 /// Dropping it releases with [`Linger::Default`], without waiting.
+/// ```no_run
+/// # use pilotlight::{controller::Cluster, informer::InformerKey, kind::TypeRef};
+/// # async fn example(cluster: Cluster, widgets: TypeRef) -> Option<()> {
+/// let served = cluster.types.served(&widgets)?; // `None` while the type is not served.
+/// let key = InformerKey::new(served.identity.clone());
+/// let mut subscription = cluster.informers.subscribe(&served, key);
+/// while let Ok(delta) = subscription.next().await { // Ends with the type.
+///     match delta.new {
+///         Some(object) => println!("{} has {:?}", delta.key, object.header().labels),
+///         None => println!("{} is deleted", delta.key),
+///     }
+/// }
+/// # Some(())
+/// # }
+/// ```
 pub struct Subscription {
     informer: Arc<SharedInformer>,
     set: Arc<SharedSet>,

@@ -83,6 +83,19 @@ impl Condition for Always {
 }
 
 /// Subscription to the verdict of a condition.
+/// ```
+/// use pilotlight::manager::{Condition, Readiness, Verdict};
+/// use tokio::sync::watch;
+///
+/// /// Condition that a part of the program publishes.
+/// struct Published(watch::Sender<Verdict>);
+///
+/// impl Condition for Published {
+///     fn watch(&self) -> Readiness {
+///         Readiness::published(self.0.subscribe())
+///     }
+/// }
+/// ```
 pub struct Readiness(Node);
 
 enum Node {

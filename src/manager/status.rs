@@ -61,6 +61,15 @@ pub struct Done {
 }
 
 /// Complete status of one runnable.
+/// ```
+/// # use pilotlight::manager::{ControllerState, ManagerHandle};
+/// fn show(manager: &ManagerHandle) {
+///     let Some(status) = manager.status_of("widgets") else { return };
+///     if status.state == ControllerState::Waiting {
+///         println!("{} waits: {} {}", status.name, status.reason, status.message);
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunnableStatus {
     /// Name of the runnable.

@@ -15,6 +15,19 @@ use crate::{controller::Request, guard::GuardedDrop, manager::Epoch};
 /// Answers a JSON request with a JSON response.
 ///
 /// The trait is open: a hook may be a web server, a function, or an expression.
+/// ```
+/// use bytes::Bytes;
+/// use futures::{FutureExt, future::BoxFuture};
+/// use pilotlight::meta::{Hook, HookError};
+///
+/// struct Empty;
+///
+/// impl Hook for Empty {
+///     fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+///         async { Ok(Bytes::from_static(br#"{"children": []}"#)) }.boxed()
+///     }
+/// }
+/// ```
 pub trait Hook: Send + Sync + 'static {
     /// Calls the hook once. Retries are left to the work queue.
     ///

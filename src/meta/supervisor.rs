@@ -168,6 +168,16 @@ impl SharedState {
 }
 
 /// Runs every declared controller of one kind in a cluster. Add it to the manager that it drives.
+/// ```no_run
+/// # use std::{error::Error, sync::Arc};
+/// # use pilotlight::{controller::Cluster, manager::*, meta::*};
+/// # fn example(cluster: &Cluster, manager: &mut Manager) -> Result<(), Box<dyn Error>> {
+/// for supervisor in Supervisor::all(cluster, &manager.handle(), MetaOptions::default())? {
+///     manager.add(supervisor.name(), Arc::new(supervisor), RunnableOptions::default())?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Supervisor {
     kind: ControllerKind,

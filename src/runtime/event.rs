@@ -17,6 +17,23 @@ const DEADLINE: Duration = Duration::from_secs(30);
 ///
 /// The recorder must be one of this epoch, built with [`Context::client`].
 ///
+/// ```
+/// # use k8s_openapi::api::core::v1::ConfigMap;
+/// # use kube::Resource;
+/// # use pilotlight::{controller::Context, runtime::{kube_runtime::events::*, publish}};
+/// fn greeted(context: &Context, map: &ConfigMap) {
+///     let recorder = Recorder::new(context.client().clone(), "greeter".into());
+///     let event = Event {
+///         type_: EventType::Normal,
+///         reason: "Greeted".into(),
+///         note: None,
+///         action: "Greet".into(),
+///         secondary: None,
+///     };
+///     publish(context, &recorder, event, map.object_ref(&()));
+/// }
+/// ```
+///
 /// # Panics
 ///
 /// Outside a tokio runtime.

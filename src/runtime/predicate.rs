@@ -14,6 +14,13 @@ use crate::{controller::Predicate, informer::Object};
 ///
 /// Each change decodes the old and the new object. The predicates of
 /// [`Predicate`](crate::controller::Predicate) read the cached header instead.
+/// ```
+/// use k8s_openapi::api::core::v1::ConfigMap;
+/// use pilotlight::runtime::{kube_runtime::predicates, object_predicate};
+///
+/// let labels = object_predicate::<ConfigMap>(predicates::labels); // For `Builder::predicate`.
+/// # drop(labels);
+/// ```
 pub fn object_predicate<K>(predicate: impl KubePredicate<K> + Send + Sync + 'static) -> Predicate
 where
     K: DeserializeOwned,
