@@ -16,6 +16,7 @@ const DEPENDENCIES: [&str; 35] = [
     "clap",
     "clap_complete",
     "fastrand",
+    "foldhash",
     "futures",
     "h2",
     "hashbrown",

@@ -238,25 +238,25 @@ async fn replacement_is_awaited_until_it_is_installed_or_discarded() {
     let old = Probe::new(Body::UntilStopped).arc();
     harness.add("widgets", &old).await;
     harness.until("widgets", ControllerState::Running).await;
+    let handle = harness.handle.clone();
     let replace = async |new: Arc<Probe>| {
-        let replaced = harness.handle.replace("widgets", new, RunnableOptions::default());
-        tokio::spawn(replaced.await.unwrap().installed())
+        handle.replace("widgets", new, RunnableOptions::default()).await.unwrap()
     };
     let waiting = || Probe::new(Body::UntilStopped).waiting().arc();
 
     let discarded = replace(waiting()).await;
     let new = waiting();
-    let installed = replace(new.clone()).await;
-    assert_eq!(discarded.await.unwrap(), Err(ReplacementDiscarded));
-    tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(!installed.is_finished(), "its condition is not met");
+    let mut installed = Box::pin(replace(new.clone()).await.installed());
+    assert_eq!(discarded.installed().await, Err(ReplacementDiscarded));
+    let hour = tokio::time::timeout(Duration::from_secs(3600), &mut installed);
+    assert!(hour.await.is_err(), "its condition is not met");
 
     new.verdict.send_replace(met());
-    assert_eq!(installed.await.unwrap(), Ok(()));
-    assert_eq!(replace(new).await.await.unwrap(), Ok(()), "the same runs already");
+    assert_eq!(installed.await, Ok(()));
+    assert_eq!(harness.next_done().await, (1, DoneReason::Superseded));
+    assert_eq!(replace(new).await.installed().await, Ok(()), "the same runs already");
     let removed = replace(waiting()).await;
     harness.handle.remove("widgets").await;
-    assert_eq!(removed.await.unwrap(), Err(ReplacementDiscarded));
-    assert_eq!(harness.next_done().await, (1, DoneReason::Superseded));
+    assert_eq!(removed.installed().await, Err(ReplacementDiscarded));
     harness.stop().await.unwrap();
 }

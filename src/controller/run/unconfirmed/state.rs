@@ -362,7 +362,7 @@ mod tests {
         let identity = r#"{"name":"a","uid":"u","resourceVersion":"7""#;
 
         assert_eq!(of(&format!(r#"{{"kind":"Widget","metadata":{identity},"labels":1e"#)), known);
-        // Its kind tells whether it is a status, and comes last here.
+        // The kind, which tells whether it is a status, comes last.
         assert_eq!(of(&format!(r#"{{"metadata":{identity}}},"kind":"Widget"}}"#)), known);
         assert_eq!(of(&format!(r#"{{"metadata":{identity}}},"kind":"Status"}}"#)), (None, None));
         assert_eq!(of(r#"{"kind":"Widget","metadata":{"name":"a","uid":"u""#), (None, None));
