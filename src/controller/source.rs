@@ -73,8 +73,9 @@ impl SourceContext {
         self.stop.cancelled().await;
     }
 
-    /// Resolves when the last reconcile that may read from the source has ended, and the source is
-    /// to release its resources. Never before [`SourceContext::stopping`]. Cancel safe.
+    /// Resolves when the source is to release its resources: when the last reconcile of the epoch
+    /// has ended, or at once if the source's condition is lost. Never before
+    /// [`SourceContext::stopping`]. Cancel safe.
     pub async fn released(&self) {
         self.release.cancelled().await;
     }
