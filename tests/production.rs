@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 35] = [
+const DEPENDENCIES: [&str; 36] = [
     "anyhow",
     "aws-lc-rs",
     "axum",

@@ -57,6 +57,19 @@ pub enum LookupError {
          .whole(), or read the object with Context::fetch"
     )]
     Entry(ObjectKey),
+    /// As for one object.
+    #[error(transparent)]
+    Entries(#[from] MetadataEntriesError),
+    /// Add the index to the input.
+    #[error(transparent)]
+    UnknownIndex(#[from] UnknownIndex),
+    /// The reconcile got the cache before the loss; [`Context::lister`](super::Context::lister) has
+    /// the reason now.
+    #[error(
+        "the cache has ended since it was read first: its type was removed, or the condition of its \
+         input is lost; repeat the reconcile"
+    )]
+    Gone,
     /// The object does not have the shape of its Rust type; the error names the field.
     #[error(transparent)]
     Decode(#[from] serde_json::Error),
@@ -104,11 +117,12 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`]
-    /// if the object does not have the shape of `K`.
+    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::Entry`] if the input keeps only
+    /// the metadata entry of the object; [`LookupError::Decode`] if the object does not have the
+    /// shape of `K`.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, LookupError> {
         match self.store.get(key) {
-            None => Ok(None),
+            None => self.current(None),
             Some(object) if object.is_whole() => Ok(Some(object.decode_shared()?)),
             Some(_) => Err(LookupError::Entry(key.clone())),
         }
@@ -118,9 +132,10 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`MetadataEntriesError`] if the input keeps some objects as metadata entries.
-    pub fn list(&self) -> Result<DecodedObjects<K>, MetadataEntriesError> {
-        Ok(decoded(&self.store.list()?))
+    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::Entries`] if the input keeps some
+    /// objects as metadata entries.
+    pub fn list(&self) -> Result<DecodedObjects<K>, LookupError> {
+        self.current(decoded(&self.store.list()?))
     }
 
     /// Returns the cached objects of a namespace, in the order of their names.
@@ -128,8 +143,8 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// As for [`Lister::list`].
-    pub fn in_namespace(&self, namespace: &str) -> Result<DecodedObjects<K>, MetadataEntriesError> {
-        Ok(decoded(&self.store.in_namespace(namespace)?))
+    pub fn in_namespace(&self, namespace: &str) -> Result<DecodedObjects<K>, LookupError> {
+        self.current(decoded(&self.store.in_namespace(namespace)?))
     }
 
     /// Returns the cached objects that a selector selects, by a scan of all labels. Only those are
@@ -139,15 +154,19 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// As for [`Lister::list`].
-    pub fn matching(&self, selector: &Selector) -> Result<DecodedObjects<K>, MetadataEntriesError> {
+    pub fn matching(&self, selector: &Selector) -> Result<DecodedObjects<K>, LookupError> {
         let mut objects = self.store.list()?;
         objects.retain(|object| selector.matches(&object.header().labels));
-        Ok(decoded(&objects))
+        self.current(decoded(&objects))
     }
 
     /// Returns the cached objects whose controller has this uid, by index.
-    pub fn controlled_by(&self, uid: &str) -> DecodedObjects<K> {
-        decoded(&self.store.controlled_by(uid))
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError::Gone`] if the cache has ended.
+    pub fn controlled_by(&self, uid: &str) -> Result<DecodedObjects<K>, LookupError> {
+        self.current(decoded(&self.store.controlled_by(uid)))
     }
 
     /// Returns the cached objects under a value of an index that
@@ -156,9 +175,17 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`UnknownIndex`] if the input has no index of that name, or its epoch has ended.
-    pub fn by_index(&self, name: &str, value: &str) -> Result<DecodedObjects<K>, UnknownIndex> {
-        Ok(decoded(&self.store.by_index(name, value)?))
+    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::UnknownIndex`] if the input has no
+    /// index of that name, or its epoch has ended.
+    pub fn by_index(&self, name: &str, value: &str) -> Result<DecodedObjects<K>, LookupError> {
+        let found = self.store.by_index(name, value).map(|objects| decoded(&objects));
+        self.current(())?;
+        Ok(found?)
+    }
+
+    /// Returns what was read, unless the cache has ended, so that it has nothing.
+    fn current<T>(&self, found: T) -> Result<T, LookupError> {
+        if self.store.is_gone() { Err(LookupError::Gone) } else { Ok(found) }
     }
 }
 
@@ -201,7 +228,11 @@ mod tests {
         assert_eq!(names(lister.list().unwrap()), ["a", "b", "c"]);
         assert_eq!(names(lister.in_namespace("one").unwrap()), ["a", "b"]);
         assert_eq!(names(lister.matching(&Selector::label("app", "y")).unwrap()), ["c"]);
-        assert_eq!(names(lister.controlled_by("uid-x")), ["a"], "b has an owner of another role");
+        assert_eq!(
+            names(lister.controlled_by("uid-x").unwrap()),
+            ["a"],
+            "b has an owner of another role"
+        );
         assert_eq!(names(lister.in_namespace("three").unwrap()), [""; 0]);
     }
 }

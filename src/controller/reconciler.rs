@@ -258,6 +258,7 @@ where
         };
         let object = match objects.get(&request) {
             Err(LookupError::Decode(error)) => return Err(error).terminal(),
+            Err(LookupError::Gone) => return Ok(Outcome::Requeue),
             found => found?,
         };
         (self.reconcile)(object, context).await

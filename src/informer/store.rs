@@ -106,6 +106,8 @@ struct SharedStore {
     accounted: AtomicUsize,
     // Version up to which the objects include every change; 0 if it is not known.
     version: AtomicU64,
+    // Set under the lock of the state when the objects of an ended informer are dropped.
+    gone: AtomicBool,
 }
 
 #[derive(Default)]
@@ -223,6 +225,15 @@ impl Store {
     /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns whether the objects were dropped because the informer has ended, as after the removal
+    /// of its type: the store is empty, and does not show what the server has. Ask after a read.
+    pub fn is_gone(&self) -> bool {
+        self.parts().any(|store| {
+            let _state = store.read();
+            store.shared.gone.load(Ordering::Relaxed)
+        })
     }
 
     /// Returns the number of metadata entries.
@@ -353,6 +364,7 @@ impl Store {
             bytes: AtomicUsize::new(0),
             accounted: AtomicUsize::new(0),
             version: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
         };
         let (shared, whole) = (Arc::new(shared), Arc::new(whole));
         Self { shared, reader: None, whole, overlay: Overlay::default(), others: None }

@@ -21,7 +21,7 @@ impl Reconciler for Reader {
                 Ok(Some(_)) => "whole",
                 Ok(None) => "none",
                 Err(LookupError::Entry(_)) => "entry",
-                Err(LookupError::Decode(error)) => return Err(error.into()),
+                Err(error) => return Err(error.into()),
             };
             let fetched = context.fetch::<Part>(&key).await?.is_some();
             read.push(format!("{name} {cached} {fetched}"));

@@ -240,6 +240,49 @@ async fn type_that_cannot_be_read_is_named_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lister_of_a_running_reconcile_is_an_error_and_not_empty_once_its_type_is_gone() {
+    for is_optional in [true, false] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Part");
+        harness.server.apply(sized("a", json!(1)));
+        let (removed, waits) = tokio::sync::watch::channel(false);
+        let (sender, mut read) = tokio::sync::mpsc::unbounded_channel();
+        let reconcile = move |_: Request, context: Context| {
+            let (mut waits, sender) = (waits.clone(), sender.clone());
+            async move {
+                let (parts, store) = (context.lister::<Part>()?, context.store(&parts()).unwrap());
+                let uid = parts.list()?.len().to_string();
+                drop(sender.send(format!("{uid} {}", store.is_gone())));
+                drop(waits.wait_for(|removed| *removed).await?);
+                let errors = [
+                    parts.get(&crate::informer::ObjectKey::namespaced("ns", "a")).map(drop),
+                    parts.list().map(drop),
+                    parts.in_namespace("ns").map(drop),
+                    parts.controlled_by(&uid).map(drop),
+                    parts.by_index("any", &uid).map(drop),
+                ];
+                let gone = errors.iter().all(|read| matches!(read, Err(LookupError::Gone)));
+                drop(sender.send(format!("{gone} {}", store.is_gone())));
+                Ok(Outcome::Done)
+            }
+        };
+        let described =
+            builder().for_type(widgets()).watches_type(parts(), Handler::map(|_| vec![]));
+        let described = if is_optional { described.optional() } else { described };
+        let controller = described.build(&harness.cluster, reconcile).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        assert_eq!(read.recv().await.unwrap(), "0 false");
+
+        harness.server.uninstall("parts");
+        run_until_idle().await;
+        removed.send_replace(true);
+        assert_eq!(read.recv().await.unwrap(), "true true", "optional: {is_optional}");
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_that_does_not_have_the_shape_of_its_type_fails_alone() {
     let harness = harness().await;
     harness.server.apply(sized("good", json!(1)));

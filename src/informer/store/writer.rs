@@ -74,13 +74,11 @@ impl Store {
         self.write().objects.leave_lookup(lookup)
     }
 
-    /// Drops all objects and the maps' memory.
+    /// Drops all objects and the maps' memory, after the end of the informer.
     pub(in crate::informer) fn clear(&self) {
-        if self.is_empty() && self.bytes() == 0 {
-            return;
-        }
         let freed = {
             let mut state = self.write();
+            self.shared.gone.store(true, Ordering::Relaxed);
             state.shares.clear();
             self.shared.len.store(0, Ordering::Relaxed);
             self.shared.entries.store(0, Ordering::Relaxed);
