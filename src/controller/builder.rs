@@ -112,7 +112,8 @@ impl Builder {
         self
     }
 
-    /// Sets the timeout of a reconcile; none by default.
+    /// Sets the timeout of a reconcile; none by default. A later reconcile is dropped at its next
+    /// await, counts as an error, and is repeated after the back-off.
     pub fn reconcile_timeout(mut self, timeout: Duration) -> Self {
         self.reconcile_timeout = Some(timeout);
         self

@@ -292,6 +292,10 @@ impl ClusterRunnable {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(
         self,
         manager: &ManagerHandle,

@@ -143,6 +143,10 @@ impl Controller {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(self, manager: &ManagerHandle) -> Result<(), AddError> {
         self.add_running_with(manager, RunnableOptions::default()).await
     }

@@ -124,6 +124,10 @@ impl ObjectCondition {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(
         &self,
         manager: &ManagerHandle,

@@ -115,6 +115,10 @@ impl Permission {
     /// # Errors
     ///
     /// As [`ManagerHandle::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(
         &self,
         manager: &ManagerHandle,

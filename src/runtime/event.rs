@@ -13,7 +13,7 @@ use crate::{controller::Context, redaction};
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Publishes an Event in a task of the epoch, as [`Context::spawn`] does, and returns at once. An
-/// error is logged, and affects no reconcile.
+/// error, or a server that does not respond within 30 s, is logged and affects no reconcile.
 ///
 /// The recorder must be one of this epoch, built with [`Context::client`].
 ///
