@@ -216,6 +216,26 @@ async fn permission_is_reviewed_again_after_a_refused_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn permission_is_reviewed_again_after_a_refused_watch_of_an_input() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let day = Duration::from_secs(24 * 3600);
+    let permission = Permission::new(&harness.cluster, "list", "example.com", "widgets");
+    let permission = permission.interval(day);
+    add_condition(&harness, permission.clone()).await;
+    harness.add(builder().for_type(widgets()).when(permission)).await;
+    harness.state(ControllerState::Running).await;
+    let begin = Instant::now();
+
+    harness.server.forbid("widgets.example.com");
+    harness.server.cut_watches("widgets");
+    harness.state(ControllerState::Waiting).await;
+
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn permission_is_that_of_its_namespace_and_subresource() {
     let harness = Harness::new();
     let rules = [

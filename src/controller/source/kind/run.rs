@@ -144,27 +144,36 @@ impl<'a> KindRun<'a> {
 
     /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
     fn report(&self, progress: &InformerProgress, drained: bool) {
-        self.context.statuses.change(self.context.input, |input| match progress {
-            InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
-            InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
-            InformerProgress::Synced => input.set(WatchState::Syncing, None),
-            InformerProgress::Stale(error) => {
-                if drained {
-                    input.set(WatchState::Synced, None);
+        let before = self.context.statuses.change(self.context.input, |input| {
+            let before = input.state;
+            match progress {
+                InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
+                InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
+                InformerProgress::Synced => input.set(WatchState::Syncing, None),
+                InformerProgress::Stale(error) => {
+                    if drained {
+                        input.set(WatchState::Synced, None);
+                    }
+                    input.set(WatchState::Stale, Some(error.clone()));
                 }
-                input.set(WatchState::Stale, Some(error.clone()));
-            }
-            InformerProgress::Forbidden(error) => {
-                input.set(WatchState::Forbidden, Some(error.clone()))
-            }
-            InformerProgress::ConversionFailed(error) => {
-                if drained {
-                    input.set(WatchState::Synced, None);
+                InformerProgress::Forbidden(error) => {
+                    input.set(WatchState::Forbidden, Some(error.clone()));
                 }
-                input.set(WatchState::ConversionFailed, Some(error.clone()));
+                InformerProgress::ConversionFailed(error) => {
+                    if drained {
+                        input.set(WatchState::Synced, None);
+                    }
+                    input.set(WatchState::ConversionFailed, Some(error.clone()));
+                }
+                InformerProgress::Ended(_) => {}
             }
-            InformerProgress::Ended(_) => {}
+            before
         });
+        let is_forbidden = matches!(progress, InformerProgress::Forbidden(_));
+        // Not within the change: a condition of the user may be asked.
+        if is_forbidden && before != WatchState::Forbidden {
+            self.context.epoch.refused();
+        }
     }
 
     /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
