@@ -41,8 +41,8 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Controller: a description from which every epoch builds its sources, queue and workers.
 ///
-/// Dropping it stops nothing, and it may be started again. A start while it runs already, under another
-/// name or in another manager, fails, and the first run continues.
+/// Dropping it stops nothing, and it may be started again. A start while it runs already, under
+/// another name or in another manager, fails, and the first run continues.
 ///
 /// ```no_run
 /// # use k8s_openapi::api::core::v1::ConfigMap;

@@ -108,8 +108,8 @@ impl ObjectCondition {
     }
 
     /// Adds the condition to a manager that does not run yet, with default options. Its name has
-    /// the object, and a number if several conditions are on the same one. Returns that name, under which
-    /// [`ManagerHandle::remove`] removes it.
+    /// the object, and a number if several conditions are on the same one. Returns that
+    /// name, under which [`ManagerHandle::remove`] removes it.
     ///
     /// # Errors
     ///

@@ -100,8 +100,8 @@ impl Permission {
     }
 
     /// Adds the condition to a manager that does not run yet, with default options. Its name has
-    /// the permission, and a number if several conditions are on the same one. Returns that name, under which
-    /// [`ManagerHandle::remove`] removes it.
+    /// the permission, and a number if several conditions are on the same one. Returns that
+    /// name, under which [`ManagerHandle::remove`] removes it.
     ///
     /// # Errors
     ///

@@ -143,6 +143,10 @@ impl RunnableEntry {
                     (Reason::Standby, String::new())
                 }
                 None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
+                None if matches!(self.lifecycle.verdict(), Verdict::Unmet(_)) => (
+                    Reason::ConditionUnknown,
+                    "its condition is not met, and gives no reason".to_owned(),
+                ),
                 None => (
                     Reason::ConditionUnknown,
                     "its condition has not published a verdict".to_owned(),

@@ -79,6 +79,8 @@ enum QueuedMessage {
     Transition(Transition),
     Answer(oneshot::Sender<Result<(), AddError>>, Result<(), AddError>),
     Resolve(oneshot::Sender<()>),
+    /// Dropped, which its receiver takes for an end without an answer.
+    Discard(oneshot::Sender<()>),
 }
 
 impl ManagerTask {
@@ -494,6 +496,7 @@ impl ManagerTask {
                 QueuedMessage::Transition(transition) => drop(self.transitions.send(transition)),
                 QueuedMessage::Answer(reply, response) => drop(reply.send(response)),
                 QueuedMessage::Resolve(reply) => reply.send(()).unwrap_or_default(),
+                QueuedMessage::Discard(reply) => drop(reply),
             }
         }
     }

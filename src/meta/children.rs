@@ -375,9 +375,11 @@ impl ChildContext<'_> {
         let replaces = version.map(str::to_owned);
         drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
-        let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
+        let method = self.groups[child.group].strategy;
+        let is_in_place = matches!(method, UpdateMethod::InPlace);
+        let content = is_in_place.then(|| Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS));
         drop(merged);
-        let step = match self.groups[child.group].strategy {
+        let step = match method {
             UpdateMethod::OnDelete => return Ok(None),
             UpdateMethod::Recreate => WriteStep::Recreate {
                 uid: child.uid.clone(),
@@ -387,6 +389,7 @@ impl ChildContext<'_> {
             },
             UpdateMethod::InPlace => {
                 let (group, key) = (desired.group, desired.key.clone());
+                let content = content.flatten();
                 WriteStep::Update(Write { group, key, body, replaces, content })
             }
         };

@@ -10,7 +10,6 @@ use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-
 use serde_json::Value;
 
 use super::{digest::digest, rewrite::text};
@@ -57,7 +56,8 @@ impl Fingerprint {
         Ok(found)
     }
 
-    /// Reads an object like [`Fingerprint::of_applied`]; `None` if it is no object.
+    /// Reads an object like [`Fingerprint::of_applied`]; `None` if it is no object. Whole floats
+    /// beyond 2^53 may differ from those of its text.
     pub(crate) fn of_applied_tree(object: &Value, ignored: &[&str]) -> Option<Self> {
         object.as_object()?.deserialize_map(FingerprintReader::of_applied(ignored)).ok()
     }

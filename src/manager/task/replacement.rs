@@ -203,6 +203,7 @@ impl ManagerTask {
         end_retry(&mut pending, &mut self.timers);
         pending.watching.cancel();
         pending.unprepare(&entry.name, entry.epoch.as_ref());
+        self.outgoing.push(QueuedMessage::Discard(pending.installed));
     }
 
     /// Installs the pending specification. The entry must have no live epoch.

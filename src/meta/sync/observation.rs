@@ -74,6 +74,10 @@ impl ParentReconciler {
             let orphans = orphans.iter().flat_map(|matching| store.orphans(matching));
             candidates.extend(orphans.map(|child| (group, child)));
         }
+        // Asked after the reads: a store that has ended is empty, whatever children there are.
+        if stores.iter().any(|store| store.is_gone()) {
+            return Err(SyncError::Outdated("a cache of children has ended".to_owned()));
+        }
         let children = match ownership {
             Ownership::Selected { selector, .. } => {
                 self.claim(parent, selector, &groups, candidates, context).await?
