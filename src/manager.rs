@@ -60,6 +60,8 @@ use tokio::sync::{broadcast, mpsc, watch};
 pub use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use self::runnable_spec::RunnableSpec;
+
 pub use backoff::RestartBackoff;
 pub use check::{Check, CheckResult};
 pub use checks::Checks;
@@ -123,7 +125,7 @@ pub struct Manager {
     handle: ManagerHandle,
     commands: mpsc::Receiver<command::ManagerCommand>,
     snapshot: watch::Sender<Arc<Snapshot>>,
-    waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
+    waiting: Vec<(ControllerName, RunnableSpec)>,
     election: Option<Election>,
     parts: Vec<MeteredPart>,
     // True once `register_metrics` was called, which includes no later part.
@@ -237,7 +239,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`AddError::AlreadyThere`] if the name is taken.
+    /// [`AddError::AlreadyThere`] if the name is taken, [`AddError::OtherName`] if the runnable was
+    /// built with another one.
     pub fn add(
         &mut self,
         name: impl Into<ControllerName>,
@@ -245,10 +248,12 @@ impl Manager {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        if self.waiting.iter().any(|(other, ..)| *other == name) {
+        let spec = RunnableSpec::new(runnable, options);
+        spec.check_name(&name)?;
+        if self.waiting.iter().any(|(other, _)| *other == name) {
             return Err(AddError::AlreadyThere(name));
         }
-        self.waiting.push((name, runnable, options));
+        self.waiting.push((name, spec));
         Ok(())
     }
 
@@ -274,7 +279,7 @@ impl Manager {
         name: &str,
         runnable: Arc<dyn ConditionalRunnable>,
     ) -> Result<ControllerName, AddError> {
-        let is_free = |name: &ControllerName| self.waiting.iter().all(|(other, ..)| other != name);
+        let is_free = |name: &ControllerName| self.waiting.iter().all(|(other, _)| other != name);
         let name = name::numbered(name).find(is_free).expect("numbers are endless");
         self.add(name.clone(), runnable, RunnableOptions::default())?;
         Ok(name)
@@ -299,11 +304,8 @@ impl Manager {
         let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
-        for (name, runnable, options) in waiting {
-            // Names were checked in `add`, so this cannot fail.
-            owner
-                .add(name, runnable_spec::RunnableSpec::new(runnable, options))
-                .unwrap_or_default();
+        for (name, spec) in waiting {
+            owner.add(name, spec).expect("`Manager::add` has checked the name");
         }
         owner.run(stop).await
     }
@@ -312,11 +314,5 @@ impl Manager {
 impl std::fmt::Debug for MeteredPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.name.fmt(f)
-    }
-}
-
-impl std::fmt::Debug for dyn ConditionalRunnable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ConditionalRunnable")
     }
 }

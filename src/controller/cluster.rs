@@ -81,8 +81,8 @@ pub struct ClusterOptions {
 /// Reports running once the first discovery is complete, or after 5 s. So an API server that
 /// answers in part only does not delay other runnables.
 ///
-/// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, and a second start
-/// fails. So add it with
+/// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, a second start
+/// fails, and a manager refuses to restart it. So add it with
 /// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
 /// manager with it. The runnable of [`Cluster::of`] only propagates type changes, and may be
 /// started again.
@@ -358,6 +358,10 @@ impl Runnable for ClusterRunnable {
             Ok(())
         }
         .boxed()
+    }
+
+    fn runs_once(&self) -> bool {
+        matches!(self.work, ClusterWork::All(_))
     }
 
     fn group(&self) -> RunnableGroup {

@@ -300,6 +300,10 @@ impl Runnable for Controller {
         run::run(spec, epoch, prepared).boxed()
     }
 
+    fn name(&self) -> Option<&ControllerName> {
+        Some(&self.spec.name)
+    }
+
     fn group(&self) -> RunnableGroup {
         self.group
     }

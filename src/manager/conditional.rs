@@ -6,7 +6,8 @@ use futures::future::BoxFuture;
 use tracing::warn;
 
 use super::{
-    Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
+    Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
+    RunnableGroup, all_of,
 };
 use crate::guard::{self, GuardedDrop};
 
@@ -69,6 +70,14 @@ impl Runnable for RunnableWithCondition {
                 warn!(error, "`Condition::refused` panicked");
             }
         }))
+    }
+
+    fn name(&self) -> Option<&ControllerName> {
+        self.runnable.name()
+    }
+
+    fn runs_once(&self) -> bool {
+        self.runnable.runs_once()
     }
 
     fn group(&self) -> RunnableGroup {

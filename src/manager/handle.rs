@@ -83,7 +83,7 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::AlreadyThere`], [`AddError::Stopping`].
+    /// [`AddError::AlreadyThere`], [`AddError::OtherName`], [`AddError::Stopping`].
     ///
     /// # Cancel safety
     ///
@@ -144,7 +144,7 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::NotThere`], [`AddError::Stopping`].
+    /// [`AddError::NotThere`], [`AddError::OtherName`], [`AddError::Stopping`].
     ///
     /// # Cancel safety
     ///
@@ -170,7 +170,8 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::NotThere`], [`AddError::Stopping`].
+    /// [`AddError::NotThere`], [`AddError::Stopping`], and [`AddError::RunsOnce`] for a runnable
+    /// that cannot be started again, such as that of a cluster, which continues.
     ///
     /// # Cancel safety
     ///
@@ -223,8 +224,9 @@ impl ManagerHandle {
 
     /// Returns the checks of readiness: those of the runnables, of the clusters and of the election.
     ///
-    /// A runnable that waits is ready, and one that fails is degraded; a stuck one is not ready. A
-    /// cluster is not ready before it has discovered its types.
+    /// A runnable that waits is ready, and one that fails is degraded. A stuck one is not ready, nor
+    /// one that needs a cluster which no manager runs. A cluster is not ready before it has
+    /// discovered its types.
     pub fn readiness(&self) -> Checks {
         self.readiness.clone()
     }

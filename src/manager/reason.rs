@@ -47,6 +47,8 @@ reasons! {
     TypeAbsent = "TypeAbsent",
     /// Neither presence nor absence of the type is proven.
     TypeUnknown = "TypeUnknown",
+    /// The discovery of the type's cluster has never run: no manager runs the cluster.
+    DiscoveryNotStarted = "DiscoveryNotStarted",
     /// The server offers no list and watch for the type.
     NotWatchable = "NotWatchable",
     /// The type lacks the required subresource.
@@ -71,7 +73,7 @@ reasons! {
     ConditionMet = "ConditionMet",
     /// The condition flaps, so the next epoch is delayed.
     ConditionFlaps = "ConditionFlaps",
-    /// `group`, `reports_running`, `keeps_grace` or `warms_up` of the runnable panicked.
+    /// A property of the runnable, such as its group, panicked.
     RunnablePanicked = "RunnablePanicked",
     /// The group is not open yet.
     NotStarted = "NotStarted",

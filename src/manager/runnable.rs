@@ -3,7 +3,7 @@
 
 use futures::future::BoxFuture;
 
-use super::{Epoch, Readiness, RunResult, always};
+use super::{ControllerName, Epoch, Readiness, RunResult, always};
 
 /// Order in which runnables start and stop.
 ///
@@ -13,7 +13,7 @@ use super::{Epoch, Readiness, RunResult, always};
 /// that waits for its condition, or that has failed and backs off, does not delay later groups; use
 /// [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if the manager is useless
 /// without it. Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunnableGroup {
     /// Probes and metrics: the first to start and the last to stop.
     HttpServers,
@@ -28,6 +28,7 @@ pub enum RunnableGroup {
     /// Runnables that need leadership; the default. If the manager takes part in an
     /// [`Election`](super::Election), they run only on the leader; without one they run always.
     /// Runnables of all other groups run on every replica.
+    #[default]
     LeaderElection,
 }
 
@@ -55,6 +56,17 @@ pub trait Runnable: Send + Sync + 'static {
     /// left. `start` is called again for every epoch, so it builds the state of an epoch from
     /// `self`. When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult>;
+
+    /// Returns the name that the runnable was built with, if it has one. A manager refuses it under
+    /// another name, so that its metrics, field manager and log agree.
+    fn name(&self) -> Option<&ControllerName> {
+        None
+    }
+
+    /// Returns whether the runnable can be started only once. A manager refuses to restart it.
+    fn runs_once(&self) -> bool {
+        false
+    }
 
     /// Returns the group that determines when the runnable starts and stops.
     fn group(&self) -> RunnableGroup {

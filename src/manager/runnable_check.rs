@@ -1,6 +1,6 @@
 //! Readiness of a runnable, judged by its status.
 
-use super::{Check, CheckResult, ControllerState, RunnableStatus};
+use super::{Check, CheckResult, ControllerState, Reason, RunnableStatus};
 
 /// Number of failures in a row from which a runnable counts as degraded.
 const MANY_FAILURES: u32 = 3;
@@ -8,7 +8,8 @@ const MANY_FAILURES: u32 = 3;
 /// Returns the check of a runnable: name, state and reason. The message is left out, since anyone
 /// who reaches the server can read it.
 ///
-/// A runnable that waits for a type is ready. Long back-offs and controllers that cannot sync are
+/// A runnable that waits for a type is ready, unless no manager runs the cluster of the type: that is
+/// a mistake of the program, and the wait has no end. Long back-offs and controllers that cannot sync are
 /// degraded. A stuck runnable fails, since it holds its name until the process is restarted.
 pub(super) fn check(status: &RunnableStatus) -> Check {
     let (result, reason) = judge(status);
@@ -23,8 +24,11 @@ type NewResult = fn(std::borrow::Cow<'static, str>) -> CheckResult;
 fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
     let report = &status.report;
     let is_active = matches!(status.state, ControllerState::Starting | ControllerState::Running);
+    let is_undiscovered = (is_active && !report.undiscovered.is_empty())
+        || status.unmet.iter().any(|unmet| unmet.reason == Reason::DiscoveryNotStarted);
     match status.state {
         _ if status.stuck => (CheckResult::Failed, Some("Stuck")),
+        _ if is_undiscovered => (CheckResult::Failed, Some("DiscoveryNotStarted")),
         ControllerState::BackingOff if status.failures >= MANY_FAILURES => {
             (CheckResult::Degraded, None)
         }

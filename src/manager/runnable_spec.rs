@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::{
-    ConditionalRunnable, ControllerName, Epoch, Readiness, Reason, RunnableGroup, RunnableOptions,
-    UnmetRequirement, Verdict,
+    AddError, ConditionalRunnable, ControllerName, Epoch, Readiness, Reason, RunnableGroup,
+    RunnableOptions, UnmetRequirement, Verdict,
 };
 use crate::guard::{self, GuardedDrop};
 
@@ -15,6 +15,9 @@ use crate::guard::{self, GuardedDrop};
 pub(super) struct RunnableSpec {
     pub(super) runnable: GuardedDrop<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
+    /// Name that the runnable was built with, if it has one.
+    pub(super) own_name: Option<ControllerName>,
+    pub(super) runs_once: bool,
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
@@ -27,15 +30,36 @@ impl RunnableSpec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
         let read = || {
             let (group, reports) = (runnable.group(), runnable.reports_running());
-            (group, reports, runnable.keeps_grace(), runnable.warms_up())
+            let start = (runnable.name().cloned(), runnable.runs_once());
+            (start, group, reports, runnable.keeps_grace(), runnable.warms_up())
         };
-        let (responses, broken) = match guard::run(read) {
-            Ok(responses) => (responses, None),
-            Err(panic) => ((RunnableGroup::LeaderElection, false, false, false), Some(panic)),
+        let (properties, broken) = match guard::run(read) {
+            Ok(properties) => (properties, None),
+            Err(panic) => (Default::default(), Some(panic)),
         };
-        let (group, reports_running, keeps_grace, warms_up) = responses;
+        let ((own_name, runs_once), group, reports_running, keeps_grace, warms_up) = properties;
         let runnable = GuardedDrop::new(runnable);
-        Self { runnable, options, group, reports_running, keeps_grace, warms_up, broken }
+        Self {
+            runnable,
+            options,
+            own_name,
+            runs_once,
+            group,
+            reports_running,
+            keeps_grace,
+            warms_up,
+            broken,
+        }
+    }
+
+    /// Checks that the runnable was built with this name, or with none.
+    pub(super) fn check_name(&self, given: &ControllerName) -> Result<(), AddError> {
+        match &self.own_name {
+            Some(own) if own != given => {
+                Err(AddError::OtherName { given: given.clone(), own: own.clone() })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Returns whether the runnable runs on the leader only.
@@ -55,7 +79,7 @@ impl RunnableSpec {
         };
         if let Some(panic) = &self.broken {
             let message =
-                format!("group, reports_running, keeps_grace or warms_up panicked: {panic}");
+                format!("a property of the runnable, such as its group, panicked: {panic}");
             return unknown(Reason::RunnablePanicked, message);
         }
         guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
@@ -73,5 +97,11 @@ impl RunnableSpec {
                 epoch.report(|report| report.last_error = Some(error));
             }
         }
+    }
+}
+
+impl std::fmt::Debug for RunnableSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunnableSpec").field("group", &self.group).finish_non_exhaustive()
     }
 }

@@ -253,6 +253,7 @@ impl ManagerTask {
         if self.is_closing() {
             return Err(AddError::Stopping);
         }
+        spec.check_name(&name)?;
         if self.names.contains_key(&name) {
             return Err(AddError::AlreadyThere(name));
         }

@@ -180,8 +180,8 @@ pub(super) fn of_type(
     }
 }
 
-/// Adds to each reason that discovery is polled, so that the wait may be long, or does not run, so
-/// that it has no end.
+/// Adds to each reason that discovery is polled, so that the wait may be long, or has never run, so
+/// that it has no end and nothing is known.
 pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
     let addition = match mode {
         DiscoveryMode::Watching => return verdict,
@@ -190,9 +190,13 @@ pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
             " (discovery does not run: add the runnable of its cluster to a manager)".to_owned()
         }
     };
+    let has_run = *mode != DiscoveryMode::NotStarted;
     if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict {
         for unmet in why {
             unmet.message += &addition;
+            if !has_run && unmet.reason == Reason::TypeUnknown {
+                unmet.reason = Reason::DiscoveryNotStarted;
+            }
         }
     }
     verdict

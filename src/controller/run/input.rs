@@ -22,7 +22,9 @@ use crate::{
     duration::{after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
-    manager::{Basis, Condition, Epoch, Readiness, UnmetRequirement, Verdict, WatchState, all_of},
+    manager::{
+        Basis, Condition, Epoch, Readiness, Reason, UnmetRequirement, Verdict, WatchState, all_of,
+    },
     redaction,
 };
 
@@ -236,13 +238,13 @@ impl InputRun {
     ) -> Option<Vec<Basis>> {
         loop {
             let verdict = readiness.verdict();
-            let why = match verdict {
+            let (why, is_undiscovered) = match verdict {
                 // A type other than the one that the epoch began with belongs to the next epoch.
                 Verdict::Met(basis)
                     if self.input.mode == InputMode::Required
                         && first.is_some_and(|first| *first != basis) =>
                 {
-                    "its type is not the one that the epoch began with".to_owned()
+                    ("its type is not the one that the epoch began with".to_owned(), false)
                 }
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(_) | Verdict::Unknown(_) => {
@@ -252,10 +254,17 @@ impl InputRun {
                         }
                         drop(self.statuses.change(self.number, InputStatus::detach));
                     }
-                    messages(verdict.reasons())
+                    let is_undiscovered = |unmet: &UnmetRequirement| {
+                        unmet.reason == Reason::DiscoveryNotStarted
+                    };
+                    let reasons = verdict.reasons();
+                    (messages(reasons), reasons.iter().any(is_undiscovered))
                 }
             };
-            self.statuses.change(self.number, |input| input.wait(why));
+            self.statuses.change(self.number, |input| {
+                input.wait(why);
+                input.is_undiscovered = is_undiscovered;
+            });
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

@@ -78,6 +78,8 @@ pub(in crate::controller) struct InputStatus {
     interrupted: Option<(WatchState, Option<String>)>,
     synced: bool,
     settled: bool,
+    /// True while the condition waits for a cluster that no manager runs.
+    pub(in crate::controller) is_undiscovered: bool,
 }
 
 /// Cache of an input.
@@ -350,8 +352,11 @@ impl InputStatuses {
             .filter_map(typed)
             .collect();
         missing.dedup();
+        let is_undiscovered = inputs().filter(|input| input.is_undiscovered);
+        let undiscovered = is_undiscovered.map(InputStatus::explanation).collect();
         self.epoch.report(|report| {
             report.watches = watches;
+            report.undiscovered = undiscovered;
             report.stale = stale;
             report.late = late;
             report.forbidden = forbidden;
@@ -416,6 +421,7 @@ impl InputStatus {
             interrupted: None,
             synced: false,
             settled: false,
+            is_undiscovered: false,
         }
     }
 
@@ -423,6 +429,7 @@ impl InputStatus {
         self.state = state;
         self.synced |= state == WatchState::Synced;
         self.error = error;
+        self.is_undiscovered = false;
         self.interrupted = None;
     }
 

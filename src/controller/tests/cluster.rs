@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     discovery::{DiscoveryOptions, TypeRegistry},
     informer::{EndReason, InformerKey, InformerOptions, InformerSet},
-    manager::{AddError, metrics_text},
+    manager::{AddError, Always, ConditionalRunnable, RunnableWithCondition, metrics_text},
     testing::{Action, Rule},
 };
 
@@ -134,8 +134,11 @@ async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
 
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.state, ControllerState::Waiting);
+    assert_eq!(status.reason, "DiscoveryNotStarted");
     let message = &status.message;
     assert!(message.contains("add the runnable of its cluster to a manager"), "{message}");
+    let is_ready = || handle.readiness().results().iter().all(|check| !check.result.is_failed());
+    assert!(!is_ready(), "a wait without an end is not ready");
 
     let cluster = Arc::new(runnable);
     handle.add_runnable("cluster", cluster, RunnableOptions::fail_fast()).await.unwrap();
@@ -143,6 +146,7 @@ async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.reason, "TypeAbsent", "{}", status.message);
     assert!(!status.message.contains("add the runnable"), "{}", status.message);
+    assert!(is_ready());
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
 }
@@ -206,4 +210,46 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
     assert_eq!(state("widgets-west"), ControllerState::Running);
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_of_a_cluster_is_refused_and_its_controllers_continue() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.add(builder().for_type(widgets()).conditional()).await;
+    harness.state(ControllerState::Running).await;
+
+    let refused = harness.manager.restart("cluster").await;
+
+    assert_eq!(refused, Err(AddError::RunsOnce("cluster".into())));
+    harness.server.apply(widget("a", "later"));
+    assert_eq!(harness.log().await, ["ns/a later"]);
+    assert_eq!(harness.manager.status_of("cluster").unwrap().epoch, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_is_refused_under_another_name_than_its_own() {
+    let harness = Harness::new();
+    let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
+    let controller = builder().for_type(widgets()).build(&harness.cluster, reconcile).unwrap();
+    let controller: Arc<dyn ConditionalRunnable> = Arc::new(controller);
+    let conditional = || Arc::new(RunnableWithCondition::new(Arc::clone(&controller), Always));
+    let options = RunnableOptions::default;
+    let other = AddError::OtherName { given: "other".into(), own: NAME.into() };
+
+    let mut manager = Manager::new(ManagerOptions::default());
+    assert_eq!(manager.add("other", conditional(), options()), Err(other.clone()));
+    let running = &harness.manager;
+    assert_eq!(running.add("other", Arc::clone(&controller), options()).await, Err(other.clone()));
+    let closure = |epoch: Epoch| async move {
+        epoch.stopping().await;
+        Ok(())
+    };
+    running.add("other", Arc::new(closure), options()).await.unwrap();
+    let replaced = running.replace("other", Arc::clone(&controller), options()).await;
+    assert_eq!(replaced.map(drop), Err(other));
+
+    running.add(NAME, conditional(), options()).await.unwrap();
+    harness.shutdown().await;
 }

@@ -148,23 +148,30 @@ async fn only_watched_types_can_be_of_another_cluster() {
 
 #[tokio::test(start_paused = true)]
 async fn input_of_a_cluster_that_is_not_run_says_what_to_do() {
-    for is_conditional in [true, false] {
+    for mode in ["conditional", "optional", "plain"] {
         let harness = Harness::new();
         harness.install("Widget");
         let (other, _not_added) = Cluster::new(Server::new().client(), ClusterOptions::default());
         let input = builder().for_type(widgets()).watches_type(parts(), Handler::Object);
         let input = input.in_cluster(&other);
-        let input = if is_conditional { input.conditional() } else { input };
+        let input = match mode {
+            "conditional" => input.conditional(),
+            "optional" => input.optional(),
+            _ => input,
+        };
         let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
         let controller = input.build(&harness.cluster, reconcile).unwrap();
         controller.add_to_running(&harness.manager).await.unwrap();
 
-        let state = if is_conditional { "TypeUnknown" } else { "SourcesSyncing" };
-        let status = harness.until(|status| status.reason == state).await;
+        let status = harness.until(|status| status.reason == "DiscoveryNotStarted").await;
 
         let message = &status.message;
         assert!(message.contains("add the runnable of its cluster to a manager"), "{message}");
         assert!(message.contains("parts"), "{message}");
+        let name = format!("controller/{NAME}");
+        let checks = harness.manager.readiness().results();
+        let check = checks.iter().find(|check| check.name == name).unwrap();
+        assert!(check.result.is_failed(), "{mode}: {check}");
         harness.shutdown().await;
     }
 }

@@ -470,7 +470,8 @@ async fn another_kind_under_the_same_name_begins_another_epoch_with_a_cache_of_i
     harness.server.apply(widget("a", "a"));
     harness.add(builder().for_type(widgets()).conditional()).await;
     harness.state(ControllerState::Running).await;
-    let plain = Arc::new(harness.build(builder().for_type(widgets())));
+    let plain = Controller::builder("plain").for_type(widgets());
+    let plain = Arc::new(harness.build(plain));
     harness.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
     run_until_idle().await;
 

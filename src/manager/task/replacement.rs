@@ -32,6 +32,7 @@ impl ManagerTask {
             return Err(AddError::Stopping);
         }
         let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
+        spec.check_name(name)?;
         let serial = self.serial();
         let is_removed = |entry: &RunnableEntry| !entry.removers.is_empty();
         if self.entries.get(&id).is_none_or(is_removed) {
@@ -68,6 +69,7 @@ impl ManagerTask {
         let entry = id.and_then(|id| Some((id, self.entries.get_mut(&id)?)));
         let refused = match &entry {
             _ if closing => Some(AddError::Stopping),
+            Some((_, entry)) if entry.spec.runs_once => Some(AddError::RunsOnce(name.clone())),
             Some((_, entry)) if entry.removers.is_empty() => None,
             Some(_) | None => Some(AddError::NotThere(name.clone())),
         };

@@ -479,7 +479,10 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     match error {
         // The manager itself is stopping.
         AddError::Stopping => None,
-        AddError::AlreadyThere(_) | AddError::NotThere(_) => Some(REFUSED_RETRY),
+        AddError::AlreadyThere(_)
+        | AddError::NotThere(_)
+        | AddError::OtherName { .. }
+        | AddError::RunsOnce(_) => Some(REFUSED_RETRY),
     }
 }
 
