@@ -103,6 +103,7 @@ pub(crate) use run::outcome::{ObjectGone, PostponedError};
 pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
 pub use source::event::EventSource;
+pub use source::event_broadcast::{EventBroadcast, EventBroadcastSource};
 pub use source::function::FunctionSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
 pub use watch_error::WatchErrorHandler;

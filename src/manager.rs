@@ -65,7 +65,6 @@ use self::runnable_spec::RunnableSpec;
 pub use backoff::RestartBackoff;
 pub use check::{Check, CheckResult};
 pub use checks::Checks;
-pub use command::AddError;
 pub use condition::{
     Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,
     type_served,
@@ -81,7 +80,7 @@ pub use election::{
 };
 pub use end::{BoxError, DoneReason, RunResult, StopReason};
 pub use epoch::Epoch;
-pub use error::ManagerError;
+pub use error::{AddError, ManagerError};
 pub use fence::FenceClosed;
 pub(crate) use fence::{
     Fence, FencedSender, WriteEnd, WriteObserver, WriteRequest, request_json, retry_after,

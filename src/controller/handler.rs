@@ -260,6 +260,31 @@ impl Handler {
         Self::Generic(Arc::new(self), Arc::new(handle))
     }
 
+    /// Like [`Handler::generic`], with the object decoded to its Rust type. An object that cannot be
+    /// decoded is reported, and is not handled.
+    ///
+    /// ```
+    /// use k8s_openapi::api::core::v1::ConfigMap;
+    /// use pilotlight::controller::{Enqueue, Handler, Request};
+    ///
+    /// let by_data = |map: ConfigMap, queue: &mut Enqueue<'_>| {
+    ///     let target = map.data.and_then(|mut data| data.remove("target"));
+    ///     target.into_iter().for_each(|name| queue.add(Request::cluster(name)));
+    /// };
+    /// let handler = Handler::Object.generic_typed(by_data);
+    /// # drop(handler);
+    /// ```
+    #[must_use]
+    pub fn generic_typed<K: DeserializeOwned>(
+        self,
+        handle: impl Fn(K, &mut Enqueue<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        self.generic(move |object, queue| match object.decode() {
+            Ok(decoded) => handle(decoded, queue),
+            Err(error) => queue.failed = Some((object.key().clone(), redaction::message(&error))),
+        })
+    }
+
     /// Returns whether the requests of changes name objects, and are no choice of a function.
     pub(super) fn names_objects(&self) -> bool {
         match self {

@@ -35,18 +35,26 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Predicate {
-    pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,
+    pass: Arc<PassFn>,
     // Field that the predicate reads and `keys_only` does not keep, if known.
     reads: Option<&'static str>,
     // True if the predicate decodes the objects.
     decodes: bool,
 }
 
+/// Function of a change. The flag is true for the object of a generic event, given as created.
+type PassFn = dyn Fn(&Delta, bool) -> bool + Send + Sync;
+
 impl Predicate {
     /// Returns a predicate that passes the changes for which a function returns `true`.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
+        Self::of(move |delta, _| pass(delta))
+    }
+
+    fn of(pass: impl Fn(&Delta, bool) -> bool + Send + Sync + 'static) -> Self {
         let pass = GuardedDrop::new(pass);
-        Self { pass: Arc::new(move |delta| pass(delta)), reads: None, decodes: false }
+        let pass = move |delta: &Delta, is_generic| pass(delta, is_generic);
+        Self { pass: Arc::new(pass), reads: None, decodes: false }
     }
 
     /// Returns a predicate of each event of an object: create, update or delete. A change of two
@@ -82,6 +90,27 @@ impl Predicate {
     ) -> Self {
         let passes = Self::events(move |event| event.decode().map_or(true, &pass));
         Self { decodes: true, ..passes }
+    }
+
+    /// Returns this predicate with a function for generic events. Without it, a predicate decides
+    /// about the object of a generic event as about a created one.
+    ///
+    /// Semantics: `GenericFunc` of `predicate.Funcs` in controller-runtime (`pkg/predicate`).
+    ///
+    /// ```
+    /// use pilotlight::controller::Predicate;
+    ///
+    /// let changes = Predicate::labels().generic(|object| object.header().labels.get("sync").is_some());
+    /// # drop(changes);
+    /// ```
+    #[must_use]
+    pub fn generic(self, pass: impl Fn(&Object) -> bool + Send + Sync + 'static) -> Self {
+        let Self { reads, decodes, .. } = self;
+        let passes = Self::of(move |delta, is_generic| match &delta.new {
+            Some(object) if is_generic => pass(object),
+            Some(_) | None => self.passes(delta),
+        });
+        Self { reads, decodes, ..passes }
     }
 
     /// Passes changes of the specification, and the begin of a deletion.
@@ -134,7 +163,9 @@ impl Predicate {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let (reads, decodes) = self.reads_with(&other);
-        let both = Self::new(move |delta| self.passes(delta) && other.passes(delta));
+        let both = Self::of(move |delta, is_generic| {
+            (self.pass)(delta, is_generic) && (other.pass)(delta, is_generic)
+        });
         Self { reads, decodes, ..both }
     }
 
@@ -142,13 +173,20 @@ impl Predicate {
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let (reads, decodes) = self.reads_with(&other);
-        let either = Self::new(move |delta| self.passes(delta) || other.passes(delta));
+        let either = Self::of(move |delta, is_generic| {
+            (self.pass)(delta, is_generic) || (other.pass)(delta, is_generic)
+        });
         Self { reads, decodes, ..either }
     }
 
     /// Returns whether a change passes.
     pub fn passes(&self, delta: &Delta) -> bool {
-        (self.pass)(delta)
+        (self.pass)(delta, false)
+    }
+
+    /// Returns whether the object of a generic event passes, given as its creation.
+    pub(super) fn passes_generic(&self, created: &Delta) -> bool {
+        (self.pass)(created, true)
     }
 
     /// Returns the field that the predicate reads and `keys_only` does not keep. Unknown for a
@@ -191,7 +229,8 @@ impl std::ops::Not for Predicate {
 
     fn not(self) -> Self {
         let Self { reads, decodes, .. } = self;
-        Self { reads, decodes, ..Self::new(move |delta| !self.passes(delta)) }
+        let inverse = Self::of(move |delta, is_generic| !(self.pass)(delta, is_generic));
+        Self { reads, decodes, ..inverse }
     }
 }
 

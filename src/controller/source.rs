@@ -3,6 +3,7 @@
 pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
 pub(in crate::controller) mod event;
+pub(in crate::controller) mod event_broadcast;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;

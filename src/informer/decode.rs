@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
@@ -26,7 +26,7 @@ use super::{
     Transform,
 };
 use crate::{
-    kind::{GroupKind, ServedType},
+    kind::{GroupKind, Scope, ServedType},
     redaction,
 };
 
@@ -414,6 +414,37 @@ impl Object {
     pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
         let text = text(json.as_ref());
         Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
+    }
+
+    /// Returns an object of a Rust type, such as for a generic event or for a
+    /// [`Store`](super::Store) in a test. `scope` is that of its type.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be serialized, or has no name.
+    ///
+    /// ```
+    /// use k8s_openapi::api::core::v1::ConfigMap;
+    /// use pilotlight::{informer::Object, kind::Scope};
+    ///
+    /// let mut map = ConfigMap::default();
+    /// map.metadata.name = Some("settings".into());
+    /// map.metadata.namespace = Some("prod".into());
+    /// let object = Object::from_typed(&map, Scope::Namespaced).unwrap();
+    /// assert_eq!(object.key().to_string(), "prod/settings");
+    /// ```
+    pub fn from_typed<K>(object: &K, scope: Scope) -> Result<Self, ObjectError>
+    where
+        K: kube::Resource<DynamicType = ()> + Serialize,
+    {
+        let json = serde_json::to_vec(object).map_err(|error| ObjectError {
+            field: "object",
+            reason: redaction::message(&error),
+            key: None,
+            uid: None,
+            resource_version: None,
+        })?;
+        Self::from_json(json, &ServedType::of::<K>(scope))
     }
 
     /// Decodes the JSON of a response as the cache of this key keeps it.

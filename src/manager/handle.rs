@@ -7,9 +7,9 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::warn;
 
 use super::{
-    Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions, RunnableStatus,
-    RunnableWithCondition, Snapshot, Transition,
-    command::{AddError, ManagerCommand, ManagerReply},
+    AddError, Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
+    RunnableStatus, RunnableWithCondition, Snapshot, Transition,
+    command::{ManagerCommand, ManagerReply},
     name,
     runnable_spec::RunnableSpec,
 };

@@ -254,9 +254,8 @@ impl InputRun {
                         }
                         drop(self.statuses.change(self.number, InputStatus::detach));
                     }
-                    let is_undiscovered = |unmet: &UnmetRequirement| {
-                        unmet.reason == Reason::DiscoveryNotStarted
-                    };
+                    let is_undiscovered =
+                        |unmet: &UnmetRequirement| unmet.reason == Reason::DiscoveryNotStarted;
                     let reasons = verdict.reasons();
                     (messages(reasons), reasons.iter().any(is_undiscovered))
                 }

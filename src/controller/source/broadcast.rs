@@ -6,6 +6,7 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::{select, sync::Notify};
 
+use super::channel;
 use crate::{
     controller::{
         ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
@@ -26,7 +27,7 @@ use crate::{
 ///
 /// Semantics: `source.Channel` of controller-runtime with several destinations, except that a full
 /// destination does not block the others. [`ChannelSource`](super::super::ChannelSource) holds its
-/// senders back instead.
+/// senders back instead, and an [`EventBroadcast`](super::super::EventBroadcast) sends objects.
 ///
 /// ```
 /// # use pilotlight::controller::{Broadcast, Builder, Request};
@@ -42,7 +43,8 @@ pub struct Broadcast {
     consumers: Arc<Mutex<Vec<Weak<Consumer>>>>,
 }
 
-/// Source of the requests of a [`Broadcast`], for one controller.
+/// Source of the requests of a [`Broadcast`], for one controller. A clone that is an input of a
+/// second running controller fails.
 #[derive(Clone, Debug)]
 pub struct BroadcastSource {
     consumer: Arc<Consumer>,
@@ -52,6 +54,8 @@ pub struct BroadcastSource {
 #[derive(Debug, Default)]
 struct Consumer {
     taken: Arc<UnfinishedRequests>,
+    // Locked by the running epoch.
+    run: tokio::sync::Mutex<()>,
     // Wakes the running epoch.
     sent: Notify,
 }
@@ -82,8 +86,12 @@ impl Broadcast {
 
 impl BroadcastSource {
     /// Enqueues the kept requests, and then those that arrive.
-    async fn pump(&self, context: &SourceContext) {
-        let Consumer { taken, sent } = &*self.consumer;
+    async fn pump(&self, context: &SourceContext) -> SourceEnd {
+        let Consumer { taken, run, sent } = &*self.consumer;
+        let _run = match channel::receive(run).await {
+            Ok(run) => run,
+            Err(end) => return end,
+        };
         context.deliveries.join(taken);
         let mut last = 0;
         for (number, request) in taken.since(last) {
@@ -110,10 +118,9 @@ impl ConditionalSource for BroadcastSource {
         let done = async move {
             select! {
                 biased;
-                () = context.stopping() => {}
-                () = source.pump(&context) => {}
+                () = context.stopping() => SourceEnd::Stopped,
+                end = source.pump(&context) => end,
             }
-            SourceEnd::Stopped
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }

@@ -1,11 +1,12 @@
 //! Channel source: requests that a program sends itself.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
     select,
-    sync::{Mutex, mpsc},
+    sync::{Mutex, MutexGuard, mpsc},
+    time::timeout,
 };
 
 use crate::controller::{
@@ -13,6 +14,9 @@ use crate::controller::{
     run::delivery::UnfinishedRequests,
 };
 use crate::manager::{Readiness, always};
+
+/// Time for a stopping epoch, or an input that is being replaced, to leave the items of its source.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Source of requests from a channel, for events from outside of Kubernetes.
 ///
@@ -27,6 +31,9 @@ use crate::manager::{Readiness, always};
 /// for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
 /// not end the run, and requests sent before are delivered. Kept requests are bounded by their
 /// distinct keys, and are dropped with the last clone of this source.
+///
+/// The requests of a channel belong to one controller: a clone of its source that is an input of a
+/// second running controller fails. [`Broadcast`](super::super::Broadcast) has several consumers.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
@@ -85,21 +92,29 @@ impl<T: Send> Channel<T> {
     }
 
     /// Enqueues the kept requests, and delivers the items that arrive until the channel is closed.
-    /// Resolves when the source is to stop.
-    pub(super) async fn run(self, context: &SourceContext, deliver: impl Fn(T)) {
+    /// Resolves when the source is to stop, or if another controller receives the items.
+    pub(super) async fn run(self, context: &SourceContext, deliver: impl Fn(T)) -> SourceEnd {
         select! {
             biased;
-            () = context.stopping() => {}
+            () = context.stopping() => SourceEnd::Stopped,
             // Continues after the channel is closed: kept requests may be confirmed later.
-            () = async {
-                self.pump(context, deliver).await;
+            end = async {
+                match receive(&self.items).await {
+                    Ok(items) => self.pump(items, context, deliver).await,
+                    Err(end) => return end,
+                }
                 context.stopping().await;
-            } => {}
+                SourceEnd::Stopped
+            } => end,
         }
     }
 
-    async fn pump(self, context: &SourceContext, deliver: impl Fn(T)) {
-        let mut items = self.items.lock().await;
+    async fn pump(
+        &self,
+        mut items: MutexGuard<'_, mpsc::Receiver<T>>,
+        context: &SourceContext,
+        deliver: impl Fn(T),
+    ) {
         context.deliveries.join(&self.taken);
         for request in self.taken.requests() {
             // Set first, since a reconcile that begins at once clears it.
@@ -120,6 +135,16 @@ impl<T: Send> Channel<T> {
     }
 }
 
+/// Locks the items of a source for one run of it. Fails if another run holds them for 5 s: each item
+/// would reach only one of both.
+pub(super) async fn receive<T>(items: &Mutex<T>) -> Result<MutexGuard<'_, T>, SourceEnd> {
+    timeout(LEAVE_TIMEOUT, items.lock()).await.map_err(|_| {
+        let why = "another controller or input receives its items; give each a source of its own, \
+                   from Broadcast or EventBroadcast";
+        SourceEnd::Failed(why.to_owned())
+    })
+}
+
 impl ConditionalSource for ChannelSource {
     fn ready(&self) -> Readiness {
         always()
@@ -133,8 +158,7 @@ impl ConditionalSource for ChannelSource {
                 keeps.take(request.clone());
                 context.enqueue(request);
             };
-            Channel { items, taken }.run(&context, deliver).await;
-            SourceEnd::Stopped
+            Channel { items, taken }.run(&context, deliver).await
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }

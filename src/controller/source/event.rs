@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::channel::Channel;
 use crate::{
-    controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
+    controller::{ConditionalSource, SourceContext, SourceStart},
     informer::Object,
     manager::{Readiness, always},
 };
@@ -16,25 +16,26 @@ use crate::{
 /// not changed in the cluster, such as after an event from outside.
 ///
 /// Build it with [`Builder::watches_source`](super::super::Builder::watches_source): the handler
-/// maps each object ([`Handler::generic`](super::super::Handler::generic)), and predicates decide as
-/// about a created one. A handler of changes alone is an error of the build. The requests are kept like those of a
+/// maps each object ([`Handler::generic`](super::super::Handler::generic)), and predicates decide by
+/// [`Predicate::generic`](super::super::Predicate::generic), or as about a created one. A handler of
+/// changes alone is an error of the build. The requests are kept like those of a
 /// [`ChannelSource`](super::super::ChannelSource), and senders wait in the same way. A program that
-/// knows the request sends it through that source instead.
+/// knows the request sends it through that source instead. For several controllers use an
+/// [`EventBroadcast`](super::super::EventBroadcast).
 ///
 /// Semantics: `source.Channel` of controller-runtime (`pkg/source`) with `event.GenericEvent`,
 /// except that it can be started again.
 ///
 /// ```
 /// # use k8s_openapi::api::core::v1::ConfigMap;
-/// # use pilotlight::{controller::*, informer::Object, kind::{Scope, ServedType}};
+/// # use pilotlight::{controller::*, informer::Object, kind::Scope};
 /// # async fn example(map: ConfigMap) -> Result<(), Box<dyn std::error::Error>> {
 /// let (events, source) = EventSource::new(100);
 /// let builder = Controller::builder("maps")
 ///     .for_::<ConfigMap>()
 ///     .watches_source(source, Handler::Object);
 /// // Later, for an object that the program has:
-/// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
-/// events.send(Object::from_json(serde_json::to_vec(&map)?, &maps)?).await?;
+/// events.send(Object::from_typed(&map, Scope::Namespaced)?).await?;
 /// # drop(builder);
 /// # Ok(())
 /// # }
@@ -63,8 +64,7 @@ impl ConditionalSource for EventSource {
         let keeps = Some(Arc::clone(&channel.taken));
         let context = SourceContext { keeps, ..context };
         let done = async move {
-            channel.run(&context, |object: Object| context.deliver_generic(&object)).await;
-            SourceEnd::Stopped
+            channel.run(&context, |object: Object| context.deliver_generic(&object)).await
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }

@@ -52,14 +52,16 @@ impl SourceContext {
             return;
         };
         let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
-        self.map_change(&handlers.name, &handlers.predicates, change, &mut Vec::new(), |queue| {
+        let passes = || handlers.predicates.iter().all(|predicate| predicate.passes(change));
+        self.map_change(&handlers.name, passes, change, &mut Vec::new(), |queue| {
             handlers.handler.requests(change, &scope, queue);
         });
     }
 
     /// Adds the requests of a generic event: of an object that has not changed in the cluster. The
     /// handler maps it by its function for such events ([`Handler::generic`]), and predicates decide
-    /// as about a created object. Ignored once the epoch stops.
+    /// by theirs ([`Predicate::generic`]), or as about a created object. Ignored once the epoch
+    /// stops.
     ///
     /// [`EventSource`](super::super::EventSource) delivers the objects of a channel.
     pub fn deliver_generic(&self, object: &Object) {
@@ -69,7 +71,9 @@ impl SourceContext {
         let (key, new) = (object.key().clone(), Some(object.clone()));
         let created = Delta { key, old: None, new, initial: false };
         let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
-        self.map_change(&handlers.name, &handlers.predicates, &created, &mut Vec::new(), |queue| {
+        let passes =
+            || handlers.predicates.iter().all(|predicate| predicate.passes_generic(&created));
+        self.map_change(&handlers.name, passes, &created, &mut Vec::new(), |queue| {
             handlers.handler.generic_requests(&created, scope, queue);
         });
     }
@@ -149,16 +153,16 @@ impl SourceContext {
         }
     }
 
-    /// Enqueues the requests of a change that passes all predicates.
+    /// Enqueues the requests of a change that passes all predicates, as `passes` returns.
     pub(super) fn map_change(
         &self,
         input: impl Display,
-        predicates: &[Predicate],
+        passes: impl FnOnce() -> bool,
         delta: &Delta,
         requests: &mut Vec<MappedRequest>,
         map: impl FnOnce(&mut Enqueue<'_>),
     ) {
-        match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
+        match guard::run(passes) {
             Ok(true) => self.map(input, priority(delta), &delta.key, requests, map),
             Ok(false) => {}
             Err(panic) => self.panicked(input, "predicate", &delta.key, &panic),

@@ -1,7 +1,12 @@
 //! Generic events: objects that a program sends to the handlers of a controller.
 
+use k8s_openapi::api::core::v1::ConfigMap;
+
 use super::*;
-use crate::{informer::Object, kind::ServedType};
+use crate::{
+    informer::Object,
+    kind::{Scope, ServedType},
+};
 
 async fn sent(harness: &Harness, name: &str, mark: &str) -> Object {
     run_until_idle().await;
@@ -136,4 +141,116 @@ async fn function_for_generic_events_is_refused_for_a_type() {
     let error = built.map(drop).unwrap_err().to_string();
     assert!(error.contains("Handler::generic has no effect for parts"), "{error}");
     harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn typed_handler_and_predicate_decide_about_a_generic_event() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let (events, source) = EventSource::new(10);
+    let typed = |map: ConfigMap, queue: &mut Enqueue<'_>| {
+        let target = map.data.and_then(|mut data| data.remove("target"));
+        target.into_iter().for_each(|name| queue.add(Request::cluster(name)));
+    };
+    let handler = Handler::delta(|_, _| panic!("it is no change")).generic_typed(typed);
+    let never = || Predicate::new(|_| panic!("it is no change"));
+    let named = |name: &'static str| never().generic(move |object| &*object.key().name == name);
+    // A map named `c` passes no part, and `b` none of the whole.
+    let predicate = named("a").or(named("b")).or(named("bad")).and(!named("b"));
+    let described = builder().for_type(widgets()).watches_source(source, handler);
+    harness.add(described.predicate(predicate)).await;
+    harness.state(ControllerState::Running).await;
+
+    for name in ["c", "b", "a"] {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.to_owned());
+        map.metadata.namespace = Some("ns".to_owned());
+        map.data = Some([("target".to_owned(), format!("target-of-{name}"))].into());
+        events.send(Object::from_typed(&map, Scope::Namespaced).unwrap()).await.unwrap();
+    }
+    assert_eq!(harness.log().await, ["target-of-a gone"]);
+    assert_eq!(harness.status().report.last_error, None);
+
+    let bad = json!({"metadata": {"name": "bad", "namespace": "ns"}, "data": "none"});
+    let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
+    events.send(Object::from_json(bad.to_string(), &maps).unwrap()).await.unwrap();
+    assert_eq!(harness.log().await, [""; 0]);
+    let error = harness.status().report.last_error.clone().unwrap();
+    assert!(error.contains("ns/bad cannot be decoded by its event handler"), "{error}");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn broadcast_of_events_reaches_the_handler_of_each_controller() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let events = EventBroadcast::new();
+    let described = builder().for_type(widgets()).conditional();
+    harness.add(described.watches_source(events.source(), Handler::Object)).await;
+    let log = Log::default();
+    let reconciler = LoggingReconciler { log: Arc::clone(&log) };
+    let by_mark =
+        Handler::map(|it| vec![Request::cluster(it.header().labels.get("mark").unwrap())]);
+    let second = Controller::builder("second").for_type(parts()).conditional();
+    let second = second.watches_source(events.source(), by_mark);
+    let second = second.predicate(Predicate::new(|_| true).generic(|it| &*it.key().name != "c"));
+    let second = second.build(&harness.cluster, reconciler).unwrap();
+    second.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    for (name, mark) in [("a", "early"), ("a", "late"), ("b", "b"), ("c", "c")] {
+        events.send(&sent(&harness, name, mark).await);
+    }
+    assert_eq!(harness.log().await, ["ns/a gone", "ns/a gone", "ns/b gone", "ns/c gone"]);
+    assert!(log.lock().unwrap().is_empty(), "its type is missing");
+
+    harness.install("Part");
+    run_until_idle().await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(*log.lock().unwrap(), ["late missing", "b missing"], "the last version of each");
+
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+    let mut map = ConfigMap::default();
+    (map.metadata.name, map.metadata.namespace) = (Some("d".into()), Some("ns".into()));
+    events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
+    harness.install("Widget");
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/d gone"], "sent between two epochs");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_that_two_controllers_share_fails_the_second_one() {
+    let (_sender, channel) = ChannelSource::new(1);
+    let (_events, event) = EventSource::new(1);
+    let (broadcast, events) = (Broadcast::new().source(), EventBroadcast::new().source());
+    let shared: [Box<dyn Fn(Builder) -> Builder>; 4] = [
+        Box::new(move |builder| builder.source(channel.clone())),
+        Box::new(move |builder| builder.watches_source(event.clone(), Handler::Object)),
+        Box::new(move |builder| builder.source(broadcast.clone())),
+        Box::new(move |builder| builder.watches_source(events.clone(), Handler::Object)),
+    ];
+    for with_source in shared {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.add(with_source(builder().for_type(widgets()))).await;
+        harness.state(ControllerState::Running).await;
+        let second = with_source(Controller::builder("second").for_type(widgets()));
+        let second = Arc::new(harness.build(second));
+        harness.manager.add("second", second, RunnableOptions::default()).await.unwrap();
+
+        let fails =
+            |all: &Arc<Snapshot>| all[&"second".into()].state == ControllerState::BackingOff;
+        let snapshot = harness.manager.watch().wait_for(fails).await.unwrap().clone();
+
+        let message = &snapshot[&"second".into()].message;
+        assert!(message.contains("another controller or input receives its items"), "{message}");
+        assert_eq!(harness.status().state, ControllerState::Running);
+        // Its restart finds the items free.
+        harness.manager.remove(NAME).await;
+        let runs = |all: &Arc<Snapshot>| all[&"second".into()].state == ControllerState::Running;
+        drop(harness.manager.watch().wait_for(runs).await.unwrap());
+        harness.shutdown().await;
+    }
 }

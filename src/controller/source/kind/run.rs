@@ -237,7 +237,8 @@ impl<'a> KindRun<'a> {
         let Self { source, context, requests, .. } = self;
         if !context.feed.is_cancelled() {
             let input = source.type_ref();
-            context.map_change(input, &source.predicates, delta, requests, |queue| {
+            let passes = || source.predicates.iter().all(|predicate| predicate.passes(delta));
+            context.map_change(input, passes, delta, requests, |queue| {
                 source.requests(delta, queue);
             });
         }
