@@ -91,7 +91,7 @@ impl Reconciler for ObjectCounter {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let store = context.store(&self.counted).ok_or("the type is gone")?;
+        let store = context.store(&self.counted)?;
         let object: Option<DynamicObject> =
             store.get(&request).map(|it| it.decode()).transpose()?;
         self.count.set(i64::try_from(store.len())?);

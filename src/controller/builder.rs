@@ -207,6 +207,11 @@ impl Builder {
     }
 
     /// Returns the inputs alone, for a controller with these primary types.
+    /// Returns the number of inputs.
+    pub(super) fn len(&self) -> usize {
+        self.inputs.len()
+    }
+
     pub(super) fn inputs(
         self,
         primaries: &[TypeRef],

@@ -323,13 +323,20 @@ impl Context {
 
     /// Returns the cache of one of the controller's inputs, as it was named to the builder.
     ///
-    /// `None` for a type that is not an input. `None` too while an optional input has no complete
-    /// list: its type is not served, not listed yet, or forbidden.
-    ///
     /// The cache includes the earlier writes of this request, even while the watch is down: after a
     /// second the written objects are read from the server.
-    pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.attached(type_ref).map(|attached| self.reader_of(&attached))
+    ///
+    /// # Errors
+    ///
+    /// [`ListerError::NotAnInput`] for a type that is not an input, and [`ListerError::Unavailable`]
+    /// with the reason while an input has no complete list: its type is not served, not listed yet,
+    /// or forbidden. Objects may exist all the same: return the error to be retried after a back-off
+    /// or, for an optional input, reconcile without it. Once the objects are listed, their events
+    /// enqueue the requests again.
+    pub fn store(&self, type_ref: &TypeRef) -> Result<Store, ListerError> {
+        let cluster = self.foreign.as_ref().map(|foreign| &foreign.types);
+        let attached = self.shared.statuses.attached_as(cluster, type_ref)?;
+        Ok(self.reader_of(&attached))
     }
 
     fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
@@ -342,10 +349,26 @@ impl Context {
         self.shared.statuses.attached_of::<K>(cluster)
     }
 
-    /// Returns the cache of an input that was added by this name; `None` while it has no complete
-    /// list.
-    pub fn store_of(&self, input: &str) -> Option<Store> {
-        self.shared.statuses.named(input).map(|attached| self.reader_of(&attached))
+    /// Returns the cache of an input that was added by this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ListerError::OfName`] with the reason: no input has this name, or it has no complete list.
+    pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
+        match self.shared.statuses.named(input) {
+            Some(attached) => Ok(self.reader_of(&attached)),
+            None => {
+                let is_declared = |named: &Arc<NamedInputs>| named.input(input).is_some();
+                let why = match self.shared.statuses.missing_reason(input) {
+                    Some(why) => why,
+                    None if self.shared.named.as_ref().is_some_and(is_declared) => {
+                        "it has not started yet".to_owned()
+                    }
+                    None => "no input has this name; add it with Inputs::add".to_owned(),
+                };
+                Err(ListerError::OfName { input: input.to_owned(), why })
+            }
+        }
     }
 
     /// Returns a reader of a cache with the live reads of this reconcile.
@@ -371,7 +394,7 @@ impl Context {
     }
 
     /// Returns the interests of an input of [`Builder::claims_type`], by which the reconciler
-    /// selects objects. `None` for any other input, and if [`Context::store`] returns `None`.
+    /// selects objects. `None` for any other input, and while [`Context::store`] is an error.
     ///
     /// The interests end with the source of the input: set them in each reconcile, before the store
     /// is read.
@@ -385,11 +408,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`ListerError::Projected`] for an input that is cached in part, [`ListerError::NotAnInput`]
-    /// for a type that is not an input, and [`ListerError::Unavailable`] with the reason while an
-    /// input has no complete list. Objects may exist all the same: return the error to be retried
-    /// after a back-off or, for an optional input, reconcile without it. Once the objects are
-    /// listed, their events enqueue the requests again.
+    /// [`ListerError::Projected`] for an input that is cached in part, and those of
+    /// [`Context::store`].
     pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
         let attached = self.attached_of::<K>()?;
         let store = self.reader_of(&attached);

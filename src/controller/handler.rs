@@ -62,7 +62,7 @@ impl<'a> Enqueue<'a> {
     /// # fn example(other: Cluster, widgets: TypeRef) -> Handler {
     /// Handler::delta(move |change, queue: &mut Enqueue<'_>| {
     ///     let there = queue.of_cluster(&other).store(&widgets);
-    ///     if there.is_some_and(|there| there.get(&change.key).is_some()) {
+    ///     if there.is_ok_and(|there| there.get(&change.key).is_some()) {
     ///         queue.add(change.key.clone());
     ///     }
     /// })
@@ -88,9 +88,14 @@ impl<'a> Enqueue<'a> {
     /// it finds the objects that a change concerns, such as those that name a ConfigMap.
     ///
     /// Another input may be behind. It adds its own requests when it has caught up.
-    pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        let attached = self.inputs?.attached(self.cluster.as_ref(), type_ref)?;
-        Some(attached.joined(|part| part.store.clone()))
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::store`](super::Context::store).
+    pub fn store(&self, type_ref: &TypeRef) -> Result<Store, ListerError> {
+        let inputs = self.inputs.ok_or_else(|| ListerError::NotAnInput(type_ref.clone()))?;
+        let attached = inputs.attached_as(self.cluster.as_ref(), type_ref)?;
+        Ok(attached.joined(|part| part.store.clone()))
     }
 
     /// Returns a typed lister of an input's cache, like [`Context::lister`](super::Context::lister).
@@ -158,7 +163,7 @@ impl std::fmt::Debug for OnSynced {
 /// let widgets = TypeRef::kind("example.com", "v1", "Widget");
 /// let cached = widgets.clone();
 /// let named_by = Handler::typed(move |event: Event<ConfigMap>, queue| {
-///     let Some(widgets) = queue.store(&cached) else { return };
+///     let Ok(widgets) = queue.store(&cached) else { return };
 ///     let name = event.object().metadata.name.clone().unwrap_or_default();
 ///     let naming = widgets.by_index("config", &name).expect("the input has this index");
 ///     for widget in naming {

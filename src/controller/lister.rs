@@ -20,7 +20,7 @@ impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'sta
 {
 }
 
-/// Error of a typed read from a cache.
+/// Error of a read from a cache that the controller does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListerError {
@@ -29,6 +29,14 @@ pub enum ListerError {
         "no cache of {0}: it is not an input of this controller; add it with for_, owns or watches"
     )]
     NotAnInput(TypeRef),
+    /// Add the input of this name, or wait until it is listed.
+    #[error("no cache of the input {input}: {why}")]
+    OfName {
+        /// Name of the input.
+        input: String,
+        /// Reason, as for a type.
+        why: String,
+    },
     /// Wait until the type of this input is served and listed, or reconcile without it.
     #[error("no cache of {type_ref}: {why}")]
     Unavailable {

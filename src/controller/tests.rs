@@ -60,6 +60,7 @@ mod restrictions;
 mod resyncs;
 mod server;
 mod standby;
+mod subresources;
 mod throttling;
 mod transforms;
 mod typed;
@@ -92,8 +93,8 @@ impl Reconciler for LoggingReconciler {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let seen = |type_ref: &TypeRef| match context.store(type_ref) {
-            None => "missing".to_owned(),
-            Some(store) => match store.get(&request) {
+            Err(_) => "missing".to_owned(),
+            Ok(store) => match store.get(&request) {
                 None => "gone".to_owned(),
                 Some(object) => object.header().labels.get("mark").unwrap().to_owned(),
             },
@@ -228,7 +229,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
             context: Context,
         ) -> Result<Outcome, ReconcileError> {
             let by_kind = TypeRef::kind("example.com", "v1", "Widget");
-            let store = context.store(&by_kind).ok_or("no store")?;
+            let store = context.store(&by_kind)?;
             let served = context.served(&widgets().any_version()).ok_or("not served")?;
             let other = context.lister::<ConfigMap>();
             let unknown = other.err().ok_or("what is no input has a cache")?;
@@ -241,9 +242,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
                 lister.list()?.len(),
                 match unknown {
                     ListerError::NotAnInput(type_ref) => type_ref,
-                    other @ (ListerError::Unavailable { .. } | ListerError::Projected(_)) => {
-                        panic!("{other}")
-                    }
+                    other => panic!("{other}"),
                 },
             ));
             Ok(Outcome::Done)

@@ -106,6 +106,12 @@ enum Node {
         // True once the loss of the publisher has been reported as a change.
         abandoned: bool,
     },
+    Flag {
+        flag: watch::Receiver<bool>,
+        off: UnmetRequirement,
+        // As for a published verdict.
+        abandoned: bool,
+    },
     Type {
         type_ref: TypeRef,
         subresource: Option<RequiredSubresource>,
@@ -214,6 +220,30 @@ impl Readiness {
         Self(Node::Published { verdicts, abandoned: false })
     }
 
+    /// Subscribes to a flag: met while it is true; otherwise unmet, for this reason. The last value
+    /// stays when the sender is dropped, as for [`Readiness::published`].
+    ///
+    /// ```
+    /// use pilotlight::manager::{Readiness, Verdict};
+    /// use tokio::sync::watch;
+    ///
+    /// let at_night = watch::Sender::new(false);
+    /// let flag = at_night.subscribe();
+    /// let condition = move || Readiness::flag(flag.clone(), "Day", "backups run at night only");
+    /// assert!(matches!(condition().verdict(), Verdict::Unmet(_)));
+    /// at_night.send_replace(true);
+    /// assert!(matches!(condition().verdict(), Verdict::Met(_)));
+    /// ```
+    pub fn flag(
+        flag: watch::Receiver<bool>,
+        reason: impl Into<Reason>,
+        message: impl Into<String>,
+    ) -> Self {
+        let (reason, message) = (reason.into(), message.into());
+        let off = UnmetRequirement { reason, message, type_ref: None };
+        Self(Node::Flag { flag, off, abandoned: false })
+    }
+
     /// Adds a function that is called when the API server has refused a request (403) of a
     /// controller with this condition, alone or as a part of another one. It must not block.
     #[must_use]
@@ -224,7 +254,11 @@ impl Readiness {
     /// Calls the functions of [`Readiness::on_refused`], those of the parts included.
     pub(crate) fn refused(&self) {
         match &self.0 {
-            Node::Always | Node::Fixed(_) | Node::Published { .. } | Node::Type { .. } => {}
+            Node::Always
+            | Node::Fixed(_)
+            | Node::Published { .. }
+            | Node::Flag { .. }
+            | Node::Type { .. } => {}
             Node::AllOf(parts, _) | Node::AnyOf(parts, _) => parts.iter().for_each(Self::refused),
             #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => parts.iter().for_each(Self::refused),
@@ -247,17 +281,15 @@ impl Readiness {
             Node::Always => Verdict::Met(Vec::new()),
             Node::Fixed(verdict) => verdict.clone(),
             Node::Published { verdicts, .. } => {
-                let mut verdict = verdicts.borrow_and_update().clone();
-                if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict
-                    && verdicts.has_changed().is_err()
-                {
-                    why.push(UnmetRequirement {
-                        reason: Reason::ConditionAbandoned,
-                        message: "the publisher of its condition is gone".to_owned(),
-                        type_ref: None,
-                    });
-                }
-                verdict
+                let verdict = verdicts.borrow_and_update().clone();
+                verdict::with_publisher(verdict, verdicts.has_changed().is_ok())
+            }
+            Node::Flag { flag, off, .. } => {
+                let verdict = match *flag.borrow_and_update() {
+                    true => Verdict::Met(Vec::new()),
+                    false => Verdict::Unmet(vec![off.clone()]),
+                };
+                verdict::with_publisher(verdict, flag.has_changed().is_ok())
             }
             Node::Type { type_ref, subresource, status, mode } => {
                 let verdict = verdict::of_type(type_ref, *subresource, &status.borrow_and_update());
@@ -286,12 +318,8 @@ impl Readiness {
     pub fn changed(&mut self) -> BoxFuture<'_, ()> {
         match &mut self.0 {
             Node::Always | Node::Fixed(_) => std::future::pending().boxed(),
-            Node::Published { verdicts, abandoned } => async move {
-                if verdicts.changed().await.is_err() && std::mem::replace(abandoned, true) {
-                    std::future::pending::<()>().await;
-                }
-            }
-            .boxed(),
+            Node::Published { verdicts, abandoned } => published(verdicts, abandoned).boxed(),
+            Node::Flag { flag, abandoned, .. } => published(flag, abandoned).boxed(),
             Node::Type { status, mode, .. } => async move {
                 tokio::select! {
                     () = changed(status) => {}
@@ -328,6 +356,7 @@ impl fmt::Debug for Readiness {
         match &self.0 {
             Node::Always => f.write_str("Always"),
             Node::Fixed(verdict) => verdict.fmt(f),
+            Node::Flag { flag, off, .. } => write!(f, "{off:?} unless {:?}", *flag.borrow()),
             Node::Published { verdicts, .. } => verdicts.borrow().fmt(f),
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
             Node::AllOf(parts, _) => f.debug_tuple("AllOf").field(parts).finish(),
@@ -356,6 +385,13 @@ fn any_changed(parts: &mut [Readiness]) -> BoxFuture<'_, ()> {
 }
 
 /// Waits for a change; never returns once the sender is dropped, whose last value stands.
+/// Waits for a change of a published value; the loss of its publisher is one change.
+async fn published<T>(receiver: &mut watch::Receiver<T>, abandoned: &mut bool) {
+    if receiver.changed().await.is_err() && std::mem::replace(abandoned, true) {
+        std::future::pending::<()>().await;
+    }
+}
+
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -532,6 +568,30 @@ mod tests {
         assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
         assert!(futures::poll!(readiness.changed()).is_ready(), "reported once");
         assert!(futures::poll!(readiness.changed()).is_pending());
+    }
+
+    #[tokio::test]
+    async fn flag_is_met_while_it_is_true_and_says_when_its_sender_is_gone() {
+        let flag = watch::Sender::new(false);
+        let mut readiness = Readiness::flag(flag.subscribe(), "Day", "at night only");
+        let reasons = |readiness: &mut Readiness| match readiness.verdict() {
+            Verdict::Unmet(why) => why.iter().map(|it| it.reason.to_string()).collect(),
+            Verdict::Met(_) => Vec::new(),
+            Verdict::Unknown(_) => panic!("a flag is known"),
+        };
+        assert_eq!(reasons(&mut readiness), ["Day"]);
+
+        flag.send_replace(true);
+        readiness.changed().await;
+        assert_eq!(reasons(&mut readiness), [""; 0]);
+        flag.send_replace(false);
+        readiness.changed().await;
+        assert_eq!(reasons(&mut readiness), ["Day"]);
+        drop(flag);
+        readiness.changed().await;
+
+        assert_eq!(reasons(&mut readiness), ["Day", "ConditionAbandoned"]);
+        assert!(readiness.changed().now_or_never().is_none(), "it never changes again");
     }
 
     #[tokio::test]

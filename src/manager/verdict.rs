@@ -180,6 +180,20 @@ pub(super) fn of_type(
     }
 }
 
+/// Adds a reason to a verdict that is not met, if its publisher is gone.
+pub(super) fn with_publisher(mut verdict: Verdict, has_publisher: bool) -> Verdict {
+    if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict
+        && !has_publisher
+    {
+        why.push(UnmetRequirement {
+            reason: Reason::ConditionAbandoned,
+            message: "the publisher of its condition is gone".to_owned(),
+            type_ref: None,
+        });
+    }
+    verdict
+}
+
 /// Adds to each reason that discovery is polled, so that the wait may be long, or has never run, so
 /// that it has no end and nothing is known.
 pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {

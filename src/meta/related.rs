@@ -327,9 +327,10 @@ impl RelatedObjects {
             })
         };
         inputs.add(input, describe).map_err(|error| match error {
-            InputError::Build(_) | InputError::NotOne(..) | InputError::Primary(..) => {
-                RelatedError::Invalid(error.to_string())
-            }
+            InputError::Build(_)
+            | InputError::NotOne(..)
+            | InputError::SeveralNamespaces(..)
+            | InputError::Primary(..) => RelatedError::Invalid(error.to_string()),
             InputError::NameTaken(..) | InputError::EpochOver(..) | InputError::Ended => {
                 RelatedError::Cancelled
             }
@@ -392,7 +393,7 @@ impl RelatedObjects {
             () = tokio::time::sleep(LIST_TIMEOUT) => {}
         }
         match (handle.state(), context.store_of(input), context.claimed(input)) {
-            (InputState::Started, Some(store), Some((served, _))) => {
+            (InputState::Started, Ok(store), Some((served, _))) => {
                 if let Some(related) = self.lock().types.get_mut(input) {
                     related.served = Some(Arc::clone(&served));
                 }

@@ -122,8 +122,7 @@ impl ParentReconciler {
             return Ok(Outcome::Done);
         };
         let type_ref = &parent.type_ref;
-        let (Some(served), Some(store)) = (context.served(type_ref), context.store(type_ref))
-        else {
+        let (Some(served), Ok(store)) = (context.served(type_ref), context.store(type_ref)) else {
             return self.without_cache(type_ref, &request, &context);
         };
         let found = store.get(&request);
@@ -369,7 +368,7 @@ impl ParentReconciler {
         let is_own =
             |desired: &DesiredChild| owner_chain::is_same_type(&groups[desired.group], parent);
         let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
-        let Some(store) = context.store(&own.type_ref) else { return Ok(true) };
+        let Ok(store) = context.store(&own.type_ref) else { return Ok(true) };
         if !desired.iter().any(is_own) {
             return Ok(false);
         }

@@ -107,7 +107,7 @@ impl Reconciler for DelaysItsEnd {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let name = request.name.clone();
-        let at_work = context.store(self.recorder.type_ref()).is_some_and(|store| {
+        let at_work = context.store(self.recorder.type_ref()).is_ok_and(|store| {
             store.get(&request).is_some_and(|it| it.header().deletion_timestamp.is_none())
         });
         self.recorder.reconcile(request, context.clone()).await?;

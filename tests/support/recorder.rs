@@ -198,8 +198,7 @@ impl Reconciler for RecordingReconciler {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let epoch = context.epoch();
-        let store =
-            context.store(&self.type_ref).ok_or("the controller does not watch the type")?;
+        let store = context.store(&self.type_ref)?;
         self.keep_store(epoch.number(), &store);
         let object = store.get(&request);
         let (controller, stale) = (epoch.controller().as_str(), context.stale());

@@ -19,7 +19,7 @@ use crate::{
     guard::{self, GuardedDrop},
     informer::{Index, Interest, Projection},
     kind::TypeRef,
-    manager::ControllerName,
+    manager::{Condition, ControllerName, Subresource, subresource_served},
 };
 
 /// Options of an input.
@@ -52,6 +52,8 @@ pub(super) struct KindOptions {
     /// Interests that narrow what is delivered and kept whole; none for all.
     pub(super) interests: Vec<Interest>,
     pub(super) whole: bool,
+    /// Subresource without which the type does not count as served.
+    pub(super) subresource: Option<Subresource>,
     /// Cluster of the objects; `None` for that of the controller.
     pub(super) cluster: Option<Cluster>,
 }
@@ -79,14 +81,6 @@ impl InputOptions {
         }
     }
 
-    /// Returns the name of the input's type or source, for messages.
-    fn label(&self) -> String {
-        match &self.kind {
-            InputKind::Kind(kind) => kind.filter.type_ref.to_string(),
-            InputKind::Source(source, _) => guard::run(|| source.name()).unwrap_or_default(),
-        }
-    }
-
     /// Checks that the requests of the input name no objects, for a reconciler of custom keys.
     pub(super) fn check_keys(&self, name: &ControllerName) -> Result<(), BuildError> {
         let names_objects = match &self.kind {
@@ -98,7 +92,7 @@ impl InputOptions {
             }
         };
         match names_objects {
-            true => Err(BuildError::ObjectRequests(name.clone(), self.label())),
+            true => Err(BuildError::ObjectRequests(name.clone(), self.kind.label())),
             false => Ok(()),
         }
     }
@@ -113,9 +107,12 @@ impl InputOptions {
         event_filters: &[Predicate],
         cluster: &Cluster,
     ) -> Result<Vec<Input>, BuildError> {
-        let mode = self.mode;
-        if mode == InputMode::Plain && !self.conditions.is_empty() {
-            return Err(BuildError::PlainCondition(name.clone(), self.label()));
+        let (mode, mut conditions) = (self.mode, self.conditions);
+        if let InputKind::Kind(kind) = &self.kind {
+            conditions.extend(kind.subresource_condition(cluster));
+        }
+        if mode == InputMode::Plain && !conditions.is_empty() {
+            return Err(BuildError::PlainCondition(name.clone(), self.kind.label()));
         }
         let source = match self.kind {
             InputKind::Source(source, handlers) => match guard::run(|| source.name()) {
@@ -137,9 +134,18 @@ impl InputOptions {
             }
         };
         let part_of = (source.len() > 1).then_some(number);
-        let conditions = self.conditions;
         let input = |source| Input { source, mode, conditions: conditions.clone(), part_of };
         Ok(source.into_iter().map(input).collect())
+    }
+}
+
+impl InputKind {
+    /// Returns the name of the type or source, for messages.
+    pub(super) fn label(&self) -> String {
+        match self {
+            Self::Kind(kind) => kind.filter.type_ref.to_string(),
+            Self::Source(source, _) => guard::run(|| source.name()).unwrap_or_default(),
+        }
     }
 }
 
@@ -179,8 +185,18 @@ impl KindOptions {
             resync,
             interests,
             whole,
+            subresource: None,
             cluster,
         }
+    }
+
+    /// Returns the condition on the required subresource, if there is one.
+    fn subresource_condition(&self, own: &Cluster) -> Option<GuardedDrop<Arc<dyn Condition>>> {
+        let (types, required) =
+            (self.cluster.as_ref().unwrap_or(own).types.clone(), self.subresource?);
+        let type_ref = self.filter.type_ref.clone();
+        let condition = move || subresource_served(&types, &type_ref, required);
+        Some(GuardedDrop::new(Arc::new(condition)))
     }
 
     /// Applies the defaults of the cluster, and returns the options for each namespace.

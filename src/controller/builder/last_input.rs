@@ -13,7 +13,7 @@ use crate::{
     },
     guard::GuardedDrop,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector, Transform},
-    manager::{Condition, WatchState},
+    manager::{Condition, Subresource, WatchState},
 };
 
 impl Builder {
@@ -22,14 +22,17 @@ impl Builder {
     /// plain input takes no condition; call `conditional` or `optional` too.
     ///
     /// ```
-    /// # use pilotlight::{controller::{Builder, Handler}, discovery::TypeRegistry, kind::TypeRef};
-    /// use pilotlight::manager::{Subresource, subresource_served};
+    /// # use pilotlight::{controller::{Builder, Handler}, kind::TypeRef};
+    /// use pilotlight::manager::{Readiness, Verdict};
     ///
-    /// # fn example(builder: Builder, types: TypeRegistry) -> Builder {
-    /// let widgets = TypeRef::kind("example.com", "v1", "Widget");
-    /// let scaled = widgets.clone();
-    /// let scales = move || subresource_served(&types, &scaled, Subresource::Scale);
-    /// builder.watches_type(widgets, Handler::Object).optional().input_when(scales)
+    /// # fn example(builder: Builder, widgets: TypeRef) -> Builder {
+    /// let (open, verdicts) = tokio::sync::watch::channel(Verdict::Unmet(Vec::new()));
+    /// let builder = builder
+    ///     .watches_type(widgets, Handler::Object)
+    ///     .optional()
+    ///     .input_when(move || Readiness::published(verdicts.clone()));
+    /// open.send_replace(Verdict::Met(Vec::new())); // Later: the input starts.
+    /// # builder
     /// # }
     /// ```
     pub fn input_when(mut self, condition: impl Condition) -> Self {
@@ -38,6 +41,24 @@ impl Builder {
             None => self.record(BuildError::NoInputYet, "input_when"),
         }
         self
+    }
+
+    /// Requires a subresource of the input's type: without it a `conditional` or `optional` input
+    /// counts as not served. A plain input takes no condition.
+    ///
+    /// ```
+    /// # use k8s_openapi::api::apps::v1::StatefulSet;
+    /// use pilotlight::{controller::{Controller, Handler}, kind::TypeRef, manager::Subresource};
+    ///
+    /// let builder = Controller::builder("scaler")
+    ///     .for_::<StatefulSet>()
+    ///     .watches_type(TypeRef::kind("example.com", "v1", "Widget"), Handler::Object)
+    ///     .optional()
+    ///     .subresource(Subresource::Scale);
+    /// # drop(builder);
+    /// ```
+    pub fn subresource(self, required: Subresource) -> Self {
+        self.last("subresource", |kind| kind.subresource = Some(required))
     }
 
     /// Makes the input required: the controller runs only while its type is served, or while the
@@ -141,7 +162,8 @@ impl Builder {
     /// right in others is needed. Listers and stores read all of them, once all are listed. Without
     /// any namespace the default applies, which may be all namespaces.
     ///
-    /// Not for `claims_type`, nor for an input by name, which have one namespace at most.
+    /// Not for `claims_type`, nor for an input by name, which have one namespace at most: add an
+    /// input by name for each.
     pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
         self.last("namespaces", |kind| {
             kind.namespaces = namespaces.into_iter().map(Into::into).collect();

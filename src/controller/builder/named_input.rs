@@ -67,8 +67,11 @@ fn input_of(
     }
     // The condition of a controller is that of its builder.
     let builder = builder.without_required();
+    let described = builder.len();
     let mut inputs = builder.inputs(&named.primaries, &named.event_filters, &named.cluster)?;
-    let count = inputs.len();
-    let input = inputs.pop().filter(|_| count == 1);
-    input.ok_or_else(|| InputError::NotOne(controller(), name.to_owned(), count))
+    match (described, inputs.len(), inputs.pop()) {
+        (1, 1, Some(input)) => Ok(input),
+        (1, _, Some(_)) => Err(InputError::SeveralNamespaces(controller(), name.to_owned())),
+        _ => Err(InputError::NotOne(controller(), name.to_owned(), described)),
+    }
 }

@@ -145,7 +145,6 @@ impl NamedInputs {
     }
 
     /// Returns the input of a name.
-    #[cfg(feature = "meta")]
     pub(in crate::controller) fn input(&self, name: &str) -> Option<Input> {
         self.state().wanted.get(name).map(|wanted| wanted.input.clone())
     }

@@ -214,22 +214,43 @@ impl InputStatuses {
         &self,
         cluster: Option<&TypeRegistry>,
     ) -> Result<Attached, ListerError> {
-        let type_ref = TypeRef::of::<K>();
+        let (type_ref, resource) = (TypeRef::of::<K>(), ApiResource::erase::<K>(&()));
         let attached = self.attached(cluster, &type_ref);
-        attached.ok_or_else(|| self.unavailable(cluster, type_ref, &ApiResource::erase::<K>(&())))
+        let names = |input: &TypeRef| input.names_resource(&resource);
+        attached.ok_or_else(|| self.unavailable(cluster, &type_ref, names))
+    }
+
+    /// Returns the cache of an input, as it was named to the builder, or the reason why there is
+    /// none.
+    pub(in crate::controller) fn attached_as(
+        &self,
+        cluster: Option<&TypeRegistry>,
+        type_ref: &TypeRef,
+    ) -> Result<Attached, ListerError> {
+        let attached = self.attached(cluster, type_ref);
+        attached.ok_or_else(|| self.unavailable(cluster, type_ref, |input| input == type_ref))
+    }
+
+    /// Returns the reason why there is no cache of an input that was added by this name and has
+    /// started.
+    pub(in crate::controller) fn missing_reason(&self, name: &str) -> Option<String> {
+        let inputs = self.inputs();
+        let is_named =
+            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
+        inputs.values().rev().map(|input| &**input).find(is_named).map(InputStatus::explanation)
     }
 
     fn unavailable(
         &self,
         cluster: Option<&TypeRegistry>,
-        type_ref: TypeRef,
-        resource: &ApiResource,
+        type_ref: &TypeRef,
+        names: impl Fn(&TypeRef) -> bool,
     ) -> ListerError {
         let (inputs, cluster) = (self.inputs(), self.foreign(cluster));
-        let of_type = inputs.values().filter(|input| {
-            let named = input.type_ref.as_ref().is_some_and(|it| it.names_resource(resource));
-            named && input.is_of(cluster)
-        });
+        let of_type = inputs
+            .values()
+            .filter(|input| input.type_ref.as_ref().is_some_and(&names) && input.is_of(cluster));
+        let type_ref = type_ref.clone();
         // The first input that is not listed yet, if there are several namespaces.
         match of_type.min_by_key(|input| input.attached.is_some()) {
             Some(input) if input.state == WatchState::Synced => {

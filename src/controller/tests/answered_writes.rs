@@ -126,7 +126,7 @@ async fn object_that_was_read_live_is_gone_with_its_type_although_no_cache_held_
         harness.install("Part");
         let log = Arc::clone(&harness.log);
         let reconcile = move |request: Request, context: Context| {
-            let found = context.store(&parts()).map(|store| store.all().len());
+            let found = context.store(&parts()).ok().map(|store| store.all().len());
             log.lock().unwrap().push(format!("{request} {found:?}"));
             async move {
                 if found == Some(0) {

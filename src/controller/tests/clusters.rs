@@ -20,8 +20,8 @@ impl Reconciler for Mirror {
     ) -> Result<Outcome, ReconcileError> {
         let other = context.of_cluster(&self.other);
         let seen = |context: &Context| match context.store(&parts()) {
-            None => "missing".to_owned(),
-            Some(store) => match store.get(&request) {
+            Err(_) => "missing".to_owned(),
+            Ok(store) => match store.get(&request) {
                 None => "none".to_owned(),
                 Some(part) => part.header().labels.get("mark").unwrap().to_owned(),
             },
@@ -101,8 +101,8 @@ async fn handler_reads_the_caches_of_another_cluster() {
     let (log, own, there) = (Arc::clone(&harness.log), harness.cluster.clone(), other.clone());
     let handler = Handler::delta(move |change, queue| {
         let seen = |queue: &Enqueue<'_>| match queue.store(&widgets()) {
-            None => "missing".to_owned(),
-            Some(store) => store
+            Err(_) => "missing".to_owned(),
+            Ok(store) => store
                 .get(&change.key)
                 .map_or("none".to_owned(), |it| it.header().labels.get("mark").unwrap().to_owned()),
         };

@@ -13,7 +13,7 @@ impl Reconciler for Typed {
     ) -> Result<Outcome, ReconcileError> {
         let types = [widgets(), parts()];
         let store = context.store(&types[request.primary]);
-        let object = store.and_then(|store| store.get(&request));
+        let object = store.ok().and_then(|store| store.get(&request));
         let mark = object.as_ref().and_then(|object| object.header().labels.get("mark"));
         let note = format!("{} {request} {}", request.primary, mark.unwrap_or("missing"));
         self.0.lock().unwrap().push(note);

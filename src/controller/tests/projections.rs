@@ -91,7 +91,7 @@ async fn cache_holds_what_its_projection_says() {
         let reconcile = move |request: Request, context: Context| {
             let (log, type_ref) = (Arc::clone(&log), type_ref.clone());
             async move {
-                let object = context.store(&type_ref).and_then(|store| store.get(&request));
+                let object = context.store(&type_ref)?.get(&request);
                 let object = object.ok_or("not cached")?;
                 let labels = object.header().labels.to_map().len();
                 let json = String::from_utf8_lossy(object.json());

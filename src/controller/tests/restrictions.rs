@@ -337,6 +337,37 @@ async fn errors_of_a_watch_reach_a_function_of_the_user_whose_panic_is_reported(
 }
 
 #[tokio::test(start_paused = true)]
+async fn input_by_name_has_one_of_several_namespaces() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let two =
+        TypeDefaults { namespaces: vec!["one".into(), "two".into()], ..TypeDefaults::default() };
+    let defaults = ControllerDefaults::default().of_type(widgets(), two);
+    let cluster = harness.cluster.clone().with_defaults(defaults);
+    let reconcile = LoggingReconciler { log: Log::default() };
+    let controller = builder().for_type(parts()).build(&cluster, reconcile).unwrap();
+    let inputs = controller.inputs();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    let watched = |builder: Builder| builder.watches_type(widgets(), Handler::Object);
+
+    for describe in [watched, |builder| watched_in_two(builder)] {
+        let refused = inputs.add("late", describe).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("choose one with `namespace`"), "{refused}");
+    }
+    for namespace in ["one", "two"] {
+        let added = inputs.add(namespace, |it| watched(it).namespace(namespace)).unwrap();
+        added.started().await.unwrap();
+        assert_eq!(harness.server.watches(&namespaced(namespace)), 1);
+    }
+    harness.shutdown().await;
+}
+
+fn watched_in_two(builder: Builder) -> Builder {
+    builder.watches_type(widgets(), Handler::Object).namespaces(["three", "four"])
+}
+
+#[tokio::test(start_paused = true)]
 async fn claimed_type_of_several_namespaces_is_refused() {
     let harness = Harness::new();
     let builder = builder().for_type(widgets()).claims_type(parts(), Handler::Object);

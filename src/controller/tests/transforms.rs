@@ -143,7 +143,7 @@ async fn object_that_is_read_live_is_transformed_like_a_cached_one() {
     let reconcile = move |request: Request, context: Context| {
         let log = Arc::clone(&log);
         async move {
-            let store = context.store(&parts()).ok_or("no cache of parts")?;
+            let store = context.store(&parts())?;
             let parts: Result<Vec<Value>, _> =
                 store.list()?.iter().map(|part| part.decode()).collect();
             let sizes: Vec<_> = parts?.iter().map(|part| part["spec"]["size"].clone()).collect();

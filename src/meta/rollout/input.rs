@@ -136,7 +136,8 @@ impl RevisionInput {
 
 /// Returns the revisions, if their list is complete.
 fn listed(handle: &InputHandle, context: &Context) -> Option<RevisionCache> {
-    let store = context.store_of(REVISIONS).filter(|_| handle.state() == InputState::Started)?;
+    let store =
+        context.store_of(REVISIONS).ok().filter(|_| handle.state() == InputState::Started)?;
     let (served, moving) = context.claimed(REVISIONS)?;
     Some(RevisionCache { served, store, moving })
 }

@@ -67,7 +67,8 @@ impl Reconciler for DeclarationReconciler {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let object = context.store(&self.kind.type_ref()).and_then(|store| store.get(&request));
+        let object =
+            context.store(&self.kind.type_ref()).ok().and_then(|store| store.get(&request));
         match object {
             Some(object) if self.options.target.matches(&object.header().labels) => {
                 self.reconcile_object(&object, &context).await
