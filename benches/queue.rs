@@ -1,10 +1,10 @@
 //! Bench: work queue, as a ratio to two references in the same run.
 //!
-//! `cargo bench --bench queue` prints the median time of each case. Compare ratios; times depend on
+//! `cargo bench --bench queue` prints the median time of each case, or with `-- NAME` of one case. Compare ratios; times depend on
 //! the machine. Neither reference has priorities, delays, rate limits or a debug dump.
 //!
 //! - `plain` is a `VecDeque` and a `HashSet` behind a mutex. It is no work queue: an add during the
-//!   processing of its key is lost.
+//!   processing of its key is lost. In the row `no waits` it cannot wait for a key either.
 //! - `client-go` has a second set, so that such a key is queued again when it is done. These are the
 //!   rules of client-go's `workqueue`, by its own algorithm.
 
@@ -78,6 +78,37 @@ impl Subject for Plain {
 
     fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>) {
         add_by_tasks(self, delays);
+    }
+}
+
+/// Like [`Plain`], for a case that never waits for a key.
+#[derive(Clone)]
+struct WithoutWait {
+    state: Arc<Mutex<(VecDeque<u64>, HashSet<u64>)>>,
+}
+
+impl Subject for WithoutWait {
+    fn new() -> Self {
+        Self { state: Arc::default() }
+    }
+
+    fn add(&self, key: u64) {
+        let mut state = self.state.lock().unwrap();
+        if state.1.insert(key) {
+            state.0.push_back(key);
+        }
+    }
+
+    async fn get(&self) -> u64 {
+        self.state.lock().unwrap().0.pop_front().unwrap()
+    }
+
+    fn done(&self, key: u64) {
+        self.state.lock().unwrap().1.remove(&key);
+    }
+
+    fn add_delayed(&self, _delays: impl Iterator<Item = (u64, Duration)>) {
+        panic!("it cannot wait");
     }
 }
 
@@ -269,6 +300,11 @@ fn compare(
     plain: impl Fn() -> Duration,
     client_go: impl Fn() -> Duration,
 ) {
+    // Cases that are named on the command line; all by default.
+    let named: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    if !named.is_empty() && !named.iter().any(|it| it == name) {
+        return;
+    }
     let mut times = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
         // In turns, so that all see the same load of the machine.
@@ -301,6 +337,12 @@ fn main() {
         "uncontended",
         || uncontended::<Own>(&single),
         || uncontended::<Plain>(&single),
+        || uncontended::<ClientGo>(&single),
+    );
+    compare(
+        "no waits",
+        || uncontended::<Own>(&single),
+        || uncontended::<WithoutWait>(&single),
         || uncontended::<ClientGo>(&single),
     );
     compare(

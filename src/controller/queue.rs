@@ -26,12 +26,13 @@ mod ready;
 use std::{
     fmt,
     future::poll_fn,
-    hash::{Hash, RandomState},
+    hash::Hash,
     pin::{Pin, pin},
     sync::{Arc, Weak},
     task::{self, Poll},
 };
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, futures::Notified},
@@ -128,7 +129,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             notified: 0,
         };
         let shared = SharedQueue {
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             metrics,
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -154,6 +155,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// Adds a key with a delay or a priority; ignored once the queue is shut down.
+    #[inline]
     pub fn add_with(&self, key: K, add: Add) {
         let key = self.shared.hashed(key);
         let now = Instant::now();
@@ -217,6 +219,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// Returns the next key, if one is ready that no worker processes.
+    #[inline]
     pub(super) fn try_get(&self) -> Option<Item<K>> {
         let mut now = self.shared.lazy_now();
         let mut state = self.shared.lock();
@@ -242,6 +245,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// Ends the processing of a key; a key that was added meanwhile becomes available again.
+    #[inline]
     pub fn done(&self, key: &K) {
         let key = self.shared.hashed(key);
         let mut now = self.shared.lazy_now();
@@ -319,6 +323,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash> SharedQueue<K> {
+    #[inline]
     fn hashed<T: Hash>(&self, key: T) -> Hashed<T> {
         Hashed::new(&self.hasher, key)
     }
@@ -332,6 +337,7 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
         now
     }
 
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
         // The core does not panic between two consistent states.
         self.state.lock()
@@ -339,6 +345,7 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
 
     /// Applies the change of a timer and unlocks the queue; notifies a getter if that or an
     /// available key concerns it.
+    #[inline]
     fn announce(
         &self,
         mut state: MutexGuard<'_, QueueState<K>>,
@@ -354,6 +361,7 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
         self.notify_if(notifies);
     }
 
+    #[inline]
     fn notify_if(&self, notifies: bool) {
         if notifies {
             self.changed.notify_one();
@@ -361,6 +369,7 @@ impl<K: Clone + Eq + Hash> SharedQueue<K> {
     }
 
     /// Records the key that a worker gets.
+    #[inline]
     fn record_get(&self, Popped { item, queued }: Popped<K>) -> Item<K> {
         self.metrics.left(item.priority);
         if let Some(queued) = queued {
@@ -399,6 +408,7 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
 
     /// Returns whether the caller must notify a getter, as [`QueueState::notifies`] does, because a
     /// key is available for which no getter was notified yet.
+    #[inline]
     fn notifies_next(&mut self) -> bool {
         self.notified < MAX_NOTIFIED.min(self.waiting).min(self.core.len())
             && self.core.has_available()

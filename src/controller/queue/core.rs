@@ -105,6 +105,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Adds a key; returns the change to its timer, and whether a key became available.
+    #[inline]
     pub(super) fn add(&mut self, key: Hashed<K>, add: Add, now: Instant) -> (QueueTimer, bool) {
         if self.phase != QueuePhase::Open {
             return (QueueTimer::Keep, false);
@@ -113,6 +114,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.add_slot(slot, add, now)
     }
 
+    #[inline]
     fn add_slot(&mut self, slot: u32, add: Add, now: Instant) -> (QueueTimer, bool) {
         self.promote_aged(&mut LazyNow::at(now));
         let delay = self.delay(slot, add, now);
@@ -208,6 +210,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Removes and returns the first ready key that no worker processes.
+    #[inline]
     pub(super) fn pop(&mut self, now: &mut LazyNow) -> Option<Popped<K>> {
         if self.phase == QueuePhase::Closed {
             return None;
@@ -250,6 +253,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Ends the processing of a key, which becomes available if it was added meanwhile. Returns
     /// `None` if no worker processes the key.
+    #[inline]
     pub(super) fn done(&mut self, key: Hashed<&K>, now: &mut LazyNow) -> Option<ReconcileEnd> {
         let (start, added) = self.slots.update(key, |slot, entry| {
             let start = entry.processing.take()?.since;
@@ -319,6 +323,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         work
     }
 
+    #[inline]
     fn delay(&mut self, slot: u32, add: Add, now: Instant) -> Duration {
         let mut delay = add.after;
         if add.rate_limited || add.failed {
@@ -344,11 +349,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.rearm(slot)
     }
 
+    #[inline]
     fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
     }
 
+    #[inline]
     fn make_ready(&mut self, slot: u32, now: Instant) -> bool {
         self.ready_keys += 1;
         let entry = self.slots.get(slot);
@@ -366,6 +373,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Promotes keys that have been ready for [`LOW_PRIORITY_WAIT`] to normal priority, at the
     /// position of their own add.
+    #[inline]
     fn promote_aged(&mut self, now: &mut LazyNow) {
         let mut promoted = Vec::new();
         while let Some(&(since, slot)) = self.aging.front()
@@ -388,6 +396,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     /// Puts a key behind all others of its priority; returns whether it became available.
+    #[inline]
     fn enqueue(&mut self, slot: u32, since: Instant) -> bool {
         let ticket = self.number();
         let entry = self.slots.get_mut(slot);
@@ -400,12 +409,14 @@ impl<K: Clone + Eq + Hash> Core<K> {
         free
     }
 
+    #[inline]
     fn push_ticket(&mut self, priority: i32, ticket: Ticket) {
         self.ready.push(priority, ticket);
         self.sweep();
     }
 
     /// Removes the outdated tickets if they dominate.
+    #[inline]
     fn sweep(&mut self) {
         // A key has two valid tickets at most: at its own priority, and at the normal one.
         if self.ready.len() > 4 * self.ready_keys + SWEEP_AT_LEAST {

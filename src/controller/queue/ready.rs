@@ -28,11 +28,13 @@ pub(super) struct Ticket {
 
 impl ReadyKeys {
     /// Number of tickets, outdated ones included.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.tickets
     }
 
     /// Inserts a ticket. Takes constant time for the last one of a priority, which a new one is.
+    #[inline]
     pub(super) fn push(&mut self, priority: i32, ticket: Ticket) {
         let list = self.list(priority);
         match list.back() {
@@ -58,6 +60,7 @@ impl ReadyKeys {
         list.make_contiguous().sort_by_key(|ticket| ticket.number);
     }
 
+    #[inline]
     fn list(&mut self, priority: i32) -> &mut VecDeque<Ticket> {
         let place = self.lists.binary_search_by_key(&priority, |(known, _)| *known);
         let place = place.unwrap_or_else(|place| {
@@ -73,6 +76,7 @@ impl ReadyKeys {
     }
 
     /// Removes and returns the first ticket.
+    #[inline]
     pub(super) fn pop(&mut self) -> Option<Ticket> {
         let place = self.lists.iter().rposition(|(_, list)| !list.is_empty())?;
         let list = &mut self.lists[place].1;

@@ -66,6 +66,7 @@ impl<K> SlotEntry<K> {
         }
     }
 
+    #[inline]
     fn is_unused(&self) -> bool {
         self.place == SlotPlace::Idle
             && self.processing.is_none()
@@ -81,10 +82,12 @@ impl<K> Default for Slots<K> {
 }
 
 impl<K> Slots<K> {
+    #[inline]
     pub(super) fn get(&self, slot: u32) -> &SlotEntry<K> {
         &self.entries[slot as usize]
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut SlotEntry<K> {
         &mut self.entries[slot as usize]
     }
@@ -125,6 +128,7 @@ impl<K: Eq> Slots<K> {
 
     /// Changes the entry of a key, and frees its slot if the key is then idle and has neither
     /// failures nor a resync. `None` if the key has no slot.
+    #[inline]
     pub(super) fn update<T>(
         &mut self,
         key: Hashed<&K>,
@@ -144,6 +148,7 @@ impl<K: Eq> Slots<K> {
     }
 
     /// Returns the slot of a key, which is a new one if the key has none.
+    #[inline]
     pub(super) fn intern(&mut self, Hashed { hash, key }: Hashed<K>) -> u32 {
         let entries = &self.entries;
         let vacant = match self.by_hash.entry(
