@@ -438,6 +438,25 @@ mod tests {
     }
 
     #[test]
+    fn owner_that_is_named_twice_is_requested_once_and_unparsable_owners_are_passed_over() {
+        let unparsable = |api_version: &str| {
+            let mut owner = owner("Set", "x", true);
+            owner["apiVersion"] = api_version.into();
+            owner
+        };
+        let mut nameless = owner("Set", "y", true);
+        nameless.as_object_mut().unwrap().remove("apiVersion");
+        let [three, rest] = ["example.com/v7/x", "v7/example.com"].map(unparsable);
+        let [empty, slash] = ["", "/"].map(unparsable);
+        let one = || owner("Set", "a", true);
+        let owners = [three, rest, one(), one(), empty, slash, nameless, owner("Set", "b", false)];
+        let created = delta(None, Some(owned(&owners)));
+
+        assert_eq!(requests(&owner_of(true), &created, None), ["ns/a"]);
+        assert_eq!(requests(&owner_of(false), &created, None), ["ns/a", "ns/b"]);
+    }
+
+    #[test]
     fn old_owner_and_new_owner_get_a_request_after_a_move() {
         let one = owned(&[owner("Set", "a", true)]);
         let other = owned(&[owner("Set", "b", true)]);

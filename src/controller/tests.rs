@@ -49,6 +49,7 @@ mod lifetimes;
 mod many_types;
 mod mistakes;
 mod named;
+mod object_conditions;
 mod options;
 mod own_sources;
 mod panics;

@@ -1,4 +1,4 @@
-//! Conditions of the library: permissions, states of objects, and conditions of inputs.
+//! Conditions of the library: permissions, absent types, and conditions of inputs.
 
 use tokio::sync::watch;
 
@@ -7,14 +7,15 @@ use super::{
     *,
 };
 use crate::{
+    discovery::TypeState,
     manager::{
         Condition, ConditionalRunnable, Readiness, RunnableWithCondition, Subresource,
-        UnmetRequirement, Verdict, all_of, always, not, subresource_served,
+        UnmetRequirement, Verdict, all_of, always, not, subresource_served, type_served,
     },
     testing::{Action, Reply, Rule, simulated::AccessRule},
 };
 
-async fn add_condition(harness: &Harness, condition: impl ConditionalRunnable) {
+pub(super) async fn add_condition(harness: &Harness, condition: impl ConditionalRunnable) {
     let options = RunnableOptions::default();
     harness.manager.add("condition", Arc::new(condition), options).await.unwrap();
 }
@@ -269,33 +270,6 @@ async fn permission_is_that_of_its_namespace_and_subresource() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_lives_with_an_available_api_service_twice_round() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let name = "v1beta1.metrics.example.com";
-    let metrics = ObjectCondition::api_service(&harness.cluster, name);
-    add_condition(&harness, metrics.clone()).await;
-    harness.add(builder().for_type(widgets()).when(metrics)).await;
-    harness.until(|status| status.message.contains("does not exist")).await;
-
-    harness.server.add_api_service(name);
-    let mut before = None;
-    for epoch in 1..=2 {
-        let waiting = harness.until(|status| status.message.contains("required state")).await;
-        assert!(waiting.message.contains(name), "{}", waiting.message);
-        // Longer than an informer lingers.
-        sleep(Duration::from_secs(20)).await;
-        let tasks_before = *before.get_or_insert(tasks().await);
-        assert_absent(&harness, WIDGETS, tasks_before).await;
-        harness.server.set_available(name, true);
-        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
-        harness.server.set_available(name, false);
-    }
-    harness.state(ControllerState::Waiting).await;
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn controller_waits_for_a_subresource_of_its_type() {
     let harness = Harness::new();
     harness.server.install(crd("Widget").without_status(), &["v1"]);
@@ -330,93 +304,53 @@ async fn failed_review_is_repeated_every_five_seconds_whatever_the_interval() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_lives_with_the_state_of_an_object_twice_round() {
+async fn fallback_runs_while_a_type_is_proven_absent_twice_round() {
     let harness = Harness::new();
     harness.install("Widget");
-    let on = |part: &crate::informer::Object| part.header().labels.get("mark") == Some("on");
-    let key = crate::informer::ObjectKey::namespaced("ns", "switch");
-    let switch = ObjectCondition::new(&harness.cluster, parts(), key, on);
-    add_condition(&harness, switch.clone()).await;
-    harness.add(builder().for_type(widgets()).when(switch)).await;
-    harness.until(|status| status.reason == "TypeAbsent").await;
+    harness.server.apply(widget("a", "a"));
+    let (service, gears) =
+        ("v1beta1.metrics.example.com", TypeRef::kind("metrics.example.com", "v1beta1", "Gear"));
+    let (types, name) = (harness.cluster.types.clone(), gears.clone());
     let before = tasks().await;
+    let is_absent = move || not(type_served(&types, &name));
+    harness.add(builder().for_type(widgets()).when(is_absent)).await;
+    let state = || harness.cluster.types.get(&gears).state;
+    let unknown = |last: TypeState| TypeState::Unknown(Some(Box::new(last)));
+    let discovery_fails = async || {
+        let down = Action::Instead(Reply::status(503, "ServiceUnavailable", "down"));
+        let rule = harness.server.fault(Rule::new(down).path_is("/apis"));
+        sleep(Duration::from_secs(3600)).await;
+        harness.server.remove(rule);
+    };
 
-    for round in 1..=2 {
-        harness.install("Part");
-        let missing = harness.until(|status| status.reason == "ObjectStateUnmet").await;
-        assert!(missing.message.contains("ns/switch"), "{}", missing.message);
-        harness.server.apply(object("Part", "other", "on"));
-        harness.server.apply(object("Part", "switch", "off"));
-        run_until_idle().await;
-        assert_eq!(harness.status().state, ControllerState::Waiting);
-        harness.server.apply(object("Part", "switch", "on"));
-        assert_eq!(harness.state(ControllerState::Running).await.epoch, 2 * round - 1);
-        harness.server.delete("Part", "switch");
-        harness.until(|status| status.reason == "ObjectStateUnmet").await;
-        harness.server.apply(object("Part", "switch", "on"));
-        assert_eq!(harness.state(ControllerState::Running).await.epoch, 2 * round);
-        harness.server.uninstall("parts");
-        harness.until(|status| status.reason == "TypeAbsent").await;
+    for epoch in 1..=2 {
+        assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+        assert_eq!(harness.log().await, ["ns/a a"]);
+        harness.server.add_api_service(service);
+        discovery_fails().await;
+        assert_eq!(state(), unknown(TypeState::Absent), "its service does not answer");
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, ["ns/a a"]);
+        assert_eq!((harness.status().epoch, harness.server.watches(WIDGETS)), (epoch, 1));
+
+        harness.server.set_available(service, true);
+        let waiting = harness.until(|status| status.reason == "ConditionMet").await;
+        assert_eq!(waiting.state, ControllerState::Waiting);
+        assert!(waiting.message.contains("is served and must not be"), "{}", waiting.message);
         // Longer than an informer lingers.
         sleep(Duration::from_secs(20)).await;
-        assert_absent(&harness, PARTS, before).await;
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, [""; 0]);
         assert_absent(&harness, WIDGETS, before).await;
+
+        harness.server.set_available(service, false);
+        discovery_fails().await;
+        assert_eq!(state(), unknown(TypeState::Served), "its service does not answer");
+        assert_eq!(harness.status().state, ControllerState::Waiting);
+        assert_absent(&harness, WIDGETS, before).await;
+        harness.server.remove_api_service(service);
     }
-
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn state_of_an_object_is_known_again_after_a_refusal_that_has_passed() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    harness.install("Part");
-    harness.server.apply(object("Part", "switch", "on"));
-    let key = crate::informer::ObjectKey::namespaced("ns", "switch");
-    let switch = ObjectCondition::new(&harness.cluster, parts(), key, |_| true);
-    add_condition(&harness, switch.clone()).await;
-    harness.add(builder().for_type(widgets()).when(switch.clone())).await;
-    harness.state(ControllerState::Running).await;
-
-    harness.server.forbid("parts.example.com");
-    harness.server.cut_watches("parts");
-    run_until_idle().await;
-    let unknown = |verdict: &Verdict| matches!(verdict, Verdict::Unknown(_));
-    assert!(unknown(&switch.verdict()), "{:?}", switch.verdict());
-    assert_eq!(harness.status().state, ControllerState::Running, "no proof that it has changed");
-    harness.server.allow("parts.example.com");
-    sleep(Duration::from_secs(300)).await;
-
-    assert_eq!(switch.verdict(), Verdict::Met(Vec::new()), "no change of the object is needed");
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn controller_lives_with_a_label_of_the_crd() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    harness.install("Part");
-    let name = "parts.example.com";
-    let labelled = ObjectCondition::crd_label(&harness.cluster, name, "tier", "gold");
-    add_condition(&harness, labelled.clone()).await;
-    harness.add(builder().for_type(widgets()).when(labelled)).await;
-    harness.until(|status| status.reason == "ObjectStateUnmet").await;
-
-    let api = kube::Api::<kube::core::DynamicObject>::all_with(
-        harness.server.client(),
-        &kube::core::ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk(
-            "apiextensions.k8s.io",
-            "v1",
-            "CustomResourceDefinition",
-        )),
-    );
-    let label = |value: &str| json!({"metadata": {"labels": {"tier": value}}});
-    let patch = |value: &str| kube::api::Patch::Merge(label(value));
-    let options = kube::api::PatchParams::default();
-    api.patch(name, &options, &patch("gold")).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    api.patch(name, &options, &patch("tin")).await.unwrap();
-    harness.until(|status| status.reason == "ObjectStateUnmet").await;
+    assert_eq!(harness.state(ControllerState::Running).await.epoch, 3);
     harness.shutdown().await;
 }
 
@@ -451,12 +385,26 @@ async fn conditions_of_inputs_hold_the_controller_or_one_optional_input() {
     harness.state(ControllerState::Running).await;
     assert_eq!(harness.log().await, ["ns/a a"]);
     assert_eq!(harness.server.requests_of(PARTS), 0, "its own condition is not met");
-    optional.send_replace(Verdict::Met(Vec::new()));
-    assert_eq!(harness.log().await, ["ns/a a"], "the owner of the part");
-    assert!(harness.server.requests_of(PARTS) > 0);
-    optional.send_replace(off());
-    run_until_idle().await;
-    harness.server.apply(part("two", "a"));
+    let before = tasks().await;
+    for _ in 0..2 {
+        optional.send_replace(Verdict::Met(Vec::new()));
+        assert_eq!(harness.log().await, ["ns/a a"], "the owner of the part");
+        harness.server.apply(part("two", "a"));
+        assert_eq!(harness.log().await, ["ns/a a"]);
+        assert_eq!(harness.server.watches(PARTS), 1);
+
+        optional.send_replace(off());
+        assert_eq!(harness.log().await, ["ns/a a"], "its parts are out of sight");
+        harness.server.apply(part("two", "a"));
+        assert_eq!(harness.log().await, [""; 0], "also while the informer lingers");
+        sleep(Duration::from_secs(20)).await;
+        harness.server.apply(part("two", "a"));
+        assert_eq!(harness.log().await, [""; 0]);
+        assert_absent(&harness, PARTS, before).await;
+        assert_eq!(harness.server.watches(WIDGETS), 1, "the required input continues");
+    }
+    harness.server.apply(widget("a", "b"));
+    assert_eq!(harness.log().await, ["ns/a b"]);
     assert_eq!(harness.status().epoch, 1, "the controller runs on");
 
     required.send_replace(off());

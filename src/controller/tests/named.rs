@@ -1,6 +1,9 @@
 //! Inputs by name against a simulated API server.
 
-use super::*;
+use super::{
+    types::{assert_absent, tasks},
+    *,
+};
 use crate::controller::InputState;
 
 #[tokio::test(start_paused = true)]
@@ -33,8 +36,13 @@ async fn type_that_is_added_late_is_watched_while_it_is_served_and_until_it_is_r
     harness.install("Widget");
     added.started().await.unwrap();
 
+    harness.server.apply(widget("a", "third"));
+    assert_eq!(harness.log().await, ["ns/a third"]);
+
     assert!(inputs.remove("late").await);
 
+    harness.server.delete("Widget", "a");
+    assert_eq!(harness.log().await, [""; 0]);
     harness.server.apply(widget("b", "third"));
     assert_eq!(harness.log().await, [""; 0]);
     sleep(Duration::from_secs(60)).await;
@@ -70,6 +78,42 @@ async fn replaced_type_stays_readable_and_no_change_between_is_lost() {
     assert!(log.contains(&"ns/b second".to_owned()), "{log:?}");
     assert!(log.iter().all(|note| !note.ends_with("missing")), "{log:?}");
     assert_eq!((harness.server.watches(WIDGETS), harness.status().epoch), (1, 1));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_added_through_a_replaced_controller_reaches_nothing_of_its_replacement() {
+    let harness = Harness::new();
+    harness.install("Part");
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let of_parts = || Arc::new(harness.build(builder().for_type(parts()).conditional()));
+    let (old, new) = (of_parts(), of_parts());
+    let (of_old, of_new) = (old.inputs(), new.inputs());
+    let options = RunnableOptions::default();
+    harness.manager.add(NAME, old, options.clone()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let replaced = harness.manager.replace(NAME, new, options).await.unwrap();
+    replaced.installed().await.unwrap();
+    harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    let before = tasks().await;
+
+    let watch = |input: Builder| input.watches_type(widgets(), Handler::Object);
+    let added = of_old.add("late", watch).unwrap();
+
+    assert_absent(&harness, WIDGETS, before).await;
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
+    let state = InputState::Pending("the controller does not run".to_owned());
+    assert_eq!((added.state(), of_old.states().len()), (state, 1));
+    assert_eq!(of_new.states(), []);
+
+    // The name is free in the replacement, and of another input there.
+    of_new.add("late", watch).unwrap().started().await.unwrap();
+    assert_eq!(harness.log().await, ["ns/a a"]);
+    assert!(of_old.remove("late").await);
+    assert_eq!((added.state(), of_old.states()), (InputState::Ended, vec![]));
+    assert_eq!(of_new.states(), [("late".to_owned(), InputState::Started)]);
+    assert_eq!((harness.server.watches(WIDGETS), harness.status().epoch), (1, 2));
     harness.shutdown().await;
 }
 

@@ -1,7 +1,10 @@
 //! Options of the builder and defaults of the cluster, each by its effect.
 
 use super::*;
-use crate::manager::RunnableGroup;
+use crate::{
+    informer::{Interest, ObjectKey},
+    manager::RunnableGroup,
+};
 
 /// Reconciler that logs its requests, and fails.
 fn failing(log: &Log) -> impl Reconciler {
@@ -14,7 +17,7 @@ fn failing(log: &Log) -> impl Reconciler {
 
 #[tokio::test(start_paused = true)]
 async fn every_owner_of_an_object_is_enqueued_on_request() {
-    for (every, expected) in [(false, vec![]), (true, vec!["ns/a gone"])] {
+    for (every, expected) in [(false, vec![]), (true, vec!["ns/a gone", "ns/b gone"])] {
         let harness = Harness::new();
         harness.install("Widget");
         harness.install("Part");
@@ -22,7 +25,11 @@ async fn every_owner_of_an_object_is_enqueued_on_request() {
         harness.add(if every { owned.every_owner() } else { owned }).await;
         harness.state(ControllerState::Running).await;
         let mut part = part("one", "a");
-        part["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+        let owners = &mut part["metadata"]["ownerReferences"];
+        owners[0]["controller"] = json!(false);
+        let (first, mut second) = (owners[0].clone(), owners[0].clone());
+        second["name"] = "b".into();
+        *owners = json!([first, second, first]);
 
         harness.server.apply(part);
 
@@ -197,4 +204,129 @@ async fn controller_is_added_under_its_own_name_with_options() {
         let has_check = checks.iter().any(|check| check.contains("discovery/cluster"));
         assert_eq!(has_check, is_running);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_added_each_time_that_an_optional_input_has_synced() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.take_time_to_list("parts");
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let listed = context.store(&parts()).map(|store| store.all().len());
+        log.lock().unwrap().push(format!("{request} {listed:?}"));
+        async { Ok(Outcome::Done) }
+    };
+    let described = builder()
+        .for_type(widgets())
+        .conditional()
+        .watches_type(parts(), Handler::delta(|_, _| {}))
+        .optional()
+        .on_synced(|queue| queue.add(Request::namespaced("ns", "synced")));
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, [""; 0], "no part is listed");
+
+    for _ in 0..2 {
+        harness.install("Part");
+        harness.server.apply(part("one", "a"));
+        harness.server.apply(part("two", "a"));
+        assert_eq!(harness.log().await, [""; 0], "the list takes a second");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(harness.log().await, ["ns/synced Some(2)"]);
+
+        harness.server.apply(part("one", "b"));
+        harness.server.cut_watches("parts");
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(harness.log().await, [""; 0], "changes and another watch are no sync");
+        harness.server.uninstall("parts");
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(harness.log().await, [""; 0]);
+    }
+    assert_eq!(harness.status().epoch, 1);
+    harness.shutdown().await;
+}
+
+/// Reconciler that names one part for each widget, by the label of the widget.
+struct NamesParts(Log);
+
+impl Reconciler for NamesParts {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        if request.key.namespace.as_deref() == Some("delivered") {
+            self.0.lock().unwrap().push(request.to_string());
+            return Ok(Outcome::Done);
+        }
+        let moving = context.moving_interests(&parts()).ok_or("parts have no interests")?;
+        if context.moving_interests(&widgets()).is_some() {
+            return Err("widgets are not claimed".into());
+        }
+        let widget = context.store(&widgets())?.get(&request);
+        let named = |mark: &str| Interest::Named(ObjectKey::namespaced("ns", mark));
+        match widget.as_ref().and_then(|widget| widget.header().labels.get("mark")) {
+            Some(mark) => moving.set((0, &request.key), vec![named(mark)]),
+            None => moving.remove((0, &request.key)),
+        }
+        let parts = context.store(&parts())?.all();
+        let mut whole: Vec<_> = parts.iter().filter(|part| part.is_whole()).collect();
+        whole.sort_by_key(|part| part.key().to_string());
+        let whole: Vec<_> = whole.iter().map(|part| &*part.key().name).collect();
+        self.0.lock().unwrap().push(format!("{request} {whole:?} of {}", parts.len()));
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let change = |name: &str| {
+        harness.server.apply(match name {
+            "owned" => part("owned", "a"),
+            other => object("Part", other, "x"),
+        });
+    };
+    let change_all = || ["owned", "foreign", "other"].into_iter().for_each(change);
+    change_all();
+    harness.server.apply(widget("a", "foreign"));
+    let delivered = Handler::delta(|delta, queue| {
+        queue.add(Request::namespaced("delivered", &*delta.key.name));
+    });
+    let described = builder().for_type(widgets()).conditional();
+    let described = described.claims_type(parts(), delivered).conditional();
+    let reconciler = NamesParts(Arc::clone(&harness.log));
+    let controller = described.build(&harness.cluster, reconciler).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let kept = r#"ns/a ["owned"] of 3"#;
+    assert_eq!(harness.log().await, [kept], "objects that exist are read, and not delivered");
+
+    change("owned");
+    change("other");
+    assert_eq!(harness.log().await, [""; 0]);
+    change("foreign");
+    assert_eq!(harness.log().await, ["delivered/foreign"]);
+
+    harness.server.apply(widget("a", "owned"));
+    assert_eq!(harness.log().await, [kept]);
+    change("foreign");
+    change("other");
+    assert_eq!(harness.log().await, [""; 0], "the interests are replaced");
+    change("owned");
+    assert_eq!(harness.log().await, ["delivered/owned"]);
+    harness.server.delete("Part", "owned");
+    assert_eq!(harness.log().await, ["delivered/owned"]);
+
+    harness.server.delete("Widget", "a");
+    assert_eq!(harness.log().await, ["ns/a [] of 2"]);
+    change_all();
+    assert_eq!(harness.log().await, [""; 0]);
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
 }

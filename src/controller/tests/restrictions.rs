@@ -201,6 +201,40 @@ async fn defaults_of_the_cluster_apply_where_the_controller_sets_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn field_selector_of_a_type_is_the_default_of_its_inputs() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(widget("b", "b"));
+    let named = |name: &str| TypeDefaults {
+        fields: Some(format!("metadata.name={name}").into()),
+        ..TypeDefaults::default()
+    };
+    let defaults = ControllerDefaults::default()
+        .of_type(parts(), named("none"))
+        .of_type(widgets(), named("b"));
+    let cluster = harness.cluster.clone().with_defaults(defaults);
+    let described = || builder().for_type(widgets());
+    for (described, expected) in [(described(), "b"), (described().fields("metadata.name=a"), "a")]
+    {
+        let reconcile = LoggingReconciler { log: Arc::clone(&harness.log) };
+        let controller = described.build(&cluster, reconcile).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        harness.state(ControllerState::Running).await;
+
+        assert_eq!(harness.log().await, [format!("ns/{expected} {expected}")]);
+        let query = harness.server.list_queries("widgets").pop().unwrap();
+        let selected = format!("fieldSelector=metadata.name%3D{expected}");
+        assert!(query.contains(&selected), "{query}");
+
+        harness.manager.remove(NAME).await;
+        // Longer than an informer lingers.
+        sleep(Duration::from_secs(20)).await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn concurrency_is_that_of_the_controller_then_of_its_type_then_the_default() {
     let harness = Harness::new();
     harness.install("Widget");

@@ -186,6 +186,11 @@ impl Server {
         self.simulated.set_available(name, available);
     }
 
+    /// Deletes an APIService.
+    pub(super) fn remove_api_service(&self, name: &str) {
+        self.simulated.remove("apiregistration.k8s.io/v1", "APIService", "", name).unwrap();
+    }
+
     fn set_rules(&self) {
         let forbidden = self.forbidden.lock().unwrap();
         let rule = |resource: &String| AccessRule::deny().resources([resource.as_str()]);

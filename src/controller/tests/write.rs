@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
-    Api,
+    Api, CustomResource,
     api::{DynamicObject, Patch, PatchParams},
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     super::write::{CreateOrPatchError, OperationResult, create_or_patch, create_or_update},
@@ -38,9 +40,51 @@ async fn applied_object_is_the_controllers_and_keeps_its_version_while_nothing_c
     assert_eq!(third.metadata.uid, first.metadata.uid);
     assert_eq!(third.data.unwrap()["text"], "two");
     let managers = third.metadata.managed_fields.unwrap();
-    assert_eq!(managers[0].manager.as_deref(), Some("writer"));
+    assert!(managers.iter().all(|it| it.manager.as_deref() == Some("writer")), "{managers:?}");
     let error = context.apply(&ConfigMap::default()).await.unwrap_err();
     assert_eq!(error.to_string(), "metadata.name must be set");
+}
+
+#[tokio::test(start_paused = true)]
+async fn apply_takes_fields_of_other_managers_and_removes_those_that_it_no_longer_sets() {
+    let server = Server::new();
+    let context = context(&server);
+    let api = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+    let managers = |map: &ConfigMap| -> Vec<(String, Vec<String>)> {
+        let entries = map.metadata.managed_fields.iter().flatten();
+        let of = entries.map(|entry| {
+            let fields = &entry.fields_v1.as_ref().unwrap().0["f:data"];
+            let fields = fields.as_object().into_iter().flat_map(|fields| fields.keys());
+            let fields = fields.filter(|field| *field != ".").cloned().collect();
+            (entry.manager.clone().unwrap(), fields)
+        });
+        let mut managers: Vec<_> = of.collect();
+        managers.sort();
+        managers
+    };
+    let with = |fields: &[(&str, &str)]| {
+        let data = fields.iter().map(|&(field, value)| (field.to_owned(), value.to_owned()));
+        ConfigMap { data: Some(data.collect()), ..map("a", "") }
+    };
+    let other = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" },
+        "data": { "text": "of another", "kept": "of another" },
+    });
+    let of_other = PatchParams::apply("other");
+    api.patch("a", &of_other, &Patch::Apply(&other)).await.unwrap();
+
+    let applied = context.apply(&with(&[("text", "own"), ("more", "own")])).await.unwrap();
+    let expected = with(&[("text", "own"), ("more", "own"), ("kept", "of another")]);
+    assert_eq!(applied.data, expected.data);
+    let owned = |manager: &str, fields: &[&str]| {
+        (manager.to_owned(), fields.iter().map(|field| format!("f:{field}")).collect::<Vec<_>>())
+    };
+    let expected = [owned("other", &["kept"]), owned("writer", &["more", "text"])];
+    assert_eq!(managers(&applied), expected, "the conflict is forced");
+
+    let applied = context.apply(&with(&[("more", "own")])).await.unwrap();
+    assert_eq!(applied.data, with(&[("more", "own"), ("kept", "of another")]).data);
+    assert_eq!(managers(&applied), [owned("other", &["kept"]), owned("writer", &["more"])]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,6 +128,45 @@ async fn object_is_created_patched_by_its_difference_or_left_alone() {
     let (same, written) = create_or_patch(&api, map("a", ""), text("two")).await.unwrap();
     assert_eq!(written, OperationResult::Unchanged);
     assert_eq!(same.metadata.resource_version, patched.metadata.resource_version);
+}
+
+/// Specification of a widget by a client that knows the size alone.
+#[derive(CustomResource, Clone, Debug, Serialize, Deserialize)]
+#[kube(group = "example.com", version = "v1", kind = "Widget", root = "SizedWidget")]
+#[kube(namespaced, schema = "disabled")]
+struct SizeSpec {
+    size: u32,
+}
+
+#[tokio::test(start_paused = true)]
+async fn fields_unknown_to_the_rust_type_stay_with_a_patch_and_go_with_an_update() {
+    let server = Server::new();
+    server.install(crd("Widget"), &["v1"]);
+    let context = context(&server);
+    let api = Api::<SizedWidget>::namespaced(context.client().clone(), "ns");
+    let resource = crd("Widget").api_resource("v1");
+    let whole = Api::<DynamicObject>::namespaced_with(context.client().clone(), "ns", &resource);
+    let new = || SizedWidget::new("a", SizeSpec { size: 0 });
+    let mut widget = widget("a", "a");
+    widget["spec"] = json!({ "size": 1, "color": "red" });
+    widget["other"] = json!("kept");
+    server.apply(widget);
+    let resize = |size: u32| {
+        move |widget: &mut SizedWidget| {
+            widget.spec.size = size;
+            Ok(())
+        }
+    };
+
+    let (patched, written) = create_or_patch(&api, new(), resize(2)).await.unwrap();
+    assert_eq!((patched.spec.size, written), (2, OperationResult::Patched));
+    let data = whole.get("a").await.unwrap().data;
+    assert_eq!(data, json!({ "spec": { "size": 2, "color": "red" }, "other": "kept" }));
+
+    let (updated, written) = create_or_update(&api, new(), resize(3)).await.unwrap();
+    assert_eq!((updated.spec.size, written), (3, OperationResult::Updated));
+    let data = whole.get("a").await.unwrap().data;
+    assert_eq!(data, json!({ "spec": { "size": 3 } }));
 }
 
 #[tokio::test(start_paused = true)]

@@ -221,10 +221,26 @@ async fn removal_of_a_type_ends_its_informers_with_their_subscribers() {
     assert_eq!(store.len(), 1, "running reconciles keep reading the store");
     assert_eq!(*progress.borrow(), InformerProgress::Ended(EndReason::TypeGone));
     assert!(harness.set.types().borrow().is_empty());
+
+    // The type is served again before the subscriber has left.
+    let mut again = harness.subscribe();
+    harness.script.list().await.page(20, "", &[widget("b", 15)]);
+    assert_eq!(change(&mut again).await, ("b".into(), 0, 15));
+    again.drained().await;
+    let rewatch = harness.script.watch(20).await.open();
+    run_until_idle().await;
+    assert_eq!(*again.progress().borrow(), InformerProgress::Synced);
+    assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), EndReason::TypeGone);
+    assert_eq!(*progress.borrow(), InformerProgress::Ended(EndReason::TypeGone));
+    assert_eq!(stored(&subscription), [("a".to_owned(), 11)], "the stores are separate");
+
     subscription.release(Linger::None).await;
     assert!(store.is_empty());
     assert!(watch.dropped().now_or_never().is_some());
     assert_eq!(ended.await, EndReason::TypeGone);
+    rewatch.event("MODIFIED", &widget("b", 21));
+    assert_eq!(change(&mut again).await, ("b".into(), 15, 21));
+    assert_eq!(harness.set.status().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
