@@ -24,7 +24,6 @@ mod metacontroller;
 mod output;
 mod pages;
 mod panics;
-mod process_metrics;
 mod release;
 mod report;
 mod rollouts;

@@ -317,7 +317,7 @@
 //! | mechanism | place |
 //! |---|---|
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
-//! | metrics of a manager and its clusters are registered | `src/manager.rs::register_metrics`; two clusters in one page `src/manager/metrics_text.rs::merged` |
+//! | metrics of a manager and its clusters are registered | `src/manager/metric_parts.rs::register`; two clusters in one page `src/manager/metrics_text.rs::merged` |
 //! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
 //! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt` |
 //! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
@@ -330,7 +330,7 @@
 //! | option of declared controllers | a field of `MetaOptions` in `src/meta/supervisor.rs`; `src/meta/supervisor/reconciler.rs::definition` copies it into the definition of a controller, `src/meta/supervisor/reconciler.rs::hook` into a hook |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
-//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/cli/process_metrics.rs` |
+//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
 //!

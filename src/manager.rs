@@ -28,6 +28,7 @@ mod error;
 mod fence;
 mod handle;
 mod lifecycle;
+mod metric_parts;
 mod metrics;
 mod metrics_text;
 mod name;
@@ -47,10 +48,7 @@ mod tasks;
 mod tests;
 mod verdict;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 /// Registry of metrics, of the version that the library takes.
 pub use prometheus_client;
@@ -58,9 +56,8 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{broadcast, mpsc, watch};
 /// Token that stops a manager, of the version that the library takes.
 pub use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
-use self::runnable_spec::RunnableSpec;
+use self::{metric_parts::MetricParts, runnable_spec::RunnableSpec};
 
 pub use backoff::RestartBackoff;
 pub use check::{Check, CheckResult};
@@ -89,6 +86,7 @@ pub(crate) use fence::{
 pub(crate) use fence::{Requester, wait_details};
 pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
+pub(crate) use metric_parts::MetricPartKind;
 pub use metrics::ManagerMetrics;
 pub use metrics_text::metrics_text;
 pub use name::ControllerName;
@@ -126,15 +124,6 @@ pub struct Manager {
     snapshot: watch::Sender<Arc<Snapshot>>,
     waiting: Vec<(ControllerName, RunnableSpec)>,
     election: Option<Election>,
-    parts: Vec<MeteredPart>,
-    // True once `register_metrics` was called, which includes no later part.
-    has_registered: AtomicBool,
-}
-
-/// Part of a manager with metrics of its own, such as a cluster.
-struct MeteredPart {
-    name: ControllerName,
-    register: Box<dyn Fn(&mut Registry) + Send + Sync>,
 }
 
 impl Manager {
@@ -148,8 +137,12 @@ impl Manager {
             Ok(_) => Ok(()),
             Err(_) => Err("the manager has ended"),
         });
+        let metrics = MetricParts::default();
+        let own = options.metrics.clone();
+        metrics.add("manager".to_owned(), MetricPartKind::Other, move |all| own.register(all));
         let handle = ManagerHandle {
             commands: sender,
+            metrics,
             snapshot: snapshot.subscribe(),
             liveness,
             readiness: Checks::of_runnables(snapshot.subscribe()),
@@ -157,9 +150,7 @@ impl Manager {
             // number missed.
             transitions: broadcast::Sender::new(1024),
         };
-        let (waiting, parts) = (Vec::new(), Vec::new());
-        let has_registered = AtomicBool::new(false);
-        Self { options, handle, commands, snapshot, waiting, election: None, parts, has_registered }
+        Self { options, handle, commands, snapshot, waiting: Vec::new(), election: None }
     }
 
     /// Takes part in an election: runnables of [`RunnableGroup::LeaderElection`] run only while
@@ -174,6 +165,8 @@ impl Manager {
     pub fn elect(self, election: Election) -> Self {
         let status = election.status();
         self.handle.readiness.add("leader-election", move || status.borrow().check());
+        let metrics = election.metrics().clone();
+        self.handle.add_metrics("leader-election", move |all| metrics.register(all));
         Self { election: Some(election), ..self }
     }
 
@@ -182,56 +175,10 @@ impl Manager {
         self.handle.clone()
     }
 
-    /// Registers all metrics of the manager: of its runnables and its election, and of its clusters
-    /// with their controllers and informers.
-    ///
-    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
-    /// Encode them with [`metrics_text`]. Add all clusters before: a later one is not included, which
-    /// is logged. Metrics of the connections belong to a cluster by
-    /// [`ClusterRunnable::with_metrics`](crate::controller::ClusterRunnable::with_metrics).
-    ///
-    /// ```
-    /// use pilotlight::manager::{
-    ///     Manager, ManagerOptions, metrics_text, prometheus_client::registry::Registry,
-    /// };
-    ///
-    /// let manager = Manager::new(ManagerOptions::default());
-    /// // … add clusters and controllers.
-    /// let mut metrics = Registry::default();
-    /// manager.register_metrics(&mut metrics);
-    /// assert!(metrics_text(&metrics).unwrap().contains("pilotlight_controller_tasks"));
-    /// ```
+    /// Registers all metrics of the manager, as
+    /// [`ManagerHandle::register_metrics`] does.
     pub fn register_metrics(&self, registry: &mut Registry) {
-        self.has_registered.store(true, Ordering::Relaxed);
-        self.options.metrics.register(registry);
-        if let Some(election) = &self.election {
-            election.metrics().register(registry);
-        }
-        for MeteredPart { name, register } in &self.parts {
-            match self.parts.len() {
-                1 => register(registry),
-                _ => {
-                    let label = ("cluster".into(), name.to_string().into());
-                    register(registry.sub_registry_with_label(label));
-                }
-            }
-        }
-    }
-
-    /// Adds metrics to those of [`Manager::register_metrics`], as of a part of this name.
-    pub(crate) fn add_metrics(
-        &mut self,
-        name: ControllerName,
-        register: impl Fn(&mut Registry) + Send + Sync + 'static,
-    ) {
-        if self.has_registered.load(Ordering::Relaxed) {
-            warn!(
-                %name,
-                "cluster was added after register_metrics: its metrics are missing; add it before, \
-                 or call Cluster::register_metrics"
-            );
-        }
-        self.parts.push(MeteredPart { name, register: Box::new(register) });
+        self.handle.register_metrics(registry);
     }
 
     /// Adds a runnable before the manager runs.
@@ -307,11 +254,5 @@ impl Manager {
             owner.add(name, spec).expect("`Manager::add` has checked the name");
         }
         owner.run(stop).await
-    }
-}
-
-impl std::fmt::Debug for MeteredPart {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.name.fmt(f)
     }
 }

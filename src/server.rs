@@ -6,23 +6,24 @@
 //! ```no_run
 //! # fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use pilotlight::{
-//!     manager::{Manager, ManagerOptions, prometheus_client::registry::Registry},
-//!     server::{HttpServer, metrics, probes},
+//!     manager::{Manager, ManagerOptions},
+//!     server::{HttpServer, metrics, probes, process},
 //! };
 //!
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! // … add clusters and controllers, then:
-//! let mut registry = Registry::default();
-//! manager.register_metrics(&mut registry);
+//! let handle = manager.handle();
+//! handle.add_metrics("process", process::register);
 //! // Pages of the program join by `merge`, too.
-//! let pages = probes(&manager.handle()).merge(metrics(registry));
+//! let pages = probes(&handle).merge(metrics(&handle));
 //! HttpServer::bind("0.0.0.0:8081", pages)?.add_to(&mut manager, "server")?;
 //! # Ok(())
 //! # }
 //! ```
 
+pub mod process;
+
 use std::{
-    io,
+    fmt, io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
 };
@@ -74,11 +75,47 @@ pub fn checks(name: &'static str, checks: Checks) -> Router {
         .route(&format!("/{name}/{{*check}}"), get(one))
 }
 
-/// Returns the page `/metrics`, in the OpenMetrics format.
-pub fn metrics(registry: Registry) -> Router {
-    let registry = Arc::new(registry);
+/// Metrics of a page: those of a manager, which are registered at each scrape, or of a registry.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum MetricsSource {
+    /// All metrics of a manager, with its clusters as they come and go.
+    Manager(ManagerHandle),
+    /// A registry.
+    Registry(Arc<Registry>),
+}
+
+impl From<&ManagerHandle> for MetricsSource {
+    fn from(manager: &ManagerHandle) -> Self {
+        Self::Manager(manager.clone())
+    }
+}
+
+impl From<Registry> for MetricsSource {
+    fn from(registry: Registry) -> Self {
+        Self::Registry(Arc::new(registry))
+    }
+}
+
+impl MetricsSource {
+    fn text(&self) -> Result<String, fmt::Error> {
+        match self {
+            Self::Manager(manager) => {
+                let mut registry = Registry::default();
+                manager.register_metrics(&mut registry);
+                metrics_text(&registry)
+            }
+            Self::Registry(registry) => metrics_text(registry),
+        }
+    }
+}
+
+/// Returns the page `/metrics`, in the OpenMetrics format: of a manager, `metrics(&manager.handle())`,
+/// or of a registry.
+pub fn metrics(source: impl Into<MetricsSource>) -> Router {
+    let source = source.into();
     let scrape = move || async move {
-        match metrics_text(&registry) {
+        match source.text() {
             Ok(text) => {
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 ([(CONTENT_TYPE, kind)], text).into_response()

@@ -19,7 +19,6 @@ use pilotlight::{
     meta::{ControllerKind, DeclaredControllers},
     server::{self, HttpServer},
 };
-use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
@@ -73,12 +72,7 @@ impl Listeners {
     }
 
     /// Adds the servers to a manager.
-    pub(super) fn add_to(
-        self,
-        manager: &mut Manager,
-        metrics: Registry,
-        shown: DebugState,
-    ) -> anyhow::Result<()> {
+    pub(super) fn add_to(self, manager: &mut Manager, shown: DebugState) -> anyhow::Result<()> {
         let handle = shown.manager.clone();
         let snapshot = handle.watch();
         handle.readiness().add("crds", move || own_crds(&snapshot.borrow()));
@@ -86,7 +80,7 @@ impl Listeners {
             HttpServer::new(listener, server::probes(&handle))?.add_to(manager, "probes")?;
         }
         if let Some(listener) = self.metrics {
-            let pages = server::metrics(metrics).merge(debug_pages(shown));
+            let pages = server::metrics(&shown.manager).merge(debug_pages(shown));
             HttpServer::new(listener, pages)?.add_to(manager, "metrics")?;
         }
         Ok(())

@@ -11,13 +11,10 @@ use pilotlight::{
     duration,
     informer::Selector,
     manager::{Election, Manager, ManagerHandle, ManagerOptions, RunnableOptions},
-    meta::{
-        ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, HookMetrics, MetaOptions,
-        Supervisor,
-    },
+    meta::{ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, MetaOptions, Supervisor},
+    server::process,
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
-use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -28,7 +25,6 @@ use super::{
     election::ElectionArgs,
     flag,
     lenience::LenienceArgs,
-    process_metrics,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -253,7 +249,6 @@ impl Instance {
         let transport = Transport::new(config, options)?;
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, manager.cluster());
 
-        let hooks = HookMetrics::default();
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
             ..ManagerOptions::default()
@@ -264,7 +259,6 @@ impl Instance {
         }
         let handle = owner.handle();
         let options = MetaOptions {
-            metrics: hooks.clone(),
             user_agent: transport.user_agent().clone(),
             ..manager.meta_options(&upstream, own_namespace, |name| std::env::var(name).ok())?
         };
@@ -277,17 +271,14 @@ impl Instance {
         // Without its view of the cluster or its servers this process is of no use.
         let cluster_runnable = cluster_runnable.with_metrics(move |all| requests.register(all));
         cluster_runnable.add_to(&mut owner, "cluster")?;
-        let mut metrics = Registry::default();
-        owner.register_metrics(&mut metrics);
-        hooks.register(&mut metrics);
-        process_metrics::register(&mut metrics);
+        handle.add_metrics("process", process::register);
         let shown = DebugState {
             manager: handle.clone(),
             cluster: cluster.clone(),
             declared,
             election: elected,
         };
-        listeners.add_to(&mut owner, metrics, shown)?;
+        listeners.add_to(&mut owner, shown)?;
         Ok(Self { manager: owner, transport, cluster, handle, metrics_address, probe_address })
     }
 

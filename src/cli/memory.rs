@@ -5,12 +5,11 @@
 
 use std::{ffi::CStr, ptr::null_mut, time::Duration};
 
+use pilotlight::server::process;
 use tokio::{
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval},
 };
-
-use super::process_metrics;
 
 /// Interval of the checks. A burst of work is over when a whole interval was idle.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -29,7 +28,7 @@ pub(super) async fn return_freed() {
     let mut pace = ReleasePace::default();
     loop {
         period.tick().await;
-        let Some(used) = process_metrics::cpu_time() else { continue };
+        let Some(used) = process::cpu_time() else { continue };
         if pace.is_due(used, Instant::now()) {
             // Takes milliseconds. An error means that it panicked.
             drop(spawn_blocking(purge).await);

@@ -23,8 +23,8 @@ use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, CheckResult, Checks, ControllerName, Epoch, Manager, ManagerHandle, RunResult,
-        Runnable, RunnableGroup, RunnableOptions,
+        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, MetricPartKind,
+        RunResult, Runnable, RunnableGroup, RunnableOptions,
     },
 };
 
@@ -91,17 +91,28 @@ pub struct ClusterRunnable {
     work: ClusterWork,
     // Metrics that are registered with those of the cluster.
     metrics: Vec<Box<RegisterFn>>,
-    // Check of readiness, which is removed with the runnable.
-    check: Arc<Mutex<Option<RegisteredCheck>>>,
+    // What the manager shows, which is removed with the runnable.
+    shown: Arc<Mutex<Option<ShownCluster>>>,
 }
 
-/// Check of readiness of a manager, which is removed when this is dropped.
+/// Check of readiness and metrics of a cluster in those of a manager, which are removed when this is
+/// dropped.
 #[derive(Debug)]
-struct RegisteredCheck(Checks, String);
+struct ShownCluster {
+    manager: ManagerHandle,
+    name: ControllerName,
+}
 
-impl Drop for RegisteredCheck {
+impl ShownCluster {
+    fn check(name: &ControllerName) -> String {
+        format!("discovery/{name}")
+    }
+}
+
+impl Drop for ShownCluster {
     fn drop(&mut self) {
-        self.0.remove(&self.1);
+        self.manager.readiness().remove(&Self::check(&self.name));
+        self.manager.remove_metrics(self.name.as_str());
     }
 }
 
@@ -210,11 +221,21 @@ impl Cluster {
         }
     }
 
-    /// Adds the check of readiness to those of a manager.
-    fn register_check(&self, checks: Checks, name: &ControllerName) -> RegisteredCheck {
-        let check = format!("discovery/{name}");
-        checks.add(check.clone(), self.readiness_check());
-        RegisteredCheck(checks, check)
+    /// Adds the check of readiness and the metrics to those of a manager.
+    fn show(
+        &self,
+        manager: ManagerHandle,
+        name: ControllerName,
+        kind: MetricPartKind,
+        metrics: Vec<Box<RegisterFn>>,
+    ) -> ShownCluster {
+        manager.readiness().add(ShownCluster::check(&name), self.readiness_check());
+        let cluster = self.clone();
+        manager.add_cluster_metrics(&name, kind, move |registry| {
+            cluster.register_metrics(registry);
+            metrics.iter().for_each(|register| register(registry));
+        });
+        ShownCluster { manager, name }
     }
 
     fn with_work(
@@ -231,7 +252,7 @@ impl Cluster {
             cluster: cluster.clone(),
             work,
             metrics: Vec::new(),
-            check: Arc::default(),
+            shown: Arc::default(),
         };
         (cluster, runnable)
     }
@@ -275,19 +296,16 @@ impl ClusterRunnable {
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
         let (name, cluster) = (name.into(), self.cluster.clone());
-        let (metrics, check) = (mem::take(&mut self.metrics), Arc::clone(&self.check));
+        let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
         manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
-        *check.lock() = Some(cluster.register_check(manager.handle().readiness(), &name));
-        manager.add_metrics(name, move |registry| {
-            cluster.register_metrics(registry);
-            metrics.iter().for_each(|register| register(registry));
-        });
+        *shown.lock() =
+            Some(cluster.show(manager.handle(), name, MetricPartKind::Cluster, metrics));
         Ok(())
     }
 
-    /// Adds the cluster by a handle of a manager that may run already, with its readiness: the
-    /// manager ends if it fails. Its metrics are not those of the manager: register them with
-    /// [`Cluster::register_metrics`], and those of [`ClusterRunnable::with_metrics`] by themselves.
+    /// Adds the cluster by a handle of a manager that may run already, with its metrics and its
+    /// readiness: the manager ends if it fails. Its metrics have the label `cluster`, and are removed
+    /// with it.
     ///
     /// # Errors
     ///
@@ -297,14 +315,16 @@ impl ClusterRunnable {
     ///
     /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(
-        self,
+        mut self,
         manager: &ManagerHandle,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
-        let (name, cluster, check) = (name.into(), self.cluster.clone(), Arc::clone(&self.check));
+        let (name, cluster) = (name.into(), self.cluster.clone());
+        let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
         let options = RunnableOptions::fail_fast();
         manager.add_runnable(name.clone(), Arc::new(self), options).await?;
-        *check.lock() = Some(cluster.register_check(manager.readiness(), &name));
+        let kind = MetricPartKind::LateCluster;
+        *shown.lock() = Some(cluster.show(manager.clone(), name, kind, metrics));
         Ok(())
     }
 }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use prometheus_client::registry::Registry;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-
 use tracing::warn;
 
 use super::{
     AddError, Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
     RunnableStatus, RunnableWithCondition, Snapshot, Transition,
     command::{ManagerCommand, ManagerReply},
+    metric_parts::{MetricPartKind, MetricParts},
     name,
     runnable_spec::RunnableSpec,
 };
@@ -43,6 +44,7 @@ pub struct ManagerHandle {
     pub(super) transitions: broadcast::Sender<Transition>,
     pub(super) liveness: Checks,
     pub(super) readiness: Checks,
+    pub(super) metrics: MetricParts,
 }
 
 /// Replacement that the manager has accepted, from [`ManagerHandle::replace`]. Its drop changes
@@ -229,6 +231,67 @@ impl ManagerHandle {
     /// discovered its types.
     pub fn readiness(&self) -> Checks {
         self.readiness.clone()
+    }
+
+    /// Registers all metrics of the manager: of its runnables and its election, of its clusters with
+    /// their controllers and informers, and those of [`ManagerHandle::add_metrics`].
+    ///
+    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
+    /// A cluster that is added to a running manager always has it. Encode them with
+    /// [`metrics_text`](super::metrics_text). A registry holds the parts that exist now: register at
+    /// each scrape, as the page of [`server::metrics`](crate::server) does, to follow clusters that
+    /// come and go. Metrics of the connections belong to a cluster by
+    /// [`ClusterRunnable::with_metrics`](crate::controller::ClusterRunnable::with_metrics).
+    ///
+    /// ```
+    /// use pilotlight::manager::{
+    ///     Manager, ManagerOptions, metrics_text, prometheus_client::registry::Registry,
+    /// };
+    ///
+    /// let handle = Manager::new(ManagerOptions::default()).handle();
+    /// let scrape = move || {
+    ///     let mut metrics = Registry::default();
+    ///     handle.register_metrics(&mut metrics);
+    ///     metrics_text(&metrics)
+    /// };
+    /// assert!(scrape().unwrap().contains("pilotlight_controller_tasks"));
+    /// ```
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.metrics.register(registry);
+    }
+
+    /// Adds metrics of the program to those of [`ManagerHandle::register_metrics`], in place of those
+    /// of the same name.
+    ///
+    /// ```
+    /// use pilotlight::manager::{Manager, ManagerOptions};
+    /// use prometheus_client::metrics::counter::Counter;
+    ///
+    /// let handle = Manager::new(ManagerOptions::default()).handle();
+    /// let orders = Counter::<u64>::default();
+    /// handle.add_metrics("orders", move |all| all.register("orders", "Orders", orders.clone()));
+    /// ```
+    pub fn add_metrics(
+        &self,
+        name: impl Into<String>,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) {
+        self.metrics.add(name.into(), MetricPartKind::Other, register);
+    }
+
+    /// Removes the metrics of [`ManagerHandle::add_metrics`]; nothing if there are none of this name.
+    pub fn remove_metrics(&self, name: &str) {
+        self.metrics.remove(name);
+    }
+
+    /// Adds the metrics of a cluster.
+    pub(crate) fn add_cluster_metrics(
+        &self,
+        name: &ControllerName,
+        kind: MetricPartKind,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) {
+        self.metrics.add(name.to_string(), kind, register);
     }
 
     /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the

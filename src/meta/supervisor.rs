@@ -227,6 +227,8 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
+        let metrics = options.metrics.clone();
+        manager.add_metrics("hooks", move |all| metrics.register(all));
         let keeps_managed_fields = options.lenience.managed_fields;
         let source = ManagerSource {
             kind,

@@ -13,13 +13,14 @@ use prometheus_client::{
 /// Unit of times in `/proc` in milliseconds, a hundredth of a second on every architecture.
 const TICK_MILLIS: u64 = 10;
 
-/// Adds the metrics to a registry.
-pub(super) fn register(registry: &mut Registry) {
+/// Adds the metrics to a registry. For those of a manager:
+/// `handle.add_metrics("process", process::register)`.
+pub fn register(registry: &mut Registry) {
     registry.register_collector(Box::new(ProcessCollector));
 }
 
 /// Returns the CPU time that the process has used; `None` without `/proc`.
-pub(super) fn cpu_time() -> Option<Duration> {
+pub fn cpu_time() -> Option<Duration> {
     cpu_time_in(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
