@@ -207,3 +207,28 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn readiness_passes_and_says_why_while_a_controller_waits_for_its_type() {
+    let harness = Harness::new();
+    harness.add(builder().for_type(widgets()).conditional()).await;
+    let shown = || {
+        let checks = harness.manager.readiness().results();
+        assert!(!checks.iter().any(|it| it.result.is_failed()), "{checks:?}");
+        let name = format!("controller/{NAME}");
+        checks.into_iter().find(|it| it.name == name).unwrap().to_string()
+    };
+
+    for _ in 0..2 {
+        harness.until(|status| status.reason == "TypeAbsent").await;
+        assert_eq!(shown(), format!("[+]controller/{NAME} Waiting TypeAbsent"));
+        sleep(Duration::from_secs(24 * 3600)).await;
+        assert_eq!(shown(), format!("[+]controller/{NAME} Waiting TypeAbsent"));
+
+        harness.install("Widget");
+        harness.state(ControllerState::Running).await;
+        assert!(shown().starts_with(&format!("[+]controller/{NAME} Running")), "{}", shown());
+        harness.server.uninstall("widgets");
+    }
+    harness.shutdown().await;
+}
