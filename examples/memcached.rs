@@ -27,9 +27,7 @@ use pilotlight::{
         write::{condition, set_condition, set_controller_reference},
     },
     informer::ObjectKey,
-    manager::{
-        Election, ElectionOptions, Manager, ManagerOptions, prometheus_client::registry::Registry,
-    },
+    manager::{Election, ElectionOptions, Manager, ManagerOptions},
     server::{HttpServer, metrics, probes},
     signals,
     transport::{self, TransportOptions},
@@ -147,10 +145,8 @@ async fn main() -> anyhow::Result<()> {
     let mut manager = Manager::new(ManagerOptions::default()).elect(election);
     runnable.with_metrics(move |all| requests.register(all)).add_to(&mut manager, "cluster")?;
     memcacheds.add_to(&mut manager)?;
-    let mut registry = Registry::default();
-    manager.register_metrics(&mut registry);
     let address = std::env::var("ADDRESS").unwrap_or_else(|_| "127.0.0.1:8081".to_owned());
-    let pages = probes(&manager.handle()).merge(metrics(registry));
+    let pages = probes(&manager.handle()).merge(metrics(&manager.handle()));
     HttpServer::bind(address, pages)?.add_to(&mut manager, "server")?;
     Ok(manager.run(signals::shutdown()?).await?)
 }

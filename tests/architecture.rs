@@ -155,6 +155,37 @@ fn code_of_the_guide_is_compiled_or_quoted_from_an_example() {
     assert!(compiled >= 6 && quoted >= 3, "{compiled} compiled, {quoted} quoted");
 }
 
+/// The blocks of the README leave out the function around them, so that none compiles by itself.
+#[test]
+fn code_of_the_readme_has_only_lines_of_compiled_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut compiled = fs::read_to_string(root.join("docs/library.md")).unwrap();
+    let mut open = vec![root.join("src"), root.join("examples")];
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            compiled.push_str(&fs::read_to_string(path).unwrap());
+        }
+    }
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let (mut lines, mut wrong) = (0, Vec::new());
+    for block in readme.split("```rust").skip(1) {
+        let code = block.split("```").next().unwrap();
+        for line in code.lines().skip(1) {
+            let line = line.split(" // ").next().unwrap_or_default().trim();
+            // Imports differ by the program.
+            if !line.starts_with("use ") && !compiled.contains(line) {
+                wrong.push(line);
+            }
+            lines += 1;
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(lines > 15, "only {lines} lines were found");
+}
+
 #[test]
 fn guide_adopts_a_controller_of_kube_in_ten_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

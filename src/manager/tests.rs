@@ -59,6 +59,8 @@ enum Body {
     /// Leaves a task that blocks its thread until it is released.
     LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
+    /// Fails this time after its stop.
+    FailsWhenStopped(Duration),
     /// Fails, and leaves a task for this time.
     FailsSlowly(Duration),
     PanicsWhenDropped,
@@ -145,6 +147,14 @@ impl Runnable for Probe {
                 Box::pin(async move {
                     epoch.stopping().await;
                     Ok(())
+                })
+            }
+            Body::FailsWhenStopped(after) => {
+                let after = *after;
+                Box::pin(async move {
+                    epoch.stopping().await;
+                    tokio::time::sleep(after).await;
+                    Err("connection closed".into())
                 })
             }
             Body::FailsSlowly(long) => {

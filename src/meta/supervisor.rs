@@ -61,7 +61,7 @@ pub struct MetaOptions {
     pub workers: usize,
     /// Options of each runnable.
     pub runnable: RunnableOptions,
-    /// Metrics of hook calls; register them with the process's registry.
+    /// Metrics of hook calls. They join those of the manager of the supervisor, as `hooks`.
     pub metrics: HookMetrics,
     /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,

@@ -110,9 +110,10 @@ impl AdoptedRun {
         }
     }
 
+    /// Reports running. An error of a watch stays in the report: kube does not say which watch
+    /// failed, so that it may be that of another type.
     fn on_synced(&mut self) {
         self.synced = true;
-        self.watches_are_current();
         self.epoch.running();
     }
 
@@ -167,8 +168,7 @@ impl AdoptedRun {
         });
     }
 
-    /// Time at which the watches count as current, if one has failed. Before the first sync the
-    /// sync itself proves it.
+    /// Time at which the watches count as current, if one has failed; none before the first sync.
     fn watches_current_at(&self) -> Option<Instant> {
         let (at, _) = self.watch_failed.as_ref().filter(|_| self.synced)?;
         at.checked_add(WATCH_RECOVERY)

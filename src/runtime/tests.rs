@@ -32,7 +32,9 @@ use crate::{
 };
 
 mod adopted;
+mod epochs;
 mod parts;
+mod second_watch;
 mod shared;
 
 const NAME: &str = "adopted";
@@ -57,11 +59,14 @@ struct Harness {
 impl Harness {
     fn new() -> Self {
         let options = SimulatedOptions { delays: Delays::none(), ..Default::default() };
-        let (server, faults) = (SimulatedServer::with(options), Faults::default());
+        Self::of(SimulatedServer::with(options), Manager::new(ManagerOptions::default()))
+    }
+
+    fn of(server: SimulatedServer, mut manager: Manager) -> Self {
+        let faults = Faults::default();
         let service = tower::ServiceBuilder::new().layer(faults.layer());
         let client = Client::new(service.service(server.service("adopted")), "default");
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
-        let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
         let (handle, stop) = (manager.handle(), CancellationToken::new());
         let mut tasks = JoinSet::new();

@@ -44,9 +44,8 @@ async fn run<T>(mut manager: Manager, server: HttpServer, requests: impl Future<
 #[tokio::test]
 async fn manager_without_a_cluster_serves_its_checks_and_metrics() {
     let manager = Manager::new(ManagerOptions::default());
-    let (readiness, mut registry) = (manager.handle().readiness(), Registry::default());
-    manager.register_metrics(&mut registry);
-    let (server, address) = bind(probes(&manager.handle()).merge(metrics(registry)));
+    let readiness = manager.handle().readiness();
+    let (server, address) = bind(probes(&manager.handle()).merge(metrics(&manager.handle())));
 
     let answers = run(manager, server, async {
         let get = async |path: &str| send(address, &format!("GET {path}")).await;

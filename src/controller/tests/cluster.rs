@@ -253,3 +253,69 @@ async fn controller_is_refused_under_another_name_than_its_own() {
     running.add(NAME, conditional(), options()).await.unwrap();
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn readiness_passes_and_says_why_while_a_controller_waits_for_its_type() {
+    let harness = Harness::new();
+    harness.add(builder().for_type(widgets()).conditional()).await;
+    let shown = || {
+        let checks = harness.manager.readiness().results();
+        assert!(!checks.iter().any(|it| it.result.is_failed()), "{checks:?}");
+        let name = format!("controller/{NAME}");
+        checks.into_iter().find(|it| it.name == name).unwrap().to_string()
+    };
+
+    for _ in 0..2 {
+        harness.until(|status| status.reason == "TypeAbsent").await;
+        assert_eq!(shown(), format!("[+]controller/{NAME} Waiting TypeAbsent"));
+        sleep(Duration::from_secs(24 * 3600)).await;
+        assert_eq!(shown(), format!("[+]controller/{NAME} Waiting TypeAbsent"));
+
+        harness.install("Widget");
+        harness.state(ControllerState::Running).await;
+        assert!(shown().starts_with(&format!("[+]controller/{NAME} Running")), "{}", shown());
+        harness.server.uninstall("widgets");
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_of_a_cluster_and_of_a_part_come_and_go_with_it() {
+    let mut harness = Harness::new();
+    harness.install("Widget");
+    let scrape = || {
+        let mut registry = Registry::default();
+        harness.manager.register_metrics(&mut registry);
+        metrics_text(&registry).unwrap()
+    };
+    let of_late = |text: &str| text.contains("pilotlight_types{cluster=\"late\",state=\"Served\"}");
+    assert!(!of_late(&scrape()));
+    for _ in 0..2 {
+        let server = Server::new();
+        server.install(crd("Widget"), &["v1"]);
+        let (_, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        let requests = Counter::<u64>::default();
+        let runnable = runnable
+            .with_metrics(move |all| all.register("requests", "Requests", requests.clone()));
+        runnable.add_to_running(&harness.manager, "late").await.unwrap();
+        run_until_idle().await;
+
+        let text = scrape();
+        assert!(of_late(&text), "{text}");
+        assert!(text.contains("requests_total{cluster=\"late\"} 0"), "{text}");
+        assert!(text.contains("pilotlight_controller_tasks"), "{text}");
+
+        harness.manager.remove("late").await;
+        run_until_idle().await;
+        assert!(!scrape().contains("cluster=\"late\""));
+    }
+
+    let orders = Counter::<u64>::default();
+    let register = move |all: &mut Registry| all.register("orders", "Orders", orders.clone());
+    harness.manager.add_metrics("orders", register);
+    assert!(scrape().contains("orders_total 0"));
+    harness.manager.remove_metrics("orders");
+    assert!(!scrape().contains("orders_total"));
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}

@@ -1,5 +1,7 @@
 //! Managers in an election, against the simulated API server.
 
+mod standby;
+
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
 use tokio::{
@@ -399,58 +401,6 @@ async fn write_of_the_leader_has_a_deadline_that_the_server_knows() {
     assert_eq!(a.epoch().unwrap().fence().unknown(), 1);
     server.set_delays(Delays::none());
     a.harness.stop().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn other_groups_run_on_every_replica() {
-    let server = server();
-    let mut a = Replica::start(&server, "a", warm());
-    a.until_leading().await;
-    let b = Replica::start(&server, "b", TestRunnable { group: RunnableGroup::Others, ..cold() });
-    sleep(Duration::from_secs(5)).await;
-
-    assert!(b.epoch().unwrap().leads());
-    b.epoch().unwrap().leading().await;
-    b.write("of-b").await.unwrap();
-    a.harness.stop().await.unwrap();
-    b.harness.stop().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn standby_that_stops_starts_nothing() {
-    let server = server();
-    let mut a = Replica::start(&server, "a", cold());
-    a.until_leading().await;
-    let b = Replica::start(&server, "b", cold());
-    sleep(Duration::from_secs(5)).await;
-    let epochs = b.epochs.clone();
-
-    b.harness.stop().await.unwrap();
-    a.harness.stop().await.unwrap();
-
-    assert!(epochs.borrow().is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn runnable_that_is_added_to_a_standby_starts_once_its_replica_leads() {
-    let server = server();
-    let mut a = Replica::start(&server, "a", cold());
-    a.until_leading().await;
-    let mut b = Replica::start(&server, "b", cold());
-    sleep(Duration::from_secs(5)).await;
-
-    let late = cold();
-    let epochs = late.epochs.subscribe();
-    let options = RunnableOptions::default();
-    b.harness.handle.add_runnable("late", Arc::new(late), options).await.unwrap();
-    sleep(Duration::from_secs(60)).await;
-    assert!(epochs.borrow().is_none());
-    assert_eq!(b.harness.handle.status_of("late").unwrap().reason, "Standby");
-
-    a.harness.stop().await.unwrap();
-    b.until_leading().await;
-    assert!(epochs.borrow().as_ref().unwrap().leads());
-    b.harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

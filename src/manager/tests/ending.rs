@@ -259,3 +259,24 @@ async fn a_run_that_panics_after_it_has_reported_its_end_ends_a_manager_that_mus
         "{error}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn error_of_a_run_that_was_stopped_ends_no_manager_and_is_no_reason() {
+    for is_removed in [true, false] {
+        let mut harness = Harness::new();
+        let fails = Probe::new(Body::FailsWhenStopped(Duration::from_secs(1))).arc();
+        harness.handle.add("server", fails, RunnableOptions::fail_fast()).await.unwrap();
+        harness.until("server", ControllerState::Running).await;
+
+        if is_removed {
+            harness.handle.remove("server").await;
+            harness.add("others", &Probe::new(Body::UntilStopped).arc()).await;
+            harness.until("others", ControllerState::Running).await;
+        } else {
+            harness.stop.cancel();
+        }
+
+        assert_eq!(harness.next_done().await, (1, DoneReason::Cancelled));
+        harness.stop().await.unwrap();
+    }
+}

@@ -2,6 +2,29 @@
 
 use super::*;
 
+/// Cache that reports running after a time.
+pub(super) struct SlowCache(pub(super) Duration);
+
+impl Runnable for SlowCache {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let after = self.0;
+        Box::pin(async move {
+            tokio::time::sleep(after).await;
+            epoch.running();
+            epoch.stopping().await;
+            Ok(())
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Caches
+    }
+
+    fn reports_running(&self) -> bool {
+        true
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn groups_start_in_order_and_stop_in_reverse() {
     let log = Log::default();
@@ -9,6 +32,7 @@ async fn groups_start_in_order_and_stop_in_reverse() {
     for group in [
         RunnableGroup::LeaderElection,
         RunnableGroup::Others,
+        RunnableGroup::Warmup,
         RunnableGroup::Caches,
         RunnableGroup::HttpServers,
         RunnableGroup::Webhooks,
@@ -20,8 +44,11 @@ async fn groups_start_in_order_and_stop_in_reverse() {
     let harness = Harness::start(manager);
     harness.until("LeaderElection", ControllerState::Running).await;
     tokio::task::yield_now().await;
+    let begin = tokio::time::Instant::now();
     harness.stop().await.unwrap();
 
+    // Each of six runnables drains for a second, two of them at the same time.
+    assert_eq!(begin.elapsed().as_secs(), 5);
     assert_eq!(
         *log.lock().unwrap(),
         [
@@ -29,8 +56,10 @@ async fn groups_start_in_order_and_stop_in_reverse() {
             "start Webhooks",
             "start Caches",
             "start Others",
+            "start Warmup",
             "start LeaderElection",
             "end Others",
+            "end Warmup",
             "end LeaderElection",
             "end Caches",
             "end Webhooks",
@@ -52,17 +81,25 @@ async fn a_fail_fast_runnable_ends_the_manager_with_its_error() {
 
 #[tokio::test(start_paused = true)]
 async fn late_runnables_are_named_at_the_deadline() {
-    let options = ManagerOptions {
-        graceful_shutdown_timeout: Some(Duration::from_secs(1)),
-        ..ManagerOptions::default()
-    };
-    let harness = Harness::start(Manager::new(options));
-    harness.add("deaf", &Probe::new(Body::IgnoresStop).arc()).await;
-    harness.until("deaf", ControllerState::Running).await;
+    let before = Handle::current().metrics().num_alive_tasks();
+    let hour = Duration::from_secs(3600);
+    for body in [Body::IgnoresStop, Body::FailsWhenStopped(hour)] {
+        let options = ManagerOptions {
+            graceful_shutdown_timeout: Some(Duration::from_secs(1)),
+            ..ManagerOptions::default()
+        };
+        let harness = Harness::start(Manager::new(options));
+        let options = RunnableOptions { grace: 2 * hour, ..RunnableOptions::default() };
+        harness.handle.add("deaf", Probe::new(body).arc(), options).await.unwrap();
+        harness.until("deaf", ControllerState::Running).await;
 
-    let error = harness.stop().await.unwrap_err();
+        let error = harness.stop().await.unwrap_err();
 
-    assert_eq!(error.to_string(), "not stopped in time: deaf");
+        assert_eq!(error.to_string(), "not stopped in time: deaf");
+        // Aborted tasks are dropped when the runtime polls them.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -130,11 +167,17 @@ async fn a_run_that_is_left_behind_sends_nothing_more() {
         graceful_shutdown_timeout: Some(Duration::from_secs(1)),
         ..ManagerOptions::default()
     };
+    let before = Handle::current().metrics().num_alive_tasks();
     struct KeepsEpoch(Arc<Mutex<Option<Epoch>>>);
     impl Runnable for KeepsEpoch {
         fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-            *self.0.lock().unwrap() = Some(epoch);
-            Box::pin(std::future::pending())
+            *self.0.lock().unwrap() = Some(epoch.clone());
+            epoch.spawn(tokio::time::sleep(Duration::from_secs(3600)));
+            Box::pin(async move {
+                epoch.stopping().await;
+                tokio::time::sleep(Duration::from_secs(3600)).await;
+                Err("connection closed".into())
+            })
         }
     }
     let mut manager = Manager::new(options);
@@ -147,6 +190,9 @@ async fn a_run_that_is_left_behind_sends_nothing_more() {
 
     let epoch = epoch.lock().unwrap().take().unwrap();
     assert!(epoch.fence().pass().is_err());
+    // Aborted tasks are dropped when the runtime polls them.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,5 +231,28 @@ async fn an_early_runnable_that_never_reports_running_delays_later_groups_until_
     assert_eq!(silent.state, ControllerState::Starting);
     assert_eq!(silent.reason, "StartTimeout");
     assert!(silent.message.contains("within 120s"), "{}", silent.message);
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn group_after_the_caches_starts_when_the_last_of_them_reports_running() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    for (name, seconds) in [("quick", 1), ("slow", 3)] {
+        let cache = Arc::new(SlowCache(Duration::from_secs(seconds)));
+        manager.add_runnable(name, cache, RunnableOptions::default()).unwrap();
+    }
+    let next = Probe::new(Body::UntilStopped).group(RunnableGroup::Others, &log).arc();
+    manager.add("next", next, RunnableOptions::default()).unwrap();
+    let begin = tokio::time::Instant::now();
+    let harness = Harness::start(manager);
+
+    harness.until("quick", ControllerState::Running).await;
+    assert_eq!(begin.elapsed().as_secs(), 1);
+    tokio::time::sleep(Duration::from_millis(1900)).await;
+    assert!(log.lock().unwrap().is_empty(), "one cache is running");
+    harness.until("next", ControllerState::Running).await;
+
+    assert_eq!(begin.elapsed().as_secs(), 3);
     harness.stop().await.unwrap();
 }

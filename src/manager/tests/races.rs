@@ -2,7 +2,7 @@
 
 use tokio::task::{JoinSet, yield_now};
 
-use super::*;
+use super::{groups::SlowCache, *};
 
 /// Runs that have begun and ended.
 #[derive(Clone, Default)]
@@ -35,7 +35,18 @@ async fn add(handle: &ManagerHandle, name: &str, runs: &Runs) -> Result<(), AddE
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_adds_that_race_start_and_stop_succeed_or_are_refused() {
     let runs = Runs::default();
-    let manager = Manager::new(ManagerOptions::default());
+    let mut manager = Manager::new(ManagerOptions::default());
+    // The stop lasts until the last additions have been refused.
+    let (drained, drains) = watch::channel(false);
+    let drains_on_request = move |epoch: Epoch| {
+        let mut drains = drains.clone();
+        async move {
+            epoch.stopping().await;
+            drop(drains.wait_for(|drained| *drained).await);
+            Ok(())
+        }
+    };
+    manager.add("slow", Arc::new(drains_on_request), RunnableOptions::default()).unwrap();
     let (handle, stop) = (manager.handle(), CancellationToken::new());
     let mut adds = JoinSet::new();
     let mut begin = |numbers: std::ops::Range<u32>| {
@@ -53,20 +64,66 @@ async fn two_hundred_adds_that_race_start_and_stop_succeed_or_are_refused() {
     let mut running = JoinSet::new();
     running.spawn(manager.run(stop.clone()));
     begin(100..150);
-    handle.watch().wait_for(|snapshot| snapshot.len() >= 20).await.unwrap();
+    let slow_is = |state| {
+        move |snapshot: &Arc<Snapshot>| {
+            snapshot.get(&"slow".into()).is_some_and(|it| it.state == state)
+        }
+    };
+    drop(handle.watch().wait_for(slow_is(ControllerState::Running)).await.unwrap());
+    drop(handle.watch().wait_for(|snapshot| snapshot.len() > 20).await.unwrap());
     stop.cancel();
-    begin(150..200);
+    begin(150..175);
+    drop(handle.watch().wait_for(slow_is(ControllerState::Stopping)).await.unwrap());
+    begin(175..200);
 
     let results = adds.join_all().await;
+    drained.send_replace(true);
     running.join_next().await.unwrap().unwrap().unwrap();
 
     let accepted = results.iter().filter(|result| result.is_ok()).count();
     let refused = results.iter().filter(|result| **result == Err(AddError::Stopping)).count();
     assert_eq!((accepted + refused, results.len()), (200, 200));
-    assert!(accepted >= 20, "{accepted}");
+    assert!(accepted >= 20 && refused >= 25, "{accepted} accepted, {refused} refused");
     let (begun, ended) = runs.begun_and_ended();
     assert_eq!(begun, ended, "whatever has begun has ended");
     assert!(begun <= accepted, "{begun} of {accepted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_adds_that_race_the_start_all_succeed_and_run() {
+    for _ in 0..20 {
+        let runs = Runs::default();
+        let mut manager = Manager::new(ManagerOptions::default());
+        // Groups are being started until the cache reports running.
+        let cache = Arc::new(SlowCache(Duration::from_millis(5)));
+        manager.add_runnable("cache", cache, RunnableOptions::default()).unwrap();
+        let (handle, stop) = (manager.handle(), CancellationToken::new());
+        let mut adds = JoinSet::new();
+        let mut begin = |numbers: std::ops::Range<u32>| {
+            for number in numbers {
+                let (handle, runs) = (handle.clone(), runs.clone());
+                adds.spawn(async move { add(&handle, &number.to_string(), &runs).await });
+            }
+        };
+        begin(0..10);
+        let mut running = JoinSet::new();
+        running.spawn(manager.run(stop.clone()));
+        begin(10..20);
+
+        let results = adds.join_all().await;
+
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        let all_run = |snapshot: &Arc<Snapshot>| {
+            let is_running = |it: &Arc<RunnableStatus>| it.state == ControllerState::Running;
+            snapshot.values().filter(|it| is_running(it)).count() == 21
+        };
+        let mut snapshots = handle.watch();
+        let ran = timeout(Duration::from_secs(20), snapshots.wait_for(all_run)).await;
+        drop(ran.expect("each starts").unwrap());
+        stop.cancel();
+        running.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(runs.begun_and_ended(), (20, 20));
+    }
 }
 
 /// A message that is sent while its receiver is dropped may stay in the channel for ever.

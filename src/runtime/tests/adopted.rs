@@ -304,8 +304,14 @@ async fn forbidden_watch_is_reported_until_it_is_allowed() {
     assert!(said.starts_with("list failed: widgets.example.com is forbidden"), "{said}");
     harness.forbid(&[]);
 
-    let running = harness.state(ControllerState::Running).await;
-    assert!(running.report.forbidden.is_empty() && running.report.last_error.is_none());
+    harness.state(ControllerState::Running).await;
+    let begin = tokio::time::Instant::now();
+    let running = harness.until(|it| it.report.forbidden.is_empty()).await;
+    assert!(begin.elapsed() <= Duration::from_secs(120), "{:?}", begin.elapsed());
+    assert_eq!(
+        (running.state, running.report.last_error.as_deref()),
+        (ControllerState::Running, None)
+    );
     harness.shutdown().await;
 }
 
