@@ -251,7 +251,8 @@ impl Manager {
         let mut owner =
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
         for (name, spec) in waiting {
-            owner.add(name, spec).expect("`Manager::add` has checked the name");
+            // Names were checked in `add`, so this cannot fail.
+            owner.add(name, spec).unwrap_or_default();
         }
         owner.run(stop).await
     }

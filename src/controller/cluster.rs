@@ -91,7 +91,7 @@ pub struct ClusterRunnable {
     work: ClusterWork,
     // Metrics that are registered with those of the cluster.
     metrics: Vec<Box<RegisterFn>>,
-    // What the manager shows, which is removed with the runnable.
+    // Check and metrics in those of the manager, removed with the runnable.
     shown: Arc<Mutex<Option<ShownCluster>>>,
 }
 

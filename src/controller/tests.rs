@@ -243,7 +243,9 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
                 lister.list()?.len(),
                 match unknown {
                     ListerError::NotAnInput(type_ref) => type_ref,
-                    other => panic!("{other}"),
+                    other @ (ListerError::OfName { .. }
+                    | ListerError::Unavailable { .. }
+                    | ListerError::Projected(_)) => panic!("{other}"),
                 },
             ));
             Ok(Outcome::Done)

@@ -247,7 +247,7 @@ async fn source_that_two_controllers_share_fails_the_second_one() {
         let message = &snapshot[&"second".into()].message;
         assert!(message.contains("another controller or input receives its items"), "{message}");
         assert_eq!(harness.status().state, ControllerState::Running);
-        // Its restart finds the items free.
+        // The items are free for its restart.
         harness.manager.remove(NAME).await;
         let runs = |all: &Arc<Snapshot>| all[&"second".into()].state == ControllerState::Running;
         drop(harness.manager.watch().wait_for(runs).await.unwrap());

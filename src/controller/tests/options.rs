@@ -235,7 +235,7 @@ async fn requests_are_added_each_time_that_an_optional_input_has_synced() {
         harness.server.apply(part("two", "a"));
         assert_eq!(harness.log().await, [""; 0], "the list takes a second");
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(harness.log().await, ["ns/synced Some(2)"]);
+        assert_eq!(harness.log().await, ["ns/synced Ok(2)"]);
 
         harness.server.apply(part("one", "b"));
         harness.server.cut_watches("parts");
