@@ -44,27 +44,32 @@ async fn operator_with_a_finalizer_owns_deployments_and_follows_its_configuratio
     let deployments = Api::<Deployment>::namespaced(client.clone(), &scope.namespace);
     let config_maps = Api::<ConfigMap>::namespaced(client.clone(), &scope.namespace);
     let mut echo = Example::start("echo", plane.kubeconfig());
-    install(&client, &crd_of("echo")).await;
-    echo.says(&["running", "controller=echoes", "epoch=1"]).await;
+    for epoch in ["epoch=1", "epoch=2"] {
+        install(&client, &crd_of("echo")).await;
+        echo.says(&["running", "controller=echoes", epoch]).await;
 
-    create(&echoes, "Echo", "a", json!({"replicas": 2})).await;
-    let replicas = |it: Option<&Deployment>| it.and_then(|it| it.spec.as_ref()?.replicas);
-    until(&deployments, "a", "two replicas", |it| replicas(it) == Some(2)).await;
-    let finalizers = echoes.get("a").await.unwrap().finalizers().to_vec();
-    assert_eq!(finalizers, ["example.com/echo"]);
+        create(&echoes, "Echo", "a", json!({"replicas": 2})).await;
+        let replicas = |it: Option<&Deployment>| it.and_then(|it| it.spec.as_ref()?.replicas);
+        until(&deployments, "a", "two replicas", |it| replicas(it) == Some(2)).await;
+        let finalizers = echoes.get("a").await.unwrap().finalizers().to_vec();
+        assert_eq!(finalizers, ["example.com/echo"]);
 
-    let image = config("a", "image", "example.com/echo:1");
-    config_maps.create(&PostParams::default(), &image).await.unwrap();
-    become_ready(&deployments, "a", 1).await;
-    let status = json!({"image": "example.com/echo:1", "readyReplicas": 1});
-    let has = |it: Option<&DynamicObject>| it.is_some_and(|it| it.data["status"] == status);
-    until(&echoes, "a", "the status has image and replicas", has).await;
+        let image = config("a", "image", "example.com/echo:1");
+        config_maps.create(&PostParams::default(), &image).await.unwrap();
+        become_ready(&deployments, "a", 1).await;
+        let status = json!({"image": "example.com/echo:1", "readyReplicas": 1});
+        let has = |it: Option<&DynamicObject>| it.is_some_and(|it| it.data["status"] == status);
+        until(&echoes, "a", "the status has image and replicas", has).await;
 
-    drop(echoes.delete("a", &DeleteParams::default()).await.unwrap());
-    echo.says(&["cleaned up", "name=\"a\""]).await;
-    until(&echoes, "a", "gone", |it| it.is_none()).await;
-    remove(&client, &crd_of("echo")).await;
-    echo.says(&["done", "controller=echoes", "epoch=1", "TypeGone"]).await;
+        drop(echoes.delete("a", &DeleteParams::default()).await.unwrap());
+        echo.says(&["cleaned up", "name=\"a\""]).await;
+        until(&echoes, "a", "gone", |it| it.is_none()).await;
+        // No garbage collector runs.
+        drop(deployments.delete("a", &DeleteParams::default()).await.unwrap());
+        drop(config_maps.delete("a", &DeleteParams::default()).await.unwrap());
+        remove(&client, &crd_of("echo")).await;
+        echo.says(&["done", "controller=echoes", epoch, "TypeGone"]).await;
+    }
     echo.end_by("-TERM").await;
 }
 
@@ -80,39 +85,46 @@ async fn elected_operator_reports_a_condition_and_serves_probes_and_metrics() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let address = port.to_string();
     let mut memcached = Example::with("memcached", plane.kubeconfig(), &[], &address);
-    install(&client, &crd_of("memcached")).await;
-    memcached.says(&["running", "controller=memcacheds", "epoch=1"]).await;
+    for epoch in ["epoch=1", "epoch=2"] {
+        install(&client, &crd_of("memcached")).await;
+        memcached.says(&["running", "controller=memcacheds", epoch]).await;
 
-    create(&memcacheds, "Memcached", "a", json!({"size": 2})).await;
-    let command = |it: Option<&Deployment>| {
-        let spec = it.and_then(|it| it.spec.as_ref()?.template.spec.clone());
-        spec.and_then(|spec| spec.containers[0].command.clone()).unwrap_or_default()
-    };
-    until(&deployments, "a", "a command", |it| command(it).len() == 2).await;
-    config_maps.create(&PostParams::default(), &config("a", "flags", "-v")).await.unwrap();
-    until(&deployments, "a", "its flag", |it| command(it).ends_with(&["-v".into()])).await;
+        create(&memcacheds, "Memcached", "a", json!({"size": 2})).await;
+        let command = |it: Option<&Deployment>| {
+            let spec = it.and_then(|it| it.spec.as_ref()?.template.spec.clone());
+            spec.and_then(|spec| spec.containers[0].command.clone()).unwrap_or_default()
+        };
+        until(&deployments, "a", "a command", |it| command(it).len() == 2).await;
+        config_maps.create(&PostParams::default(), &config("a", "flags", "-v")).await.unwrap();
+        until(&deployments, "a", "its flag", |it| command(it).ends_with(&["-v".into()])).await;
 
-    let available = |expected: &'static str| {
-        move |it: Option<&DynamicObject>| {
-            let condition = it.map(|it| &it.data["status"]["conditions"][0]);
-            condition.is_some_and(|it| it["type"] == "Available" && it["status"] == expected)
-        }
-    };
-    until(&memcacheds, "a", "not available", available("False")).await;
-    become_ready(&deployments, "a", 2).await;
-    until(&memcacheds, "a", "available", available("True")).await;
+        let available = |expected: &'static str| {
+            move |it: Option<&DynamicObject>| {
+                let condition = it.map(|it| &it.data["status"]["conditions"][0]);
+                condition.is_some_and(|it| it["type"] == "Available" && it["status"] == expected)
+            }
+        };
+        until(&memcacheds, "a", "not available", available("False")).await;
+        become_ready(&deployments, "a", 2).await;
+        until(&memcacheds, "a", "available", available("True")).await;
 
-    let ready = page(&address, "/readyz?verbose").await;
-    assert!(ready.contains("[+]leader-election leads\n"), "{ready}");
-    assert!(ready.contains("[+]controller/memcacheds Running"), "{ready}");
-    let metrics = page(&address, "/metrics").await;
-    assert!(metrics.contains("controller=\"memcacheds\",result=\"success\""), "{metrics}");
-    assert!(metrics.contains("rest_client_requests_total{"), "{metrics}");
-    let leases = Api::<Lease>::namespaced(client.clone(), "default");
-    assert!(leases.get("memcached-example").await.unwrap().spec.unwrap().holder_identity.is_some());
+        let ready = page(&address, "/readyz?verbose").await;
+        assert!(ready.contains("[+]leader-election leads\n"), "{ready}");
+        assert!(ready.contains("[+]controller/memcacheds Running"), "{ready}");
+        let metrics = page(&address, "/metrics").await;
+        assert!(metrics.contains("controller=\"memcacheds\",result=\"success\""), "{metrics}");
+        assert!(metrics.contains("rest_client_requests_total{"), "{metrics}");
+        let leases = Api::<Lease>::namespaced(client.clone(), "default");
+        assert!(
+            leases.get("memcached-example").await.unwrap().spec.unwrap().holder_identity.is_some()
+        );
 
-    remove(&client, &crd_of("memcached")).await;
-    memcached.says(&["done", "controller=memcacheds", "epoch=1", "TypeGone"]).await;
+        remove(&client, &crd_of("memcached")).await;
+        // No garbage collector runs.
+        drop(deployments.delete("a", &DeleteParams::default()).await.unwrap());
+        drop(config_maps.delete("a", &DeleteParams::default()).await.unwrap());
+        memcached.says(&["done", "controller=memcacheds", epoch, "TypeGone"]).await;
+    }
     memcached.end_by("-TERM").await;
 }
 
