@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Backoff, RateLimiter, Request, WatchErrorHandler, queue::NewLimiter};
+use super::{Backoff, Limit, RateLimiter, Request, WatchErrorHandler, queue::NewLimiter};
 use crate::{informer::Transform, kind::TypeRef, manager::RunnableGroup};
 
 /// Defaults of the controllers that are built with a [`Cluster`](super::Cluster), by
@@ -36,6 +36,7 @@ pub struct ControllerDefaults {
     pub(super) reconcile_timeout: Option<Duration>,
     pub(super) sync_timeout: Option<Duration>,
     pub(super) backoff: Option<Backoff>,
+    pub(super) retry_limit: Option<Limit>,
     pub(super) limiter: Option<NewLimiter<Request>>,
     pub(super) recover_panic: Option<bool>,
     pub(super) group: Option<RunnableGroup>,
@@ -93,6 +94,12 @@ impl ControllerDefaults {
     /// Sets the default of [`Builder::backoff`](super::Builder::backoff).
     pub fn backoff(self, backoff: Backoff) -> Self {
         Self { backoff: Some(backoff), ..self }
+    }
+
+    /// Sets the default of [`Builder::retry_limit`](super::Builder::retry_limit): each controller has
+    /// a limit of its own.
+    pub fn retry_limit(self, limit: Limit) -> Self {
+        Self { retry_limit: Some(limit), ..self }
     }
 
     /// Sets the default of [`Builder::rate_limiter`](super::Builder::rate_limiter), for controllers

@@ -254,7 +254,7 @@ impl Builder {
         let default_limiter = defaults.limiter.clone().filter(|_| self.backoff.is_none());
         let queue = QueueOptions {
             backoff: self.backoff.or(defaults.backoff).unwrap_or_default(),
-            limit: self.retry_limit,
+            limit: self.retry_limit.or(defaults.retry_limit),
         };
         let (name, event_filters) = (self.name, self.event_filters);
         let inputs = self.inputs.into_iter().enumerate().map(|(number, input)| {

@@ -34,6 +34,7 @@ mod closures;
 mod cluster;
 mod clusters;
 mod conditions;
+mod crowd;
 mod delivering_sources;
 mod direct;
 mod durations;

@@ -172,6 +172,32 @@ async fn sync_timeout_and_back_off_are_those_of_the_controller_or_the_default() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn retry_limit_is_that_of_the_controller_or_the_default() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let every = |seconds: f64| Limit { per_second: 1.0 / seconds, burst: 1 };
+    let second = Duration::from_secs(1);
+    let backoff = Backoff { base: second, max: second };
+    let defaults = ControllerDefaults::default().backoff(backoff).retry_limit(every(10.0));
+    let cluster = harness.cluster.clone().with_defaults(defaults);
+    // The first reconcile, and the retries of a minute.
+    for (described, expected) in [(builder(), 5..=8), (builder().retry_limit(every(2.0)), 28..=33)]
+    {
+        let described = described.for_type(widgets());
+        let controller = described.build(&cluster, failing(&harness.log)).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        sleep(Duration::from_secs(60)).await;
+
+        let attempts = harness.log().await.len();
+        assert!(expected.contains(&attempts), "{attempts}, {expected:?}");
+        harness.manager.remove(NAME).await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn controller_is_added_under_its_own_name_with_options() {
     for is_running in [false, true] {
         let server = Server::new();
