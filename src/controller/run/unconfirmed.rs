@@ -9,6 +9,7 @@ mod expectation;
 mod read;
 mod state;
 mod target;
+mod write_reply;
 
 use std::{
     collections::{
@@ -27,8 +28,8 @@ use tokio::{task_local, time::Instant};
 
 use self::{
     expectation::{AnswerCheck, Expectation, ExpectationCheck, ReadComparison, Unconfirmed},
-    state::WriteReply,
     target::Target,
+    write_reply::WriteReply,
 };
 
 use crate::{
