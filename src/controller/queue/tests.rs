@@ -1,3 +1,5 @@
+mod metrics;
+
 use std::{
     collections::HashSet,
     sync::atomic::{AtomicUsize, Ordering},
