@@ -86,7 +86,7 @@ pub(crate) use fence::{
 pub(crate) use fence::{Requester, wait_details};
 pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
-pub(crate) use metric_parts::MetricPartKind;
+pub(crate) use metric_parts::MetricOwner;
 pub use metrics::ManagerMetrics;
 pub use metrics_text::metrics_text;
 pub use name::ControllerName;
@@ -139,7 +139,7 @@ impl Manager {
         });
         let metrics = MetricParts::default();
         let own = options.metrics.clone();
-        metrics.add("manager".to_owned(), MetricPartKind::Other, move |all| own.register(all));
+        metrics.add(MetricOwner::Manager, "manager".to_owned(), move |all| own.register(all));
         let handle = ManagerHandle {
             commands: sender,
             metrics,
@@ -166,7 +166,8 @@ impl Manager {
         let status = election.status();
         self.handle.readiness.add("leader-election", move || status.borrow().check());
         let metrics = election.metrics().clone();
-        self.handle.add_metrics("leader-election", move |all| metrics.register(all));
+        let name = "leader-election".to_owned();
+        self.handle.metrics.add(MetricOwner::Manager, name, move |all| metrics.register(all));
         Self { election: Some(election), ..self }
     }
 

@@ -206,12 +206,12 @@ impl Builder {
         self
     }
 
-    /// Returns the inputs alone, for a controller with these primary types.
     /// Returns the number of inputs.
     pub(super) fn len(&self) -> usize {
         self.inputs.len()
     }
 
+    /// Returns the inputs alone, for a controller with these primary types.
     pub(super) fn inputs(
         self,
         primaries: &[TypeRef],

@@ -23,7 +23,7 @@ use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, MetricPartKind,
+        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, MetricOwner,
         RunResult, Runnable, RunnableGroup, RunnableOptions,
     },
 };
@@ -100,6 +100,7 @@ pub struct ClusterRunnable {
 #[derive(Debug)]
 struct ShownCluster {
     manager: ManagerHandle,
+    owner: MetricOwner,
     name: ControllerName,
 }
 
@@ -112,7 +113,7 @@ impl ShownCluster {
 impl Drop for ShownCluster {
     fn drop(&mut self) {
         self.manager.readiness().remove(&Self::check(&self.name));
-        self.manager.remove_metrics(self.name.as_str());
+        self.manager.remove_cluster_metrics(self.owner, &self.name);
     }
 }
 
@@ -226,16 +227,16 @@ impl Cluster {
         &self,
         manager: ManagerHandle,
         name: ControllerName,
-        kind: MetricPartKind,
+        owner: MetricOwner,
         metrics: Vec<Box<RegisterFn>>,
     ) -> ShownCluster {
         manager.readiness().add(ShownCluster::check(&name), self.readiness_check());
         let cluster = self.clone();
-        manager.add_cluster_metrics(&name, kind, move |registry| {
+        manager.add_cluster_metrics(owner, &name, move |registry| {
             cluster.register_metrics(registry);
             metrics.iter().for_each(|register| register(registry));
         });
-        ShownCluster { manager, name }
+        ShownCluster { manager, owner, name }
     }
 
     fn with_work(
@@ -298,8 +299,7 @@ impl ClusterRunnable {
         let (name, cluster) = (name.into(), self.cluster.clone());
         let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
         manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
-        *shown.lock() =
-            Some(cluster.show(manager.handle(), name, MetricPartKind::Cluster, metrics));
+        *shown.lock() = Some(cluster.show(manager.handle(), name, MetricOwner::Cluster, metrics));
         Ok(())
     }
 
@@ -313,7 +313,8 @@ impl ClusterRunnable {
     ///
     /// # Cancel safety
     ///
-    /// If dropped early, it may or may not have been added.
+    /// If dropped early, it may or may not have been added. If it was, its metrics and its readiness
+    /// are missing: remove it, and add a new one.
     pub async fn add_to_running(
         mut self,
         manager: &ManagerHandle,
@@ -323,8 +324,8 @@ impl ClusterRunnable {
         let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
         let options = RunnableOptions::fail_fast();
         manager.add_runnable(name.clone(), Arc::new(self), options).await?;
-        let kind = MetricPartKind::LateCluster;
-        *shown.lock() = Some(cluster.show(manager.clone(), name, kind, metrics));
+        let owner = MetricOwner::LateCluster;
+        *shown.lock() = Some(cluster.show(manager.clone(), name, owner, metrics));
         Ok(())
     }
 }

@@ -384,7 +384,6 @@ fn any_changed(parts: &mut [Readiness]) -> BoxFuture<'_, ()> {
     .boxed()
 }
 
-/// Waits for a change; never returns once the sender is dropped, whose last value stands.
 /// Waits for a change of a published value; the loss of its publisher is one change.
 async fn published<T>(receiver: &mut watch::Receiver<T>, abandoned: &mut bool) {
     if receiver.changed().await.is_err() && std::mem::replace(abandoned, true) {
@@ -392,6 +391,7 @@ async fn published<T>(receiver: &mut watch::Receiver<T>, abandoned: &mut bool) {
     }
 }
 
+/// Waits for a change; never returns once the sender is dropped, whose last value stands.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -10,7 +10,7 @@ use super::{
     AddError, Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
     RunnableStatus, RunnableWithCondition, Snapshot, Transition,
     command::{ManagerCommand, ManagerReply},
-    metric_parts::{MetricPartKind, MetricParts},
+    metric_parts::{MetricOwner, MetricParts},
     name,
     runnable_spec::RunnableSpec,
 };
@@ -236,8 +236,9 @@ impl ManagerHandle {
     /// Registers all metrics of the manager: of its runnables and its election, of its clusters with
     /// their controllers and informers, and those of [`ManagerHandle::add_metrics`].
     ///
-    /// The metrics of several clusters have the label `cluster`: the name of the cluster's runnable.
-    /// A cluster that is added to a running manager always has it. Encode them with
+    /// The metrics of several clusters that were added before the manager ran have the label
+    /// `cluster`: the name of the cluster's runnable. A cluster that was added later always has it.
+    /// Encode them with
     /// [`metrics_text`](super::metrics_text). A registry holds the parts that exist now: register at
     /// each scrape, as the page of [`server::metrics`](crate::server) does, to follow clusters that
     /// come and go. Metrics of the connections belong to a cluster by
@@ -276,22 +277,27 @@ impl ManagerHandle {
         name: impl Into<String>,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        self.metrics.add(name.into(), MetricPartKind::Other, register);
+        self.metrics.add(MetricOwner::Program, name.into(), register);
     }
 
     /// Removes the metrics of [`ManagerHandle::add_metrics`]; nothing if there are none of this name.
     pub fn remove_metrics(&self, name: &str) {
-        self.metrics.remove(name);
+        self.metrics.remove(MetricOwner::Program, name);
     }
 
     /// Adds the metrics of a cluster.
     pub(crate) fn add_cluster_metrics(
         &self,
+        owner: MetricOwner,
         name: &ControllerName,
-        kind: MetricPartKind,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        self.metrics.add(name.to_string(), kind, register);
+        self.metrics.add(owner, name.to_string(), register);
+    }
+
+    /// Removes the metrics of a cluster.
+    pub(crate) fn remove_cluster_metrics(&self, owner: MetricOwner, name: &ControllerName) {
+        self.metrics.remove(owner, name.as_str());
     }
 
     /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the

@@ -47,7 +47,8 @@ reasons! {
     TypeAbsent = "TypeAbsent",
     /// Neither presence nor absence of the type is proven.
     TypeUnknown = "TypeUnknown",
-    /// The discovery of the type's cluster has never run: no manager runs the cluster.
+    /// The discovery of the type's cluster has never run: no manager runs the cluster, or has not
+    /// started it yet.
     DiscoveryNotStarted = "DiscoveryNotStarted",
     /// The server offers no list and watch for the type.
     NotWatchable = "NotWatchable",

@@ -63,7 +63,9 @@ pub trait Runnable: Send + Sync + 'static {
         None
     }
 
-    /// Returns whether the runnable can be started only once. A manager refuses to restart it.
+    /// Returns whether the runnable can be started only once, so that
+    /// [`ManagerHandle::restart`](super::ManagerHandle::restart) refuses it. A later start fails by
+    /// itself.
     fn runs_once(&self) -> bool {
         false
     }

@@ -1,3 +1,5 @@
+//! Work queue under a clock that is paused, with real getters.
+
 mod metrics;
 
 use std::{

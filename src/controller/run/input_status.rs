@@ -228,7 +228,12 @@ impl InputStatuses {
         type_ref: &TypeRef,
     ) -> Result<Attached, ListerError> {
         let attached = self.attached(cluster, type_ref);
-        attached.ok_or_else(|| self.unavailable(cluster, type_ref, |input| input == type_ref))
+        let is_version = |input: &TypeRef| match (&input.version, &type_ref.version) {
+            (Some(own), Some(read)) => own == read,
+            (None, _) | (_, None) => true,
+        };
+        let names = |input: &TypeRef| input.is_alike(type_ref) && is_version(input);
+        attached.ok_or_else(|| self.unavailable(cluster, type_ref, names))
     }
 
     /// Returns the reason why there is no cache of an input that was added by this name and has
@@ -237,7 +242,15 @@ impl InputStatuses {
         let inputs = self.inputs();
         let is_named =
             |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
-        inputs.values().rev().map(|input| &**input).find(is_named).map(InputStatus::explanation)
+        let input = inputs.values().rev().map(|input| &**input).find(is_named)?;
+        if input.state != WatchState::Synced {
+            return Some(input.explanation());
+        }
+        let why = match input.type_ref {
+            Some(_) => "its epoch is over",
+            None => "its source offers no cache",
+        };
+        Some(why.to_owned())
     }
 
     fn unavailable(
@@ -257,7 +270,16 @@ impl InputStatuses {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
-            None => ListerError::NotAnInput(type_ref),
+            None => {
+                // A custom source may offer the cache once it has synced.
+                let is_awaited = |input: &&InputStatus| {
+                    input.type_ref.is_none() && input.state != WatchState::Synced
+                };
+                match inputs.values().map(|input| &**input).find(is_awaited) {
+                    Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
+                    None => ListerError::NotAnInput(type_ref),
+                }
+            }
         }
     }
 

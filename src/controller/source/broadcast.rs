@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use futures::FutureExt;
 use parking_lot::Mutex;
-use tokio::{select, sync::Notify};
+use tokio::{select, sync::Notify, task::consume_budget};
 
 use super::channel;
 use crate::{
@@ -98,13 +98,16 @@ impl BroadcastSource {
             last = number;
             context.enqueue_again(request);
         }
-        loop {
+        // Checked each time, since requests may arrive faster than they are enqueued.
+        while !context.stop.is_cancelled() {
+            consume_budget().await;
             sent.notified().await;
             for (number, request) in taken.since(last) {
                 last = number;
                 context.enqueue(request);
             }
         }
+        SourceEnd::Stopped
     }
 }
 

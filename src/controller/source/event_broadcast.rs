@@ -9,7 +9,7 @@ use std::{
 use futures::FutureExt;
 use kube::core::TypeMeta;
 use parking_lot::Mutex;
-use tokio::{select, sync::Notify};
+use tokio::{select, sync::Notify, task::consume_budget};
 
 use super::channel;
 use crate::{
@@ -70,8 +70,14 @@ struct EventConsumer {
     sent: Notify,
 }
 
-/// `apiVersion`, kind, and key of an object.
-type EventKey = (String, String, ObjectKey);
+/// Identity of an object in the program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EventKey {
+    api_version: String,
+    kind: String,
+    uid: Arc<str>,
+    key: ObjectKey,
+}
 
 impl EventBroadcast {
     /// Returns a sender without sources.
@@ -88,14 +94,22 @@ impl EventBroadcast {
 
     /// Sends an object to all sources. Does not block.
     pub fn send(&self, object: &Object) {
+        // An object without content has no type: its uid is unique, too.
         let TypeMeta { api_version, kind } = object.decode().unwrap_or_default();
-        let key = (api_version, kind, object.key().clone());
+        let uid = Arc::clone(&object.header().uid);
+        let key = EventKey { api_version, kind, uid, key: object.key().clone() };
+        // Objects of the user, and consumers, are dropped outside of the locks.
+        let (mut consumers, mut replaced) = (Vec::new(), Vec::new());
         self.consumers.lock().retain(|consumer| {
-            let Some(consumer) = consumer.upgrade() else { return false };
-            consumer.arrived.lock().insert(key.clone(), object.clone());
-            consumer.sent.notify_one();
-            true
+            let consumer = consumer.upgrade();
+            let is_left = consumer.is_some();
+            consumers.extend(consumer);
+            is_left
         });
+        for consumer in &consumers {
+            replaced.push(consumer.arrived.lock().insert(key.clone(), object.clone()));
+            consumer.sent.notify_one();
+        }
     }
 }
 
@@ -111,11 +125,15 @@ impl EventBroadcastSource {
         for request in taken.requests() {
             context.enqueue_again(request);
         }
-        loop {
+        // Checked each time, since objects may arrive faster than they are mapped.
+        while !context.stop.is_cancelled() {
             let objects = mem::take(&mut *arrived.lock());
             objects.values().for_each(|object| context.deliver_generic(object));
+            drop(objects);
+            consume_budget().await;
             sent.notified().await;
         }
+        SourceEnd::Stopped
     }
 }
 

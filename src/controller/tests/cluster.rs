@@ -205,9 +205,21 @@ async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_o
     // The types of one cluster are not those of the other.
     servers[0].uninstall("widgets");
     run_until_idle().await;
+    let mut later = Registry::default();
+    handle.add_metrics("west", |_| {});
+    handle.register_metrics(&mut later);
+    let later = metrics_text(&later).unwrap();
+    assert!(later.contains("pilotlight_informer_watches{cluster=\"west\"} 1"), "{later}");
     let state = |name: &str| handle.status_of(name).unwrap().state;
     assert_eq!(state("widgets-east"), ControllerState::Waiting);
     assert_eq!(state("widgets-west"), ControllerState::Running);
+
+    handle.remove("east").await;
+    let mut alone = Registry::default();
+    handle.register_metrics(&mut alone);
+    let alone = metrics_text(&alone).unwrap();
+    assert!(!alone.contains("cluster=\"east\""), "{alone}");
+    assert!(alone.contains("pilotlight_informer_watches{cluster=\"west\"} 1"), "{alone}");
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
 }
@@ -310,6 +322,9 @@ async fn metrics_of_a_cluster_and_of_a_part_come_and_go_with_it() {
         assert!(!scrape().contains("cluster=\"late\""));
     }
 
+    harness.manager.add_metrics("panics", |_| panic!("boom"));
+    harness.manager.remove_metrics("manager");
+    assert!(scrape().contains("pilotlight_controller_tasks"), "a part costs no other");
     let orders = Counter::<u64>::default();
     let register = move |all: &mut Registry| all.register("orders", "Orders", orders.clone());
     harness.manager.add_metrics("orders", register);

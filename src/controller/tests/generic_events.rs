@@ -254,3 +254,30 @@ async fn source_that_two_controllers_share_fails_the_second_one() {
         harness.shutdown().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn broadcast_that_a_handler_feeds_without_a_pause_ends_with_its_epoch() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let object = sent(&harness, "a", "a").await;
+    let events = EventBroadcast::new();
+    let again = events.clone();
+    let handler = Handler::Object.generic(move |object, _| again.send(object));
+    let described = builder().for_type(widgets()).conditional();
+    harness.add(described.watches_source(events.source(), handler)).await;
+    let running = harness.manager.clone();
+    let started = async {
+        while running.status_of(NAME).unwrap().state != ControllerState::Running {
+            tokio::task::yield_now().await;
+        }
+    };
+    started.await;
+    events.send(&object);
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+
+    harness.manager.remove(NAME).await;
+
+    harness.shutdown().await;
+}
