@@ -1,7 +1,8 @@
 //! Bench: work queue, as a ratio to two references in the same run.
 //!
-//! `cargo bench --bench queue` prints the median time of each case, or with `-- NAME` of one case. Compare ratios; times depend on
-//! the machine. Neither reference has priorities, delays, rate limits or a debug dump.
+//! `cargo bench --bench queue` prints the median time of each case, or with `-- NAME` of one case.
+//! Compare ratios; times depend on the machine. Neither reference has priorities, delays, rate
+//! limits or a debug dump.
 //!
 //! - `plain` is a `VecDeque` and a `HashSet` behind a mutex. It is no work queue: an add during the
 //!   processing of its key is lost. In the row `no waits` it cannot wait for a key either.
@@ -47,14 +48,14 @@ trait Subject: Clone + Send + Sync + 'static {
     fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>);
 }
 
-/// Queue that loses adds of a key in processing.
+/// Queue that loses adds of a key in processing, with or without the wait for a key.
 #[derive(Clone)]
-struct Plain {
+struct Plain<const WAITS: bool> {
     state: Arc<Mutex<(VecDeque<u64>, HashSet<u64>)>>,
     changed: Arc<Notify>,
 }
 
-impl Subject for Plain {
+impl<const WAITS: bool> Subject for Plain<WAITS> {
     fn new() -> Self {
         Self { state: Arc::default(), changed: Arc::default() }
     }
@@ -64,12 +65,18 @@ impl Subject for Plain {
         if state.1.insert(key) {
             state.0.push_back(key);
             drop(state);
-            self.changed.notify_one();
+            if WAITS {
+                self.changed.notify_one();
+            }
         }
     }
 
     async fn get(&self) -> u64 {
-        wait_for(&self.changed, || self.state.lock().unwrap().0.pop_front()).await
+        let pop = || self.state.lock().unwrap().0.pop_front();
+        match WAITS {
+            true => wait_for(&self.changed, pop).await,
+            false => pop().unwrap(),
+        }
     }
 
     fn done(&self, key: u64) {
@@ -78,37 +85,6 @@ impl Subject for Plain {
 
     fn add_delayed(&self, delays: impl Iterator<Item = (u64, Duration)>) {
         add_by_tasks(self, delays);
-    }
-}
-
-/// Like [`Plain`], for a case that never waits for a key.
-#[derive(Clone)]
-struct WithoutWait {
-    state: Arc<Mutex<(VecDeque<u64>, HashSet<u64>)>>,
-}
-
-impl Subject for WithoutWait {
-    fn new() -> Self {
-        Self { state: Arc::default() }
-    }
-
-    fn add(&self, key: u64) {
-        let mut state = self.state.lock().unwrap();
-        if state.1.insert(key) {
-            state.0.push_back(key);
-        }
-    }
-
-    async fn get(&self) -> u64 {
-        self.state.lock().unwrap().0.pop_front().unwrap()
-    }
-
-    fn done(&self, key: u64) {
-        self.state.lock().unwrap().1.remove(&key);
-    }
-
-    fn add_delayed(&self, _delays: impl Iterator<Item = (u64, Duration)>) {
-        panic!("it cannot wait");
     }
 }
 
@@ -336,25 +312,25 @@ fn main() {
     compare(
         "uncontended",
         || uncontended::<Own>(&single),
-        || uncontended::<Plain>(&single),
+        || uncontended::<Plain<true>>(&single),
         || uncontended::<ClientGo>(&single),
     );
     compare(
         "no waits",
         || uncontended::<Own>(&single),
-        || uncontended::<WithoutWait>(&single),
+        || uncontended::<Plain<false>>(&single),
         || uncontended::<ClientGo>(&single),
     );
     compare(
         "contended",
         || contended::<Own>(&multi),
-        || contended::<Plain>(&multi),
+        || contended::<Plain<true>>(&multi),
         || contended::<ClientGo>(&multi),
     );
     compare(
         "delayed",
         || delayed::<Own>(&single),
-        || delayed::<Plain>(&single),
+        || delayed::<Plain<true>>(&single),
         || delayed::<ClientGo>(&single),
     );
 }

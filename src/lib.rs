@@ -159,7 +159,7 @@
 //!    type is served (`src/discovery/catalog/judgement.rs::judge_version`, by the CRD's conditions
 //!    `src/discovery/crd.rs::judge`), and the registry publishes it
 //!    (`src/discovery/shared_registry.rs`).
-//! 2. That wakes each condition on the type (`src/manager/condition.rs::verdict`). A waiting
+//! 2. That wakes each condition on the type (`src/manager/readiness.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
 //! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::decide`), and
 //!    the manager creates the epoch (`src/manager/task/effect.rs::start`,

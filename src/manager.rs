@@ -33,7 +33,9 @@ mod metrics;
 mod metrics_text;
 mod name;
 mod options;
+mod readiness;
 mod reason;
+mod registration;
 mod report;
 mod run;
 mod runnable;
@@ -62,12 +64,7 @@ use self::{metric_parts::MetricParts, runnable_spec::RunnableSpec};
 pub use backoff::RestartBackoff;
 pub use check::{Check, CheckResult};
 pub use checks::Checks;
-pub use condition::{
-    Always, Condition, Readiness, all_of, always, any_of, not, optional, subresource_served,
-    type_served,
-};
-#[cfg(any(test, feature = "meta"))]
-pub(crate) use condition::{some_of, subresource_served_if_crd};
+pub use condition::{Always, Condition};
 pub use conditional::RunnableWithCondition;
 #[cfg(all(test, feature = "testing"))]
 pub(crate) use election::fixture::RuntimeClock;
@@ -86,12 +83,18 @@ pub(crate) use fence::{
 pub(crate) use fence::{Requester, wait_details};
 pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
-pub(crate) use metric_parts::MetricOwner;
+pub(crate) use metric_parts::MetricPart;
 pub use metrics::ManagerMetrics;
 pub use metrics_text::metrics_text;
 pub use name::ControllerName;
 pub use options::ManagerOptions;
+pub use readiness::{
+    Readiness, all_of, always, any_of, not, optional, subresource_served, type_served,
+};
+#[cfg(any(test, feature = "meta"))]
+pub(crate) use readiness::{some_of, subresource_served_if_crd};
 pub use reason::Reason;
+pub(crate) use registration::Registration;
 pub use report::{Report, WatchReport, WatchState};
 pub use runnable::{ConditionalRunnable, Runnable, RunnableGroup};
 pub use runnable_options::{FailurePolicy, RunnableOptions};
@@ -139,7 +142,7 @@ impl Manager {
         });
         let metrics = MetricParts::default();
         let own = options.metrics.clone();
-        metrics.add(MetricOwner::Manager, "manager".to_owned(), move |all| own.register(all));
+        metrics.add(MetricPart::Own, move |all| own.register(all));
         let handle = ManagerHandle {
             commands: sender,
             metrics,
@@ -166,8 +169,7 @@ impl Manager {
         let status = election.status();
         self.handle.readiness.add("leader-election", move || status.borrow().check());
         let metrics = election.metrics().clone();
-        let name = "leader-election".to_owned();
-        self.handle.metrics.add(MetricOwner::Manager, name, move |all| metrics.register(all));
+        self.handle.metrics.add(MetricPart::Own, move |all| metrics.register(all));
         Self { election: Some(election), ..self }
     }
 
@@ -248,6 +250,7 @@ impl Manager {
     /// Dropping the future aborts the runnables without draining them.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
         let Self { options, handle, commands, snapshot, waiting, election, .. } = self;
+        handle.metrics.label_clusters();
         let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
         let mut owner =
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);

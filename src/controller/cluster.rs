@@ -14,6 +14,7 @@ use kube::Client;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::time::timeout;
+use tracing::warn;
 
 use super::{
     ControllerDefaults, metrics::ControllerMetrics, run::carried_over::CarriedOverByName,
@@ -23,8 +24,8 @@ use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
     manager::{
-        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, MetricOwner,
-        RunResult, Runnable, RunnableGroup, RunnableOptions,
+        AddError, CheckResult, ControllerName, Epoch, Manager, ManagerHandle, MetricPart,
+        Registration, RunResult, Runnable, RunnableGroup, RunnableOptions,
     },
 };
 
@@ -91,30 +92,8 @@ pub struct ClusterRunnable {
     work: ClusterWork,
     // Metrics that are registered with those of the cluster.
     metrics: Vec<Box<RegisterFn>>,
-    // Check and metrics in those of the manager, removed with the runnable.
-    shown: Arc<Mutex<Option<ShownCluster>>>,
-}
-
-/// Check of readiness and metrics of a cluster in those of a manager, which are removed when this is
-/// dropped.
-#[derive(Debug)]
-struct ShownCluster {
-    manager: ManagerHandle,
-    owner: MetricOwner,
-    name: ControllerName,
-}
-
-impl ShownCluster {
-    fn check(name: &ControllerName) -> String {
-        format!("discovery/{name}")
-    }
-}
-
-impl Drop for ShownCluster {
-    fn drop(&mut self) {
-        self.manager.readiness().remove(&Self::check(&self.name));
-        self.manager.remove_cluster_metrics(self.owner, &self.name);
-    }
+    // Check of readiness and metrics in those of a manager, which end with the runnable.
+    registered: Option<[Registration; 2]>,
 }
 
 type RegisterFn = dyn Fn(&mut Registry) + Send + Sync;
@@ -222,23 +201,6 @@ impl Cluster {
         }
     }
 
-    /// Adds the check of readiness and the metrics to those of a manager.
-    fn show(
-        &self,
-        manager: ManagerHandle,
-        name: ControllerName,
-        owner: MetricOwner,
-        metrics: Vec<Box<RegisterFn>>,
-    ) -> ShownCluster {
-        manager.readiness().add(ShownCluster::check(&name), self.readiness_check());
-        let cluster = self.clone();
-        manager.add_cluster_metrics(owner, &name, move |registry| {
-            cluster.register_metrics(registry);
-            metrics.iter().for_each(|register| register(registry));
-        });
-        ShownCluster { manager, owner, name }
-    }
-
     fn with_work(
         work: ClusterWork,
         client: Client,
@@ -253,7 +215,7 @@ impl Cluster {
             cluster: cluster.clone(),
             work,
             metrics: Vec::new(),
-            shown: Arc::default(),
+            registered: None,
         };
         (cluster, runnable)
     }
@@ -271,7 +233,7 @@ impl ClusterRunnable {
     /// let client = transport::client(config, options)?;
     /// let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
     /// runnable.with_metrics(move |all| requests.register(all)).add_to(manager, "cluster")?;
-    /// // Later, the one call of Manager::register_metrics registers all of them.
+    /// // Later, the one call of ManagerHandle::register_metrics registers all of them.
     /// # drop(cluster);
     /// # Ok(())
     /// # }
@@ -296,11 +258,9 @@ impl ClusterRunnable {
         manager: &mut Manager,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
-        let (name, cluster) = (name.into(), self.cluster.clone());
-        let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
-        manager.add_runnable(name.clone(), Arc::new(self), RunnableOptions::fail_fast())?;
-        *shown.lock() = Some(cluster.show(manager.handle(), name, MetricOwner::Cluster, metrics));
-        Ok(())
+        let name = name.into();
+        self.register(&manager.handle(), &name, MetricPart::Cluster(name.to_string()));
+        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast())
     }
 
     /// Adds the cluster by a handle of a manager that may run already, with its metrics and its
@@ -313,26 +273,44 @@ impl ClusterRunnable {
     ///
     /// # Cancel safety
     ///
-    /// If dropped early, it may or may not have been added. If it was, its metrics and its readiness
-    /// are missing: remove it, and add a new one.
+    /// If dropped early, it may or may not have been added.
     pub async fn add_to_running(
         mut self,
         manager: &ManagerHandle,
         name: impl Into<ControllerName>,
     ) -> Result<(), AddError> {
-        let (name, cluster) = (name.into(), self.cluster.clone());
-        let (metrics, shown) = (mem::take(&mut self.metrics), Arc::clone(&self.shown));
-        let options = RunnableOptions::fail_fast();
-        manager.add_runnable(name.clone(), Arc::new(self), options).await?;
-        let owner = MetricOwner::LateCluster;
-        *shown.lock() = Some(cluster.show(manager.clone(), name, owner, metrics));
-        Ok(())
+        let name = name.into();
+        self.register(manager, &name, MetricPart::LateCluster(name.to_string()));
+        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast()).await
+    }
+
+    /// Registers the check of readiness and the metrics with a manager. They end with this runnable,
+    /// at once if the manager refuses it.
+    fn register(&mut self, manager: &ManagerHandle, name: &ControllerName, part: MetricPart) {
+        let check = self.cluster.readiness_check();
+        let check = manager.readiness().register(format!("discovery/{name}"), check);
+        let (cluster, metrics) = (self.cluster.clone(), mem::take(&mut self.metrics));
+        let metrics = manager.register_part(part, move |registry| {
+            cluster.register_metrics(registry);
+            metrics.iter().for_each(|register| register(registry));
+        });
+        self.registered = Some([check, metrics]);
     }
 }
 
 impl fmt::Debug for ClusterRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterRunnable").field("work", &self.work).finish_non_exhaustive()
+    }
+}
+
+impl Drop for ClusterRunnable {
+    fn drop(&mut self) {
+        if let ClusterWork::All(discovery) = &self.work
+            && discovery.lock().is_some()
+        {
+            warn!("a cluster has never run, so that its controllers wait: add it to a manager");
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub use self::fetch::FetchError;
 #[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
-    CachedResource, Cluster, Inputs, Lister, ListerError, Queue, Request,
+    CachedResource, Cluster, InputState, Inputs, Lister, ListerError, Queue, Request,
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
@@ -355,20 +355,16 @@ impl Context {
     ///
     /// [`ListerError::OfName`] with the reason: no input has this name, or it has no complete list.
     pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
-        match self.shared.statuses.named(input) {
-            Some(attached) => Ok(self.reader_of(&attached)),
-            None => {
-                let is_declared = |named: &Arc<NamedInputs>| named.input(input).is_some();
-                let why = match self.shared.statuses.missing_reason(input) {
-                    Some(why) => why,
-                    None if self.shared.named.as_ref().is_some_and(is_declared) => {
-                        "it has not started yet".to_owned()
-                    }
-                    None => "no input has this name; add it with Inputs::add".to_owned(),
-                };
-                Err(ListerError::OfName { input: input.to_owned(), why })
-            }
+        if let Some(attached) = self.shared.statuses.named(input) {
+            return Ok(self.reader_of(&attached));
         }
+        let why = match self.shared.named.as_ref().and_then(|named| named.state_of(input)) {
+            Some(InputState::Pending(why)) => why,
+            Some(InputState::Started) => "its source offers no cache".to_owned(),
+            Some(InputState::Ended) => "it has ended".to_owned(),
+            None => "no input has this name; add it with Inputs::add".to_owned(),
+        };
+        Err(ListerError::OfName { input: input.to_owned(), why })
     }
 
     /// Returns a reader of a cache with the live reads of this reconcile.

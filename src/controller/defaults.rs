@@ -49,8 +49,8 @@ pub struct ControllerDefaults {
 /// Defaults of the inputs of one type, and of the controllers that are for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TypeDefaults {
-    /// Namespaces; those of the cluster if there are none. An input by name chooses one of several
-    /// with [`Builder::namespace`](super::Builder::namespace).
+    /// Namespaces; those of the cluster by default. Of several, an input by name needs a choice by
+    /// [`Builder::namespace`](super::Builder::namespace).
     pub namespaces: Vec<Arc<str>>,
     /// Label selector that the server applies.
     pub labels: Option<Arc<str>>,

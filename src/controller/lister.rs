@@ -24,9 +24,10 @@ impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'sta
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListerError {
-    /// Add the type as an input.
+    /// Add the type as an input. A custom source that offers a cache of it has none yet, or has lost
+    /// its condition.
     #[error(
-        "no cache of {0}: it is not an input of this controller; add it with for_, owns or watches"
+        "no cache of {0}: no input of this controller has it now; add it with for_, owns or watches"
     )]
     NotAnInput(TypeRef),
     /// Add the input of this name, or wait until it is listed.

@@ -93,14 +93,16 @@ impl Predicate {
     }
 
     /// Returns this predicate with a function for generic events. Without it, a predicate decides
-    /// about the object of a generic event as about a created one.
+    /// about the object of a generic event as about a created one. The inputs of types have no such
+    /// events.
     ///
     /// Semantics: `GenericFunc` of `predicate.Funcs` in controller-runtime (`pkg/predicate`).
     ///
     /// ```
-    /// use pilotlight::controller::Predicate;
+    /// use pilotlight::{controller::Predicate, informer::Object};
     ///
-    /// let changes = Predicate::labels().generic(|object| object.header().labels.get("sync").is_some());
+    /// let is_marked = |object: &Object| object.header().labels.get("sync").is_some();
+    /// let changes = Predicate::labels().generic(is_marked);
     /// # drop(changes);
     /// ```
     #[must_use]

@@ -2,6 +2,7 @@
 
 pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
+mod consumers;
 pub(in crate::controller) mod event;
 pub(in crate::controller) mod event_broadcast;
 pub(in crate::controller) mod function;

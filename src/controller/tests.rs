@@ -51,6 +51,7 @@ mod many_types;
 mod mistakes;
 mod named;
 mod object_conditions;
+mod optional_types;
 mod options;
 mod own_sources;
 mod panics;

@@ -1,15 +1,16 @@
 //! Named checks of liveness and readiness.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Check, CheckResult, Snapshot, runnable_check};
+use super::{Check, CheckResult, Registration, Snapshot, runnable_check};
 use crate::guard::{self, GuardedDrop};
 
 type CheckFn = Arc<GuardedDrop<Box<dyn Fn() -> CheckResult + Send + Sync>>>;
+type NamedCheck = (Arc<str>, CheckFn);
 
 /// Checks by name, of the liveness or of the readiness of a process. Cheap to clone; clones share
 /// their checks, which are added and removed at any time.
@@ -36,7 +37,8 @@ type CheckFn = Arc<GuardedDrop<Box<dyn Fn() -> CheckResult + Send + Sync>>>;
 /// ```
 #[derive(Clone, Default)]
 pub struct Checks {
-    named: Arc<RwLock<BTreeMap<Arc<str>, CheckFn>>>,
+    // Sorted by name.
+    named: Arc<RwLock<Vec<NamedCheck>>>,
     /// Runnables that are checked, too.
     runnables: Option<watch::Receiver<Arc<Snapshot>>>,
 }
@@ -53,24 +55,49 @@ impl Checks {
         name: impl Into<Arc<str>>,
         check: impl Fn() -> R + Send + Sync + 'static,
     ) {
+        let name = name.into();
         let check: CheckFn = Arc::new(GuardedDrop::new(Box::new(move || check().into())));
-        // The check before is dropped outside of the lock.
-        let before = self.named.write().insert(name.into(), check);
+        let before = self.exchange(|other, _| *other == name, Some((Arc::clone(&name), check)));
         drop(before);
+    }
+
+    /// Adds a check until the registration is dropped, beside others of this name.
+    pub(crate) fn register(
+        &self,
+        name: impl Into<Arc<str>>,
+        check: impl Fn() -> CheckResult + Send + Sync + 'static,
+    ) -> Registration {
+        let check: CheckFn = Arc::new(GuardedDrop::new(Box::new(check)));
+        drop(self.exchange(|_, _| false, Some((name.into(), Arc::clone(&check)))));
+        let checks = self.clone();
+        Registration::new(move || {
+            drop(checks.exchange(|_, other| Arc::ptr_eq(other, &check), None));
+        })
     }
 
     /// Removes a check; returns whether it existed. It may still run.
     pub fn remove(&self, name: &str) -> bool {
-        let before = self.named.write().remove(name);
-        before.is_some()
+        !self.exchange(|other, _| **other == *name, None).is_empty()
+    }
+
+    /// Removes checks and adds one. Returns those removed, to be dropped outside of the lock.
+    fn exchange(
+        &self,
+        is_removed: impl Fn(&Arc<str>, &CheckFn) -> bool,
+        added: Option<NamedCheck>,
+    ) -> Vec<NamedCheck> {
+        let mut named = self.named.write();
+        let removed = named.extract_if(.., |(name, check)| is_removed(name, check)).collect();
+        if let Some(added) = added {
+            let place = named.partition_point(|(name, _)| *name <= added.0);
+            named.insert(place, added);
+        }
+        removed
     }
 
     /// Runs all checks: those by name, in their order, then those of the runnables.
     pub fn results(&self) -> Vec<Check> {
-        let named: Vec<_> = {
-            let named = self.named.read();
-            named.iter().map(|(name, check)| (Arc::clone(name), Arc::clone(check))).collect()
-        };
+        let named: Vec<_> = { self.named.read().clone() };
         let named = named.into_iter().map(|(name, check)| {
             let result = guard::run(|| check()).unwrap_or_else(|error| {
                 warn!(name = &*name, error, "a check panicked");
@@ -86,7 +113,7 @@ impl Checks {
 
 impl fmt::Debug for Checks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.named.read().keys()).finish()
+        f.debug_set().entries(self.named.read().iter().map(|(name, _)| name)).finish()
     }
 }
 

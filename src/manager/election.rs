@@ -52,7 +52,8 @@ pub struct ElectionOptions {
     /// manager's runtime cannot cost the lease; on by default. Without it the election is a task of
     /// the manager's runtime, such as for tests whose time is paused.
     pub own_thread: bool,
-    /// Metrics of the election; register them with the process's registry.
+    /// Metrics of the election, which
+    /// [`ManagerHandle::register_metrics`](super::ManagerHandle::register_metrics) registers.
     pub metrics: ElectionMetrics,
 }
 

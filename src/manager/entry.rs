@@ -152,11 +152,6 @@ impl RunnableEntry {
                     "its condition has not published a verdict".to_owned(),
                 ),
             },
-            ControllerState::Starting | ControllerState::Running
-                if !report.undiscovered.is_empty() =>
-            {
-                (Reason::DiscoveryNotStarted, report.undiscovered.join("; "))
-            }
             // Before the sync timeout, which is only a consequence of it.
             ControllerState::Starting | ControllerState::Running
                 if !report.unconverted.is_empty() && report.forbidden.is_empty() =>

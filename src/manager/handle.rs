@@ -7,10 +7,10 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::warn;
 
 use super::{
-    AddError, Always, Checks, ConditionalRunnable, ControllerName, Runnable, RunnableOptions,
-    RunnableStatus, RunnableWithCondition, Snapshot, Transition,
+    AddError, Always, Checks, ConditionalRunnable, ControllerName, Registration, Runnable,
+    RunnableOptions, RunnableStatus, RunnableWithCondition, Snapshot, Transition,
     command::{ManagerCommand, ManagerReply},
-    metric_parts::{MetricOwner, MetricParts},
+    metric_parts::{MetricPart, MetricParts},
     name,
     runnable_spec::RunnableSpec,
 };
@@ -146,7 +146,9 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::NotThere`], [`AddError::OtherName`], [`AddError::Stopping`].
+    /// [`AddError::NotThere`], [`AddError::OtherName`], [`AddError::Stopping`], and
+    /// [`AddError::RunsOnce`] for a runnable that cannot be started again, such as that of a cluster:
+    /// remove it, and add a new one.
     ///
     /// # Cancel safety
     ///
@@ -172,8 +174,8 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::NotThere`], [`AddError::Stopping`], and [`AddError::RunsOnce`] for a runnable
-    /// that cannot be started again, such as that of a cluster, which continues.
+    /// [`AddError::NotThere`], [`AddError::Stopping`], and [`AddError::RunsOnce`] as for
+    /// [`ManagerHandle::replace`].
     ///
     /// # Cancel safety
     ///
@@ -226,9 +228,9 @@ impl ManagerHandle {
 
     /// Returns the checks of readiness: those of the runnables, of the clusters and of the election.
     ///
-    /// A runnable that waits is ready, and one that fails is degraded. A stuck one is not ready, nor
-    /// one that needs a cluster which no manager runs. A cluster is not ready before it has
-    /// discovered its types.
+    /// A runnable that waits is ready, and one that fails, or waits for a cluster which no manager
+    /// runs, is degraded. A stuck one is not ready. A cluster is not ready before it has discovered
+    /// its types.
     pub fn readiness(&self) -> Checks {
         self.readiness.clone()
     }
@@ -277,27 +279,23 @@ impl ManagerHandle {
         name: impl Into<String>,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        self.metrics.add(MetricOwner::Program, name.into(), register);
+        let name = name.into();
+        self.metrics.remove_named(&name);
+        self.metrics.add(MetricPart::Named(name), register);
     }
 
-    /// Removes the metrics of [`ManagerHandle::add_metrics`]; nothing if there are none of this name.
+    /// Removes metrics of the program, if there are any of this name.
     pub fn remove_metrics(&self, name: &str) {
-        self.metrics.remove(MetricOwner::Program, name);
+        self.metrics.remove_named(name);
     }
 
-    /// Adds the metrics of a cluster.
-    pub(crate) fn add_cluster_metrics(
+    /// Adds the metrics of a part of the crate, until the registration is dropped.
+    pub(crate) fn register_part(
         &self,
-        owner: MetricOwner,
-        name: &ControllerName,
+        part: MetricPart,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
-    ) {
-        self.metrics.add(owner, name.to_string(), register);
-    }
-
-    /// Removes the metrics of a cluster.
-    pub(crate) fn remove_cluster_metrics(&self, owner: MetricOwner, name: &ControllerName) {
-        self.metrics.remove(owner, name.as_str());
+    ) -> Registration {
+        self.metrics.register_part(part, register)
     }
 
     /// Returns the state of a runnable for debugging, from [`Runnable::debug`]: for a controller the

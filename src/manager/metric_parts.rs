@@ -1,15 +1,16 @@
 //! Metrics of a manager and its parts, which are added and removed while it runs.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tracing::warn;
 
+use super::registration::Registration;
 use crate::guard::{self, GuardedDrop};
 
 /// Function that registers the metrics of a part.
-type RegisterFn = dyn Fn(&mut Registry) + Send + Sync;
+type RegisterFn = Arc<GuardedDrop<Box<dyn Fn(&mut Registry) + Send + Sync>>>;
 
 /// Metrics of the parts of a manager, in the order in which they were added. Cheap to clone.
 #[derive(Clone, Default)]
@@ -17,63 +18,67 @@ pub(super) struct MetricParts(Arc<Mutex<PartsInOrder>>);
 
 #[derive(Default)]
 struct PartsInOrder {
-    parts: Vec<MetricPart>,
-    /// True once two clusters were added before the manager ran. Labels stay when one is removed.
-    has_several_clusters: bool,
+    parts: Vec<(MetricPart, RegisterFn)>,
+    /// True if there were several clusters when the manager began to run. Labels stay when one is
+    /// removed.
+    are_labelled: Option<bool>,
 }
 
-#[derive(Clone)]
-struct MetricPart {
-    owner: MetricOwner,
-    name: String,
-    register: GuardedDrop<Arc<RegisterFn>>,
-}
-
-/// Owner of a part; names of different owners do not collide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MetricOwner {
-    /// The manager itself.
-    Manager,
-    /// The program, or a supervisor of it.
-    Program,
-    /// Cluster that was added before the manager ran: labelled if there were several of them.
-    Cluster,
+/// Part of a manager with metrics of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MetricPart {
+    /// The manager, its election, or a supervisor.
+    Own,
+    /// Metrics that the program has added by this name.
+    Named(String),
+    /// Cluster that was added before the manager ran: labelled with its name if there were several.
+    Cluster(String),
     /// Cluster that was added later: always labelled, so that no series changes with it.
-    LateCluster,
+    LateCluster(String),
 }
 
 impl MetricParts {
-    /// Adds the metrics of a part, in place of those of the same owner and name.
+    /// Adds the metrics of a part.
     pub(super) fn add(
         &self,
-        owner: MetricOwner,
-        name: String,
+        part: MetricPart,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        let register = GuardedDrop::new(Arc::new(register) as Arc<RegisterFn>);
-        let part = MetricPart { owner, name, register };
-        let mut state = self.0.lock();
-        let is_early = |part: &MetricPart| part.owner == MetricOwner::Cluster;
-        let has_early = state.parts.iter().any(is_early);
-        state.has_several_clusters |= has_early && is_early(&part);
-        let same = |it: &&mut MetricPart| it.owner == owner && it.name == part.name;
-        // The replaced part is dropped outside of the lock.
-        let replaced = match state.parts.iter_mut().find(same) {
-            Some(place) => Some(mem::replace(place, part)),
-            None => {
-                state.parts.push(part);
-                None
-            }
-        };
-        drop(state);
-        drop(replaced);
+        self.push(part, Arc::new(GuardedDrop::new(Box::new(register))));
     }
 
-    /// Removes the metrics of a part.
-    pub(super) fn remove(&self, owner: MetricOwner, name: &str) {
+    /// Adds the metrics of a part, until the registration is dropped.
+    pub(super) fn register_part(
+        &self,
+        part: MetricPart,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) -> Registration {
+        let register: RegisterFn = Arc::new(GuardedDrop::new(Box::new(register)));
+        self.push(part, Arc::clone(&register));
+        let parts = self.clone();
+        Registration::new(move || parts.remove(|_, other| Arc::ptr_eq(other, &register)))
+    }
+
+    /// Removes the metrics that the program has added by a name.
+    pub(super) fn remove_named(&self, name: &str) {
+        self.remove(|part, _| matches!(part, MetricPart::Named(other) if other == name));
+    }
+
+    /// Decides whether the clusters of now are labelled, as the manager begins to run.
+    pub(super) fn label_clusters(&self) {
         let mut state = self.0.lock();
-        let place = state.parts.iter().position(|it| it.owner == owner && it.name == name);
+        state.are_labelled = Some(state.has_several_clusters());
+    }
+
+    fn push(&self, part: MetricPart, register: RegisterFn) {
+        self.0.lock().parts.push((part, register));
+    }
+
+    fn remove(&self, is_removed: impl Fn(&MetricPart, &RegisterFn) -> bool) {
+        let mut state = self.0.lock();
+        let place = state.parts.iter().position(|(part, register)| is_removed(part, register));
         let removed = place.map(|place| state.parts.remove(place));
+        // The code of the part is dropped outside of the lock.
         drop(state);
         drop(removed);
     }
@@ -82,28 +87,38 @@ impl MetricParts {
     pub(super) fn register(&self, registry: &mut Registry) {
         // The code of the parts runs outside of the lock.
         let state = self.0.lock();
-        let (parts, has_several) = (state.parts.clone(), state.has_several_clusters);
+        let are_labelled = state.are_labelled.unwrap_or_else(|| state.has_several_clusters());
+        let parts = state.parts.clone();
         drop(state);
-        for MetricPart { owner, name, register } in parts {
-            let is_labelled = match owner {
-                MetricOwner::Manager | MetricOwner::Program => false,
-                MetricOwner::Cluster => has_several,
-                MetricOwner::LateCluster => true,
+        for (part, register) in parts {
+            let label = match &part {
+                MetricPart::Cluster(name) if are_labelled => Some(name),
+                MetricPart::LateCluster(name) => Some(name),
+                MetricPart::Own | MetricPart::Named(_) | MetricPart::Cluster(_) => None,
             };
-            let label = || ("cluster".into(), name.clone().into());
-            let registered = guard::run(|| match is_labelled {
-                true => (**register)(registry.sub_registry_with_label(label())),
-                false => (**register)(registry),
+            let registered = guard::run(|| match label {
+                Some(name) => {
+                    let label = ("cluster".into(), name.clone().into());
+                    register(registry.sub_registry_with_label(label));
+                }
+                None => register(registry),
             });
             if let Err(error) = registered {
-                warn!(name, error, "the registration of metrics panicked");
+                warn!(?part, error, "the registration of metrics panicked");
             }
         }
     }
 }
 
+impl PartsInOrder {
+    fn has_several_clusters(&self) -> bool {
+        let is_cluster = |(part, _): &&_| matches!(part, MetricPart::Cluster(_));
+        self.parts.iter().filter(is_cluster).count() > 1
+    }
+}
+
 impl std::fmt::Debug for MetricParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.lock().parts.iter().map(|part| &part.name)).finish()
+        f.debug_list().entries(self.0.lock().parts.iter().map(|(part, _)| part)).finish()
     }
 }

@@ -23,7 +23,8 @@ pub struct ManagerOptions {
     pub max_concurrent_reconciles: Option<NonZeroUsize>,
     /// Delay between a failed run and the next.
     pub restart_backoff: RestartBackoff,
-    /// Metrics of this manager; register them with the process's registry.
+    /// Metrics of this manager, which
+    /// [`ManagerHandle::register_metrics`](super::ManagerHandle::register_metrics) registers.
     pub metrics: ManagerMetrics,
 }
 

@@ -60,8 +60,6 @@ pub struct Report {
     pub forbidden: Vec<String>,
     /// Types that cannot be read because a conversion webhook fails, each with the error.
     pub unconverted: Vec<String>,
-    /// Sources of a cluster that no manager runs, each with what to do.
-    pub undiscovered: Vec<String>,
     /// Optional types that are missing.
     pub missing: Vec<TypeRef>,
     /// True if a reconcile failed at least a minute ago and none has succeeded since.

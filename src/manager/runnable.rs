@@ -63,9 +63,8 @@ pub trait Runnable: Send + Sync + 'static {
         None
     }
 
-    /// Returns whether the runnable can be started only once, so that
-    /// [`ManagerHandle::restart`](super::ManagerHandle::restart) refuses it. A later start fails by
-    /// itself.
+    /// Returns whether the runnable can be started only once. A handle refuses to
+    /// [`restart`](super::ManagerHandle::restart) or [`replace`](super::ManagerHandle::replace) it.
     fn runs_once(&self) -> bool {
         false
     }

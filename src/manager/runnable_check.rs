@@ -8,9 +8,9 @@ const MANY_FAILURES: u32 = 3;
 /// Returns the check of a runnable: name, state and reason. The message is left out, since anyone
 /// who reaches the server can read it.
 ///
-/// A runnable that waits for a type is ready, unless no manager runs the cluster of the type: that is
-/// a mistake of the program, and the wait has no end. Long back-offs and controllers that cannot sync are
-/// degraded. A stuck runnable fails, since it holds its name until the process is restarted.
+/// A runnable that waits for a type is ready. Long back-offs, controllers that cannot sync, and those
+/// that wait for a cluster which no manager has run, are degraded. A stuck runnable fails, since it
+/// holds its name until the process is restarted.
 pub(super) fn check(status: &RunnableStatus) -> Check {
     let (result, reason) = judge(status);
     let reason = reason.unwrap_or(status.reason.as_str());
@@ -24,11 +24,8 @@ type NewResult = fn(std::borrow::Cow<'static, str>) -> CheckResult;
 fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
     let report = &status.report;
     let is_active = matches!(status.state, ControllerState::Starting | ControllerState::Running);
-    let is_undiscovered = (is_active && !report.undiscovered.is_empty())
-        || status.unmet.iter().any(|unmet| unmet.reason == Reason::DiscoveryNotStarted);
     match status.state {
         _ if status.stuck => (CheckResult::Failed, Some("Stuck")),
-        _ if is_undiscovered => (CheckResult::Failed, Some("DiscoveryNotStarted")),
         ControllerState::BackingOff if status.failures >= MANY_FAILURES => {
             (CheckResult::Degraded, None)
         }
@@ -41,6 +38,9 @@ fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
         ControllerState::Starting if !report.late.is_empty() => (CheckResult::Degraded, None),
         ControllerState::Running if report.stale => (CheckResult::Degraded, Some("Stale")),
         ControllerState::Running if report.failing => (CheckResult::Degraded, Some("SyncsFailing")),
+        ControllerState::Waiting if status.reason == Reason::DiscoveryNotStarted => {
+            (CheckResult::Degraded, None)
+        }
         ControllerState::Waiting
         | ControllerState::Starting
         | ControllerState::Running

@@ -9,13 +9,17 @@
 
 mod check;
 mod server_side;
+mod write_step;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
-pub(crate) use self::server_side::{DynamicApplyReturn, with_uid};
+pub(crate) use self::{
+    server_side::with_uid,
+    write_step::{DynamicApplyReturn, Write, WriteStep},
+};
 use super::{
     UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},
@@ -112,21 +116,6 @@ pub(crate) struct DesiredChild {
     pub(crate) json: Bytes,
 }
 
-/// Object that is ready to be sent.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Write {
-    /// Index of the child type.
-    pub(crate) group: usize,
-    /// Namespace and name.
-    pub(crate) key: ObjectKey,
-    /// The object, encoded.
-    pub(crate) body: Bytes,
-    /// resourceVersion of the object that it replaces.
-    pub(crate) replaces: Option<String>,
-    /// Fingerprint of the content by dynamic apply.
-    pub(crate) content: Option<Fingerprint>,
-}
-
 /// Child that may need a write.
 #[derive(Clone, Debug)]
 pub(crate) enum PlannedChild<'a> {
@@ -136,73 +125,6 @@ pub(crate) enum PlannedChild<'a> {
     Compare(&'a Child, DesiredChild),
     /// Desired and not observed.
     Create(DesiredChild),
-}
-
-/// Write of one child.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum WriteStep {
-    /// Delete the object with this uid.
-    Delete {
-        /// Index of the child type.
-        group: usize,
-        /// Namespace and name.
-        key: ObjectKey,
-        /// uid of the object.
-        uid: Arc<str>,
-    },
-    /// Delete the object with this uid; the next sync creates its replacement.
-    Recreate {
-        /// uid of the object.
-        uid: Arc<str>,
-        /// Replacement.
-        created: Write,
-        /// Object as observed.
-        observed: Bytes,
-        /// Object as an update would write it.
-        merged: Bytes,
-    },
-    /// Create this object.
-    Create(Write),
-    /// Replace the observed object with this one; server-side apply applies this one to it.
-    Update(Write),
-    /// Hand the fields of the object with this uid over to the apply strategy.
-    TransferFields {
-        /// Index of the child type.
-        group: usize,
-        /// Namespace and name.
-        key: ObjectKey,
-        /// uid of the object.
-        uid: Arc<str>,
-        /// Way back to dynamic apply; `None` towards server-side apply.
-        back: Option<Box<DynamicApplyReturn>>,
-    },
-}
-
-impl WriteStep {
-    /// Returns the index of the group, and the key of the object.
-    pub(crate) fn target(&self) -> (usize, &ObjectKey) {
-        match self {
-            Self::Delete { group, key, .. } | Self::TransferFields { group, key, .. } => {
-                (*group, key)
-            }
-            Self::Recreate { created: write, .. } | Self::Create(write) | Self::Update(write) => {
-                (write.group, &write.key)
-            }
-        }
-    }
-
-    /// Returns the number of bytes that it sends.
-    pub(crate) fn size(&self) -> usize {
-        match self {
-            Self::Delete { .. } => 0,
-            Self::Recreate { created, merged, .. } => created.body.len() + merged.len(),
-            Self::Create(write) | Self::Update(write) => write.body.len(),
-            Self::TransferFields { back: None, .. } => 0,
-            Self::TransferFields { back: Some(back), .. } => {
-                back.applied.len() + back.remembered.len() + back.otherwise.size()
-            }
-        }
-    }
 }
 
 impl PlannedChild<'_> {

@@ -35,8 +35,8 @@ use super::{
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
     manager::{
-        ConditionalRunnable, Epoch, ManagerHandle, Readiness, RunResult, Runnable, RunnableOptions,
-        StopReason,
+        ConditionalRunnable, Epoch, ManagerHandle, MetricPart, Readiness, Registration, RunResult,
+        Runnable, RunnableOptions, StopReason,
     },
     transport::{Proxies, user_agent},
 };
@@ -61,7 +61,7 @@ pub struct MetaOptions {
     pub workers: usize,
     /// Options of each runnable.
     pub runnable: RunnableOptions,
-    /// Metrics of hook calls. They join those of the manager of the supervisor, as `hooks`.
+    /// Metrics of hook calls, which the supervisors register with their manager.
     pub metrics: HookMetrics,
     /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,
@@ -159,11 +159,19 @@ struct SharedState {
     credentials: HookCredentials,
     /// True once the missing status of a CRD was logged.
     logged_pruning: Arc<AtomicBool>,
+    /// Metrics of hooks in those of the manager, until the last supervisor is dropped.
+    metrics: Arc<Registration>,
 }
 
 impl SharedState {
-    fn new(cluster: &Cluster) -> Self {
-        Self { credentials: HookCredentials::new(cluster), logged_pruning: Arc::default() }
+    fn new(cluster: &Cluster, manager: &ManagerHandle, options: &MetaOptions) -> Self {
+        let metrics = options.metrics.clone();
+        let metrics = manager.register_part(MetricPart::Own, move |all| metrics.register(all));
+        Self {
+            credentials: HookCredentials::new(cluster),
+            logged_pruning: Arc::default(),
+            metrics: Arc::new(metrics),
+        }
     }
 }
 
@@ -183,6 +191,8 @@ pub struct Supervisor {
     kind: ControllerKind,
     controller: Controller,
     declared: DeclaredControllers,
+    // Held until the supervisor is dropped.
+    _metrics: Arc<Registration>,
 }
 
 impl Supervisor {
@@ -197,7 +207,8 @@ impl Supervisor {
         options: MetaOptions,
     ) -> Result<Self, BuildError> {
         let options = bounded(options)?;
-        Self::of(ControllerKind::Composite, cluster, manager, options, &SharedState::new(cluster))
+        let shared = SharedState::new(cluster, &manager, &options);
+        Self::of(ControllerKind::Composite, cluster, manager, options, &shared)
     }
 
     /// Builds a supervisor for each kind, in the order of [`ControllerKind::ALL`], which add the
@@ -213,7 +224,7 @@ impl Supervisor {
         options: MetaOptions,
     ) -> Result<Vec<Self>, BuildError> {
         let options = bounded(options)?;
-        let shared = SharedState::new(cluster);
+        let shared = SharedState::new(cluster, manager, &options);
         let of = |kind| Self::of(kind, cluster, manager.clone(), options.clone(), &shared);
         ControllerKind::ALL.into_iter().map(of).collect()
     }
@@ -227,8 +238,6 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
-        let metrics = options.metrics.clone();
-        manager.add_metrics("hooks", move |all| metrics.register(all));
         let keeps_managed_fields = options.lenience.managed_fields;
         let source = ManagerSource {
             kind,
@@ -267,7 +276,7 @@ impl Supervisor {
             .max_concurrent_reconciles(16)
             .works_on_standby()
             .build(&cluster.clone().with_defaults(ControllerDefaults::default()), reconciler)?;
-        Ok(Self { kind, controller, declared })
+        Ok(Self { kind, controller, declared, _metrics: Arc::clone(&shared.metrics) })
     }
 
     /// Returns the recommended name in the manager: the plural name of the kind.

@@ -155,7 +155,9 @@ impl AdoptedRun {
     /// Reports an error of a watch. kube does not say which watch failed, and retries it.
     fn on_watch_error(&mut self, error: &watcher::Error) {
         let message = watch_message(error);
-        if self.watch_failed.replace((Instant::now(), message.clone())).is_none() {
+        let before = self.watch_failed.replace((Instant::now(), message.clone()));
+        // The watches of several types may fail in turn.
+        if before.is_none_or(|(_, before)| before != message) {
             warn!(error = message, "watch failed");
         }
         let forbidden = is_forbidden(error);

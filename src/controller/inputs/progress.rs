@@ -25,8 +25,8 @@ pub(in crate::controller) struct InputProgress {
 }
 
 impl InputProgress {
-    pub(super) fn new(name: &str, wake: Arc<Notify>) -> Self {
-        Self { name: name.into(), state: Arc::new(watch::Sender::new(idle())), wake }
+    pub(super) fn new(name: &str, state: InputState, wake: Arc<Notify>) -> Self {
+        Self { name: name.into(), state: Arc::new(watch::Sender::new(state)), wake }
     }
 
     /// Returns the current state.
@@ -63,4 +63,9 @@ impl InputProgress {
 /// Returns the state of an input while no epoch runs.
 pub(super) fn idle() -> InputState {
     InputState::Pending("the controller does not run".to_owned())
+}
+
+/// Returns the state of an input that the current epoch is to start.
+pub(super) fn added() -> InputState {
+    InputState::Pending("it has not started yet".to_owned())
 }

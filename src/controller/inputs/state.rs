@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     error::InputError,
-    progress::{InputProgress, InputState, idle},
+    progress::{InputProgress, InputState, added, idle},
 };
 use crate::{
     controller::{Cluster, Predicate, run::input::Input},
@@ -103,7 +103,8 @@ impl NamedInputs {
         }
         state.last += 1;
         let number = state.last;
-        let progress = InputProgress::new(&name, Arc::clone(&self.wake));
+        let first = state.epoch.map_or_else(idle, |_| added());
+        let progress = InputProgress::new(&name, first, Arc::clone(&self.wake));
         let receiver = progress.subscribe();
         let replaced = state.running_of(&name);
         let before = state.wanted.insert(name, WantedInput { number, input, until, progress });
@@ -144,7 +145,13 @@ impl NamedInputs {
         self.state().wanted.values().map(|wanted| wanted.input.clone()).collect()
     }
 
+    /// Returns the state of the input of a name.
+    pub(in crate::controller) fn state_of(&self, name: &str) -> Option<InputState> {
+        self.state().wanted.get(name).map(|wanted| wanted.progress.get())
+    }
+
     /// Returns the input of a name.
+    #[cfg(feature = "meta")]
     pub(in crate::controller) fn input(&self, name: &str) -> Option<Input> {
         self.state().wanted.get(name).map(|wanted| wanted.input.clone())
     }

@@ -22,9 +22,7 @@ use crate::{
     duration::{after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
-    manager::{
-        Basis, Condition, Epoch, Readiness, Reason, UnmetRequirement, Verdict, WatchState, all_of,
-    },
+    manager::{Basis, Condition, Epoch, Readiness, UnmetRequirement, Verdict, WatchState, all_of},
     redaction,
 };
 
@@ -238,13 +236,13 @@ impl InputRun {
     ) -> Option<Vec<Basis>> {
         loop {
             let verdict = readiness.verdict();
-            let (why, is_undiscovered) = match verdict {
+            let why = match verdict {
                 // A type other than the one that the epoch began with belongs to the next epoch.
                 Verdict::Met(basis)
                     if self.input.mode == InputMode::Required
                         && first.is_some_and(|first| *first != basis) =>
                 {
-                    ("its type is not the one that the epoch began with".to_owned(), false)
+                    "its type is not the one that the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(_) | Verdict::Unknown(_) => {
@@ -254,16 +252,10 @@ impl InputRun {
                         }
                         drop(self.statuses.change(self.number, InputStatus::detach));
                     }
-                    let is_undiscovered =
-                        |unmet: &UnmetRequirement| unmet.reason == Reason::DiscoveryNotStarted;
-                    let reasons = verdict.reasons();
-                    (messages(reasons), reasons.iter().any(is_undiscovered))
+                    messages(verdict.reasons())
                 }
             };
-            self.statuses.change(self.number, |input| {
-                input.wait(why);
-                input.is_undiscovered = is_undiscovered;
-            });
+            self.statuses.change(self.number, |input| input.wait(why));
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

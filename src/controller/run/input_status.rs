@@ -78,8 +78,6 @@ pub(in crate::controller) struct InputStatus {
     interrupted: Option<(WatchState, Option<String>)>,
     synced: bool,
     settled: bool,
-    /// True while the condition waits for a cluster that no manager runs.
-    pub(in crate::controller) is_undiscovered: bool,
 }
 
 /// Cache of an input.
@@ -236,23 +234,6 @@ impl InputStatuses {
         attached.ok_or_else(|| self.unavailable(cluster, type_ref, names))
     }
 
-    /// Returns the reason why there is no cache of an input that was added by this name and has
-    /// started.
-    pub(in crate::controller) fn missing_reason(&self, name: &str) -> Option<String> {
-        let inputs = self.inputs();
-        let is_named =
-            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
-        let input = inputs.values().rev().map(|input| &**input).find(is_named)?;
-        if input.state != WatchState::Synced {
-            return Some(input.explanation());
-        }
-        let why = match input.type_ref {
-            Some(_) => "its epoch is over",
-            None => "its source offers no cache",
-        };
-        Some(why.to_owned())
-    }
-
     fn unavailable(
         &self,
         cluster: Option<&TypeRegistry>,
@@ -270,16 +251,7 @@ impl InputStatuses {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
-            None => {
-                // A custom source may offer the cache once it has synced.
-                let is_awaited = |input: &&InputStatus| {
-                    input.type_ref.is_none() && input.state != WatchState::Synced
-                };
-                match inputs.values().map(|input| &**input).find(is_awaited) {
-                    Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
-                    None => ListerError::NotAnInput(type_ref),
-                }
-            }
+            None => ListerError::NotAnInput(type_ref),
         }
     }
 
@@ -395,11 +367,8 @@ impl InputStatuses {
             .filter_map(typed)
             .collect();
         missing.dedup();
-        let is_undiscovered = inputs().filter(|input| input.is_undiscovered);
-        let undiscovered = is_undiscovered.map(InputStatus::explanation).collect();
         self.epoch.report(|report| {
             report.watches = watches;
-            report.undiscovered = undiscovered;
             report.stale = stale;
             report.late = late;
             report.forbidden = forbidden;
@@ -464,7 +433,6 @@ impl InputStatus {
             interrupted: None,
             synced: false,
             settled: false,
-            is_undiscovered: false,
         }
     }
 
@@ -472,7 +440,6 @@ impl InputStatus {
         self.state = state;
         self.synced |= state == WatchState::Synced;
         self.error = error;
-        self.is_undiscovered = false;
         self.interrupted = None;
     }
 

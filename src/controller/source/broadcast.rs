@@ -1,16 +1,17 @@
 //! Broadcast: requests that a program sends to several controllers.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use futures::FutureExt;
-use parking_lot::Mutex;
-use tokio::{select, sync::Notify, task::consume_budget};
+use tokio::{
+    sync::{Mutex, Notify},
+    task::consume_budget,
+};
 
-use super::channel;
+use super::{channel::run_alone, consumers::Consumers};
 use crate::{
     controller::{
-        ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-        run::delivery::UnfinishedRequests,
+        ConditionalSource, Request, SourceContext, SourceStart, run::delivery::UnfinishedRequests,
     },
     manager::{Readiness, always},
 };
@@ -40,11 +41,11 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Broadcast {
-    consumers: Arc<Mutex<Vec<Weak<Consumer>>>>,
+    consumers: Consumers<Consumer>,
 }
 
-/// Source of the requests of a [`Broadcast`], for one controller. A clone that is an input of a
-/// second running controller fails.
+/// Source of the requests of a [`Broadcast`], for one controller. Its clones are for the same one, as
+/// for a [`ChannelSource`](super::super::ChannelSource).
 #[derive(Clone, Debug)]
 pub struct BroadcastSource {
     consumer: Arc<Consumer>,
@@ -55,7 +56,7 @@ pub struct BroadcastSource {
 struct Consumer {
     taken: Arc<UnfinishedRequests>,
     // Locked by the running epoch.
-    run: tokio::sync::Mutex<()>,
+    run: Mutex<()>,
     // Wakes the running epoch.
     sent: Notify,
 }
@@ -68,46 +69,36 @@ impl Broadcast {
 
     /// Returns a source for one controller.
     pub fn source(&self) -> BroadcastSource {
-        let consumer = Arc::default();
-        self.consumers.lock().push(Arc::downgrade(&consumer));
-        BroadcastSource { consumer }
+        BroadcastSource { consumer: self.consumers.add() }
     }
 
     /// Sends a request to all sources. Does not block.
     pub fn send(&self, request: &Request) {
-        self.consumers.lock().retain(|consumer| {
-            let Some(consumer) = consumer.upgrade() else { return false };
+        for consumer in self.consumers.existing() {
             consumer.taken.take(request.clone());
             consumer.sent.notify_one();
-            true
-        });
+        }
     }
 }
 
-impl BroadcastSource {
+impl Consumer {
     /// Enqueues the kept requests, and then those that arrive.
-    async fn pump(&self, context: &SourceContext) -> SourceEnd {
-        let Consumer { taken, run, sent } = &*self.consumer;
-        let _run = match channel::receive(run).await {
-            Ok(run) => run,
-            Err(end) => return end,
-        };
-        context.deliveries.join(taken);
+    async fn pump(&self, context: &SourceContext) {
+        context.deliveries.join(&self.taken);
         let mut last = 0;
-        for (number, request) in taken.since(last) {
+        for (number, request) in self.taken.since(last) {
             last = number;
             context.enqueue_again(request);
         }
-        // Checked each time, since requests may arrive faster than they are enqueued.
-        while !context.stop.is_cancelled() {
-            consume_budget().await;
-            sent.notified().await;
-            for (number, request) in taken.since(last) {
+        loop {
+            self.sent.notified().await;
+            for (number, request) in self.taken.since(last) {
                 last = number;
                 context.enqueue(request);
             }
+            // Requests may arrive without a pause.
+            consume_budget().await;
         }
-        SourceEnd::Stopped
     }
 }
 
@@ -117,13 +108,10 @@ impl ConditionalSource for BroadcastSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let source = self.clone();
+        let consumer = Arc::clone(&self.consumer);
         let done = async move {
-            select! {
-                biased;
-                () = context.stopping() => SourceEnd::Stopped,
-                end = source.pump(&context) => end,
-            }
+            let pump = async |(): &mut ()| consumer.pump(&context).await;
+            run_alone(&consumer.run, &context, pump).await
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }

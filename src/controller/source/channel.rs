@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::FutureExt;
 use tokio::{
     select,
-    sync::{Mutex, MutexGuard, mpsc},
+    sync::{Mutex, mpsc},
     time::timeout,
 };
 
@@ -15,8 +15,8 @@ use crate::controller::{
 };
 use crate::manager::{Readiness, always};
 
-/// Time for a stopping epoch, or an input that is being replaced, to leave the items of its source.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a stopping epoch, or an input that is being replaced, to release the items of its source.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Source of requests from a channel, for events from outside of Kubernetes.
 ///
@@ -32,8 +32,9 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// not end the run, and requests sent before are delivered. Kept requests are bounded by their
 /// distinct keys, and are dropped with the last clone of this source.
 ///
-/// The requests of a channel belong to one controller: a clone of its source that is an input of a
-/// second running controller fails. [`Broadcast`](super::super::Broadcast) has several consumers.
+/// The requests of a channel are for one controller. If clones of its source are inputs of two running
+/// controllers, one of these fails, and is started again after a back-off.
+/// [`Broadcast`](super::super::Broadcast) has several consumers.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
@@ -92,26 +93,15 @@ impl<T: Send> Channel<T> {
     }
 
     /// Enqueues the kept requests, and delivers the items that arrive until the channel is closed.
-    /// Resolves when the source is to stop, or if another controller receives the items.
+    /// Ends when the source is to stop.
     pub(super) async fn run(self, context: &SourceContext, deliver: impl Fn(T)) -> SourceEnd {
-        select! {
-            biased;
-            () = context.stopping() => SourceEnd::Stopped,
-            // Continues after the channel is closed: kept requests may be confirmed later.
-            end = async {
-                match receive(&self.items).await {
-                    Ok(items) => self.pump(items, context, deliver).await,
-                    Err(end) => return end,
-                }
-                context.stopping().await;
-                SourceEnd::Stopped
-            } => end,
-        }
+        let pump = async |items: &mut mpsc::Receiver<T>| self.pump(items, context, deliver).await;
+        run_alone(&self.items, context, pump).await
     }
 
     async fn pump(
         &self,
-        mut items: MutexGuard<'_, mpsc::Receiver<T>>,
+        items: &mut mpsc::Receiver<T>,
         context: &SourceContext,
         deliver: impl Fn(T),
     ) {
@@ -135,14 +125,30 @@ impl<T: Send> Channel<T> {
     }
 }
 
-/// Locks the items of a source for one run of it. Fails if another run holds them for 5 s: each item
-/// would reach only one of both.
-pub(super) async fn receive<T>(items: &Mutex<T>) -> Result<MutexGuard<'_, T>, SourceEnd> {
-    timeout(LEAVE_TIMEOUT, items.lock()).await.map_err(|_| {
-        let why = "another controller or input receives its items; give each a source of its own, \
-                   from Broadcast or EventBroadcast";
-        SourceEnd::Failed(why.to_owned())
-    })
+/// Runs the work of a source on its items until the source is to stop. Fails if another run holds the
+/// items for 5 s: each item would reach only one of both.
+///
+/// Work that returns earlier does not end the source: its kept requests may be confirmed later.
+pub(super) async fn run_alone<T>(
+    items: &Mutex<T>,
+    context: &SourceContext,
+    work: impl AsyncFnOnce(&mut T),
+) -> SourceEnd {
+    let run = async {
+        let Ok(mut items) = timeout(RELEASE_TIMEOUT, items.lock()).await else {
+            let why = "another controller or input receives its items; give each a source of its \
+                       own, from Broadcast or EventBroadcast";
+            return SourceEnd::Failed(why.to_owned());
+        };
+        work(&mut items).await;
+        context.stopping().await;
+        SourceEnd::Stopped
+    };
+    select! {
+        biased;
+        () = context.stopping() => SourceEnd::Stopped,
+        end = run => end,
+    }
 }
 
 impl ConditionalSource for ChannelSource {

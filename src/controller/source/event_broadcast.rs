@@ -1,20 +1,16 @@
 //! Event broadcast: generic events of objects that a program sends to several controllers.
 
-use std::{
-    collections::BTreeMap,
-    mem,
-    sync::{Arc, Weak},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::FutureExt;
 use kube::core::TypeMeta;
 use parking_lot::Mutex;
-use tokio::{select, sync::Notify, task::consume_budget};
+use tokio::{sync::Notify, task::consume_budget};
 
-use super::channel;
+use super::{channel::run_alone, consumers::Consumers};
 use crate::{
     controller::{
-        ConditionalSource, SourceContext, SourceEnd, SourceStart, run::delivery::UnfinishedRequests,
+        ConditionalSource, SourceContext, SourceStart, run::delivery::UnfinishedRequests,
     },
     informer::{Object, ObjectKey},
     manager::{Readiness, always},
@@ -47,11 +43,11 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct EventBroadcast {
-    consumers: Arc<Mutex<Vec<Weak<EventConsumer>>>>,
+    consumers: Consumers<EventConsumer>,
 }
 
-/// Source of the objects of an [`EventBroadcast`], for one controller. A clone that is an input of a
-/// second running controller fails.
+/// Source of the objects of an [`EventBroadcast`], for one controller. Its clones are for the same one,
+/// as for a [`ChannelSource`](super::super::ChannelSource).
 #[derive(Clone, Debug)]
 pub struct EventBroadcastSource {
     consumer: Arc<EventConsumer>,
@@ -87,9 +83,7 @@ impl EventBroadcast {
 
     /// Returns a source for one controller.
     pub fn source(&self) -> EventBroadcastSource {
-        let consumer = Arc::default();
-        self.consumers.lock().push(Arc::downgrade(&consumer));
-        EventBroadcastSource { consumer }
+        EventBroadcastSource { consumer: self.consumers.add() }
     }
 
     /// Sends an object to all sources. Does not block.
@@ -98,42 +92,30 @@ impl EventBroadcast {
         let TypeMeta { api_version, kind } = object.decode().unwrap_or_default();
         let uid = Arc::clone(&object.header().uid);
         let key = EventKey { api_version, kind, uid, key: object.key().clone() };
-        // Objects of the user, and consumers, are dropped outside of the locks.
-        let (mut consumers, mut replaced) = (Vec::new(), Vec::new());
-        self.consumers.lock().retain(|consumer| {
-            let consumer = consumer.upgrade();
-            let is_left = consumer.is_some();
-            consumers.extend(consumer);
-            is_left
-        });
-        for consumer in &consumers {
-            replaced.push(consumer.arrived.lock().insert(key.clone(), object.clone()));
+        for consumer in self.consumers.existing() {
+            let replaced = consumer.arrived.lock().insert(key.clone(), object.clone());
+            // The last clone of an object runs the user's code: not under the lock.
+            drop(replaced);
             consumer.sent.notify_one();
         }
     }
 }
 
-impl EventBroadcastSource {
+impl EventConsumer {
     /// Enqueues the kept requests, and then maps the objects that arrive.
-    async fn pump(&self, context: &SourceContext) -> SourceEnd {
-        let EventConsumer { arrived, taken, run, sent } = &*self.consumer;
-        let _run = match channel::receive(run).await {
-            Ok(run) => run,
-            Err(end) => return end,
-        };
-        context.deliveries.join(taken);
-        for request in taken.requests() {
+    async fn pump(&self, context: &SourceContext) {
+        context.deliveries.join(&self.taken);
+        for request in self.taken.requests() {
             context.enqueue_again(request);
         }
-        // Checked each time, since objects may arrive faster than they are mapped.
-        while !context.stop.is_cancelled() {
-            let objects = mem::take(&mut *arrived.lock());
-            objects.values().for_each(|object| context.deliver_generic(object));
-            drop(objects);
-            consume_budget().await;
-            sent.notified().await;
+        loop {
+            while let Some((_, object)) = { self.arrived.lock().pop_first() } {
+                context.deliver_generic(&object);
+                // Many may have arrived, or arrive without a pause.
+                consume_budget().await;
+            }
+            self.sent.notified().await;
         }
-        SourceEnd::Stopped
     }
 }
 
@@ -143,14 +125,11 @@ impl ConditionalSource for EventBroadcastSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let source = self.clone();
-        let context = SourceContext { keeps: Some(Arc::clone(&self.consumer.taken)), ..context };
+        let consumer = Arc::clone(&self.consumer);
+        let context = SourceContext { keeps: Some(Arc::clone(&consumer.taken)), ..context };
         let done = async move {
-            select! {
-                biased;
-                () = context.stopping() => SourceEnd::Stopped,
-                end = source.pump(&context) => end,
-            }
+            let pump = async |(): &mut ()| consumer.pump(&context).await;
+            run_alone(&consumer.run, &context, pump).await
         };
         SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }

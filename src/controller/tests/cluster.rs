@@ -137,8 +137,8 @@ async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
     assert_eq!(status.reason, "DiscoveryNotStarted");
     let message = &status.message;
     assert!(message.contains("add the runnable of its cluster to a manager"), "{message}");
-    let is_ready = || handle.readiness().results().iter().all(|check| !check.result.is_failed());
-    assert!(!is_ready(), "a wait without an end is not ready");
+    let shown = || handle.readiness().results().last().unwrap().to_string();
+    assert_eq!(shown(), format!("[!]controller/{NAME} Waiting DiscoveryNotStarted"));
 
     let cluster = Arc::new(runnable);
     handle.add_runnable("cluster", cluster, RunnableOptions::fail_fast()).await.unwrap();
@@ -146,7 +146,7 @@ async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
     let status = handle.status_of(NAME).unwrap();
     assert_eq!(status.reason, "TypeAbsent", "{}", status.message);
     assert!(!status.message.contains("add the runnable"), "{}", status.message);
-    assert!(is_ready());
+    assert_eq!(shown(), format!("[+]controller/{NAME} Waiting TypeAbsent"));
     stop.cancel();
     tasks.join_next().await.unwrap().unwrap();
 }
@@ -234,6 +234,9 @@ async fn restart_of_a_cluster_is_refused_and_its_controllers_continue() {
     let refused = harness.manager.restart("cluster").await;
 
     assert_eq!(refused, Err(AddError::RunsOnce("cluster".into())));
+    let closure = Arc::new(|_: Epoch| async { Ok(()) });
+    let replaced = harness.manager.replace("cluster", closure, RunnableOptions::default()).await;
+    assert_eq!(replaced.map(drop), Err(AddError::RunsOnce("cluster".into())));
     harness.server.apply(widget("a", "later"));
     assert_eq!(harness.log().await, ["ns/a later"]);
     assert_eq!(harness.manager.status_of("cluster").unwrap().epoch, 1);
@@ -322,8 +325,17 @@ async fn metrics_of_a_cluster_and_of_a_part_come_and_go_with_it() {
         assert!(!scrape().contains("cluster=\"late\""));
     }
 
+    // A runnable that its manager refuses takes nothing from that of its name.
+    let (late, runnable) = Cluster::new(Server::new().client(), ClusterOptions::default());
+    runnable.add_to_running(&harness.manager, "late").await.unwrap();
+    let (_, again) = Cluster::new(Server::new().client(), ClusterOptions::default());
+    let again = again.add_to_running(&harness.manager, "late").await;
+    assert_eq!(again, Err(AddError::AlreadyThere("late".into())));
+    let checks = harness.manager.readiness().results();
+    assert_eq!(checks.iter().filter(|check| check.name == "discovery/late").count(), 1);
+    assert_eq!(scrape().matches("pilotlight_types{cluster=\"late\",state=\"Served\"}").count(), 1);
+    drop(late);
     harness.manager.add_metrics("panics", |_| panic!("boom"));
-    harness.manager.remove_metrics("manager");
     assert!(scrape().contains("pilotlight_controller_tasks"), "a part costs no other");
     let orders = Counter::<u64>::default();
     let register = move |all: &mut Registry| all.register("orders", "Orders", orders.clone());

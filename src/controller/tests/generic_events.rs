@@ -1,5 +1,7 @@
 //! Generic events: objects that a program sends to the handlers of a controller.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
@@ -265,13 +267,7 @@ async fn broadcast_that_a_handler_feeds_without_a_pause_ends_with_its_epoch() {
     let handler = Handler::Object.generic(move |object, _| again.send(object));
     let described = builder().for_type(widgets()).conditional();
     harness.add(described.watches_source(events.source(), handler)).await;
-    let running = harness.manager.clone();
-    let started = async {
-        while running.status_of(NAME).unwrap().state != ControllerState::Running {
-            tokio::task::yield_now().await;
-        }
-    };
-    started.await;
+    harness.state(ControllerState::Running).await;
     events.send(&object);
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -279,5 +275,39 @@ async fn broadcast_that_a_handler_feeds_without_a_pause_ends_with_its_epoch() {
 
     harness.manager.remove(NAME).await;
 
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_were_kept_for_long_are_mapped_beside_other_work() {
+    const OBJECTS: usize = 2000;
+    let harness = Harness::new();
+    let events = EventBroadcast::new();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let (counted, (mapped, mut seen)) =
+        (Arc::clone(&turns), tokio::sync::mpsc::unbounded_channel());
+    let handler = Handler::Object.generic(move |_, _| {
+        mapped.send(counted.load(Ordering::SeqCst)).unwrap();
+    });
+    let described = builder().for_type(widgets()).conditional();
+    harness.add(described.watches_source(events.source(), handler)).await;
+    harness.state(ControllerState::Waiting).await;
+    for number in 0..OBJECTS {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(number.to_string());
+        map.metadata.namespace = Some("ns".to_owned());
+        events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
+    }
+
+    harness.install("Widget");
+    let mut at = Vec::new();
+    while at.len() < OBJECTS {
+        at.extend(seen.try_recv());
+        turns.fetch_add(1, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+    }
+
+    let between = at[OBJECTS - 1] - at[0];
+    assert!(between > 5, "{between} turns of another task while all were mapped");
     harness.shutdown().await;
 }

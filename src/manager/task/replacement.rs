@@ -38,6 +38,9 @@ impl ManagerTask {
         if self.entries.get(&id).is_none_or(is_removed) {
             return Err(AddError::NotThere(name.clone()));
         }
+        if self.entries.get(&id).is_some_and(|entry| entry.spec.runs_once) {
+            return Err(AddError::RunsOnce(name.clone()));
+        }
         self.drop_pending(id);
         let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
@@ -69,8 +72,9 @@ impl ManagerTask {
         let entry = id.and_then(|id| Some((id, self.entries.get_mut(&id)?)));
         let refused = match &entry {
             _ if closing => Some(AddError::Stopping),
-            Some((_, entry)) if entry.spec.runs_once => Some(AddError::RunsOnce(name.clone())),
-            Some((_, entry)) if entry.removers.is_empty() => None,
+            Some((_, entry)) if entry.removers.is_empty() => {
+                entry.spec.runs_once.then(|| AddError::RunsOnce(name.clone()))
+            }
             Some(_) | None => Some(AddError::NotThere(name.clone())),
         };
         let (Some((id, entry)), None) = (entry, &refused) else {

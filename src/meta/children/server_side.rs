@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Child, ChildContext, DesiredChild, PlannedChild, Write, WriteStep, owners_with};
+use super::{
+    Child, ChildContext, DesiredChild, DynamicApplyReturn, PlannedChild, Write, WriteStep,
+    owners_with,
+};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -178,17 +181,6 @@ pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String
     let mut object: Value = serde_json::from_slice(configuration).map_err(redaction::decoding)?;
     object["metadata"]["uid"] = uid.into();
     Ok(encoded(&object))
-}
-
-/// Return from server-side apply to dynamic apply.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct DynamicApplyReturn {
-    /// Configuration for a dry run, which shows whether the child is as desired.
-    pub(crate) applied: Bytes,
-    /// Annotation of a child that is as desired.
-    pub(crate) remembered: String,
-    /// Write of a child that server-side apply has not written.
-    pub(crate) otherwise: WriteStep,
 }
 
 /// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
