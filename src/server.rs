@@ -32,13 +32,15 @@ use std::{
 pub use axum;
 use axum::{
     Router,
-    extract::{Path, RawQuery},
+    extract::{Path, RawQuery, Request},
     http::{StatusCode, header::CONTENT_TYPE},
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
+use tokio::select;
 
 use crate::manager::{
     AddError, Check, Checks, ControllerName, Epoch, Manager, ManagerHandle, RunResult, Runnable,
@@ -71,7 +73,8 @@ pub fn checks(name: &'static str, checks: Checks) -> Router {
         }
     };
     Router::new()
-        .route(&format!("/{name}"), get(all))
+        .route(&format!("/{name}"), get(all.clone()))
+        .route(&format!("/{name}/"), get(all))
         .route(&format!("/{name}/{{*check}}"), get(one))
 }
 
@@ -195,6 +198,19 @@ impl Runnable for HttpServer {
         Box::pin(async move {
             let listener = tokio::net::TcpListener::from_std(listener?)?;
             let stop = epoch.token().cancelled_owned();
+            // axum has tasks of its own for connections: no page may outlive the grace in one.
+            let within_grace = move |request: Request, next: Next| {
+                let epoch = epoch.clone();
+                async move {
+                    select! {
+                        response = next.run(request) => response,
+                        () = epoch.wait_grace_over() => {
+                            (StatusCode::SERVICE_UNAVAILABLE, "the server has stopped\n").into_response()
+                        }
+                    }
+                }
+            };
+            let pages = pages.layer(from_fn(within_grace));
             Ok(axum::serve(listener, pages).with_graceful_shutdown(stop).await?)
         })
     }
@@ -206,9 +222,9 @@ impl Runnable for HttpServer {
 
 fn all_checks(name: &str, query: &str, checks: Vec<Check>) -> Response {
     let words = || query.split('&');
-    let excluded =
-        |check: &Check| words().any(|it| it.strip_prefix("exclude=") == Some(&check.name));
-    let checks: Vec<_> = checks.iter().filter(|check| !excluded(check)).collect();
+    let excluded: Vec<_> =
+        words().filter_map(|it| it.strip_prefix("exclude=")).map(decoded).collect();
+    let checks: Vec<_> = checks.iter().filter(|check| !excluded.contains(&check.name)).collect();
     let is_verbose = words().any(|it| it.split('=').next() == Some("verbose"));
     let status = status(&checks);
     let failed = status != StatusCode::OK;
@@ -220,6 +236,20 @@ fn all_checks(name: &str, query: &str, checks: Vec<Check>) -> Response {
     let end = if failed { "failed" } else { "passed" };
     body.push_str(&format!("{name} check {end}\n"));
     (status, body).into_response()
+}
+
+/// Decodes a value of a query: `+` is a blank, and `%` begins a byte in hexadecimal digits.
+fn decoded(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits =
+            after.get(..2).filter(|_| *first == b'%').and_then(|it| str::from_utf8(it).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        rest = if byte.is_some() { &after[2..] } else { after };
+        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn status(checks: &[&Check]) -> StatusCode {

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 /// Time after the first signal in which another one counts as the same request. For example,
 /// timeout(1) signals the process and then its group.
-const BOUNCE: Duration = Duration::from_millis(300);
+const BOUNCE: Duration = Duration::from_millis(50);
 
 /// Token of the process, created by the first call of [`shutdown`].
 static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
@@ -34,7 +34,7 @@ static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
 ///
 /// A separate thread handles the signals until the process ends, so that blocking code on a runtime
 /// cannot delay the end. Every call returns a clone of the same token. Unlike in
-/// controller-runtime, a signal within 0.3 s after the first counts as the same request.
+/// controller-runtime, a signal within 50 ms after the first counts as the same request.
 ///
 /// # Errors
 ///
@@ -144,8 +144,8 @@ mod tests {
         assert_eq!(action(None, first), SignalAction::Stop);
         for (millis, expected) in [
             (0, SignalAction::Repeated),
-            (299, SignalAction::Repeated),
-            (300, SignalAction::Abort),
+            (49, SignalAction::Repeated),
+            (50, SignalAction::Abort),
             (60_000, SignalAction::Abort),
         ] {
             assert_eq!(after(millis), expected, "{millis} ms");

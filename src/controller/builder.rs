@@ -12,6 +12,7 @@ use kube::core::ApiResource;
 
 pub use self::error::BuildError;
 use self::input_options::InputOptions;
+pub(super) use self::input_options::with_all_indexes;
 use super::{
     Cluster, ConditionalSource, Predicate, Reconciler, Request,
     queue::{Backoff, Limit, NewLimiter, RateLimiter},
@@ -260,7 +261,9 @@ impl Builder {
             self.check_keys()?;
         }
         let Some(taken) = reconciler.object_type() else { return Ok(()) };
+        // A type of any version may be served at another one, which is not decoded.
         if let [primary] = primaries
+            && primary.version.is_some()
             && primary.names_resource(&taken)
         {
             return Ok(());

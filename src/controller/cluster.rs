@@ -57,7 +57,7 @@ pub struct Cluster {
     pub types: TypeRegistry,
     /// Shared informers.
     pub informers: InformerSet,
-    /// Single namespace in which namespaced types are watched; `None` for all.
+    /// Single namespace in which namespaced types are watched; `None` or the empty name for all.
     pub namespace: Option<Arc<str>>,
     /// Metrics of the cluster's controllers, to be registered once.
     pub metrics: ControllerMetrics,
@@ -68,7 +68,8 @@ pub struct Cluster {
 /// Options of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
-    /// Single namespace in which namespaced types are watched; all by default.
+    /// Single namespace in which namespaced types are watched. `None` or the empty name means all:
+    /// the default.
     pub namespace: Option<Arc<str>>,
     /// Options of the discovery.
     pub discovery: DiscoveryOptions,

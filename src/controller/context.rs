@@ -321,10 +321,11 @@ impl Context {
         self.shared.cancel.is_cancelled()
     }
 
-    /// Returns the cache of one of the controller's inputs, as it was named to the builder.
+    /// Returns the cache of one of the controller's inputs, as it was named to the builder. If several
+    /// have the type, the first that keeps all its objects whole is read, or else the first.
     ///
-    /// The cache includes the earlier writes of this request, even while the watch is down: after a
-    /// second the written objects are read from the server.
+    /// The cache includes the writes of the earlier reconciles of this request, even while the watch
+    /// is down: after a second the written objects are read from the server.
     ///
     /// # Errors
     ///
@@ -407,7 +408,15 @@ impl Context {
     /// [`ListerError::Projected`] for an input that is cached in part, and those of
     /// [`Context::store`].
     pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
-        let attached = self.attached_of::<K>()?;
+        self.lister_of(self.attached_of::<K>()?)
+    }
+
+    /// Returns a lister of the primary type, also if another input has the same type.
+    pub(super) fn primary_lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
+        self.lister_of(self.shared.statuses.primary_of::<K>()?)
+    }
+
+    fn lister_of<K: CachedResource>(&self, attached: Attached) -> Result<Lister<K>, ListerError> {
         let store = self.reader_of(&attached);
         Attached { store, others: Vec::new(), ..attached }.lister(TypeRef::of::<K>())
     }

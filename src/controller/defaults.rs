@@ -49,8 +49,8 @@ pub struct ControllerDefaults {
 /// Defaults of the inputs of one type, and of the controllers that are for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TypeDefaults {
-    /// Namespaces; those of the cluster by default. Of several, an input by name needs a choice by
-    /// [`Builder::namespace`](super::Builder::namespace).
+    /// Namespaces, as by [`Builder::namespaces`](super::Builder::namespaces); that of the cluster by
+    /// default.
     pub namespaces: Vec<Arc<str>>,
     /// Label selector that the server applies.
     pub labels: Option<Arc<str>>,

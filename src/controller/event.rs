@@ -51,25 +51,23 @@ impl<O> Event<O> {
 }
 
 impl<'a> Event<&'a Object> {
-    /// Returns the events of a change: at most two.
-    pub(super) fn all(delta: &'a Delta) -> impl Iterator<Item = Self> + use<'a> {
+    /// Returns the event of a change of one object; `None` if neither state of it is whole.
+    pub(super) fn of(delta: &'a Delta) -> Option<Self> {
         let whole = |object: &'a Option<Object>| object.as_ref().filter(|it| it.is_whole());
         let initial = delta.initial;
-        let events = match (whole(&delta.old), whole(&delta.new)) {
-            (None, None) => [None, None],
-            (None, Some(new)) => [Some(Self::Create { new, initial }), None],
-            (Some(old), None) => [Some(Self::Delete { old }), None],
-            (Some(old), Some(new)) if old.header().uid == new.header().uid => {
-                [Some(Self::Update { old, new }), None]
-            }
-            (Some(old), Some(new)) => {
-                [Some(Self::Delete { old }), Some(Self::Create { new, initial })]
-            }
-        };
-        events.into_iter().flatten()
+        match (whole(&delta.old), whole(&delta.new)) {
+            (None, None) => None,
+            (None, Some(new)) => Some(Self::Create { new, initial }),
+            (Some(old), None) => Some(Self::Delete { old }),
+            (Some(old), Some(new)) => Some(Self::Update { old, new }),
+        }
     }
 
     /// Decodes the objects. An update of an object that could not be decoded before is a create.
+    ///
+    /// # Errors
+    ///
+    /// If the object as it is now, or the last state of a deleted one, cannot be decoded.
     pub(super) fn decode<K: DeserializeOwned>(self) -> Result<Event<K>, serde_json::Error> {
         Ok(match self {
             Self::Create { new, initial } => Event::Create { new: new.decode()?, initial },
@@ -87,6 +85,8 @@ impl<'a> Event<&'a Object> {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -95,12 +95,12 @@ mod tests {
     fn events(old: Option<Value>, new: Option<Value>) -> Vec<String> {
         let delta = delta(old.map(widget), new.map(widget));
         let version = |object: &Object| object.header().resource_version.to_string();
-        let events = Event::all(&delta).map(|event| match event {
-            Event::Create { new, initial } => format!("create {} {initial}", version(new)),
-            Event::Update { old, new } => format!("update {} {}", version(old), version(new)),
-            Event::Delete { old } => format!("delete {}", version(old)),
-        });
-        events.collect()
+        let of = |part: Cow<'_, Delta>| match Event::of(&part)? {
+            Event::Create { new, initial } => Some(format!("create {} {initial}", version(new))),
+            Event::Update { old, new } => Some(format!("update {} {}", version(old), version(new))),
+            Event::Delete { old } => Some(format!("delete {}", version(old))),
+        };
+        delta.parts().filter_map(of).collect()
     }
 
     #[test]
@@ -125,12 +125,11 @@ mod tests {
         let (whole, entry) = (widget(json!({})), widget(json!({})).reduced());
         let verbs = |old: &Object, new: &Object| {
             let delta = delta(Some(old.clone()), Some(new.clone()));
-            let events = Event::all(&delta);
-            events.map(|event| matches!(event, Event::Create { .. })).collect::<Vec<_>>()
+            Event::of(&delta).map(|event| matches!(event, Event::Create { .. }))
         };
 
-        assert_eq!(verbs(&entry, &whole), [true]);
-        assert_eq!(verbs(&whole, &entry), [false]);
-        assert!(verbs(&entry, &entry).is_empty());
+        assert_eq!(verbs(&entry, &whole), Some(true));
+        assert_eq!(verbs(&whole, &entry), Some(false));
+        assert_eq!(verbs(&entry, &entry), None);
     }
 }

@@ -98,6 +98,22 @@ impl<'a> Enqueue<'a> {
         Ok(attached.joined(|part| part.store.clone()))
     }
 
+    /// Returns the cache of an input that was added by this name, like
+    /// [`Context::store_of`](super::Context::store_of).
+    ///
+    /// # Errors
+    ///
+    /// [`ListerError::OfName`] if no input has this name, or it has no complete list.
+    pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
+        match self.inputs.and_then(|inputs| inputs.named(input)) {
+            Some(attached) => Ok(attached.joined(|part| part.store.clone())),
+            None => Err(ListerError::OfName {
+                input: input.to_owned(),
+                why: "no input of this name has a complete list".to_owned(),
+            }),
+        }
+    }
+
     /// Returns a typed lister of an input's cache, like [`Context::lister`](super::Context::lister).
     ///
     /// # Errors
@@ -206,7 +222,8 @@ impl Handler {
         Self::Map(Arc::new(map))
     }
 
-    /// Returns a handler that calls a function for the whole change.
+    /// Returns a handler that calls a function for the whole change. An object that was created again
+    /// is a change that deletes the old one, and a change that creates the new one.
     pub fn delta(map: impl Fn(&Delta, &mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
         Self::Delta(Arc::new(map))
     }
@@ -217,26 +234,28 @@ impl Handler {
         handle: impl Fn(Event<&Object>, &mut Enqueue<'_>) + Send + Sync + 'static,
     ) -> Self {
         Self::delta(move |delta, queue| {
-            Event::all(delta).for_each(|event| handle(event, queue));
+            Event::of(delta).into_iter().for_each(|event| handle(event, queue));
         })
     }
 
     /// Returns a handler that calls a function for each event of an object, decoded to its Rust
-    /// type. An object that cannot be decoded is reported, and is not handled. Once it can be
-    /// decoded, it is handled as created.
+    /// type. An object that cannot be decoded is reported, and is handled as deleted if it could be
+    /// decoded before. Once it can be decoded, it is handled as created.
     pub fn typed<K: DeserializeOwned>(
         handle: impl Fn(Event<K>, &mut Enqueue<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let handle =
-            move |event: Event<&Object>, queue: &mut Enqueue<'_>| match event.clone().decode() {
-                Ok(event) => handle(event, queue),
-                Err(error) => {
-                    let key = event.object().key().clone();
-                    queue.failed = Some((key, redaction::message(&error)));
-                }
-            };
         Self::Decoded(Arc::new(move |delta, queue| {
-            Event::all(delta).for_each(|event| handle(event, queue));
+            let Some(event) = Event::of(delta) else { return };
+            let error = match event.clone().decode() {
+                Ok(event) => return handle(event, queue),
+                Err(error) => error,
+            };
+            queue.failed = Some((delta.key.clone(), redaction::message(&error)));
+            if let Event::Update { old, .. } = event
+                && let Ok(event) = (Event::Delete { old }).decode()
+            {
+                handle(event, queue);
+            }
         }))
     }
 

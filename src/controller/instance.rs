@@ -17,7 +17,9 @@ use tokio::time::timeout;
 #[cfg(feature = "meta")]
 use super::Context;
 use super::{
-    BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request, debug,
+    BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request,
+    builder::with_all_indexes,
+    debug,
     inputs::state::NamedInputs,
     queue::QueueOptions,
     run::input::InputSource,
@@ -257,7 +259,8 @@ impl Builder {
             limit: self.retry_limit.or(defaults.retry_limit),
         };
         let (name, event_filters) = (self.name, self.event_filters);
-        let inputs = self.inputs.into_iter().enumerate().map(|(number, input)| {
+        let inputs = with_all_indexes(self.inputs).into_iter().enumerate();
+        let inputs = inputs.map(|(number, input)| {
             input.inputs(number, &name, &primaries, &event_filters, cluster)
         });
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();

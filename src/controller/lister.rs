@@ -24,10 +24,9 @@ impl<K: kube::Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'sta
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListerError {
-    /// Add the type as an input. A custom source that offers a cache of it has none yet, or has lost
-    /// its condition.
+    /// Add the type as an input. A custom source that offers a cache of it has offered none yet.
     #[error(
-        "no cache of {0}: no input of this controller has it now; add it with for_, owns or watches"
+        "no cache of {0}: no input of this controller has it; add it with for_, owns or watches"
     )]
     NotAnInput(TypeRef),
     /// Add the input of this name, or wait until it is listed.
@@ -176,6 +175,16 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// [`LookupError::Gone`] if the cache has ended.
     pub fn controlled_by(&self, uid: &str) -> Result<DecodedObjects<K>, LookupError> {
         self.current(decoded(&self.store.controlled_by(uid)))
+    }
+
+    /// Returns the cached objects of which an owner has this uid, the controller or another one, by
+    /// index.
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError::Gone`] if the cache has ended.
+    pub fn owned_by(&self, uid: &str) -> Result<DecodedObjects<K>, LookupError> {
+        self.current(decoded(&self.store.owned_by(uid)))
     }
 
     /// Returns the cached objects under a value of an index that

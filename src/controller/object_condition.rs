@@ -1,10 +1,10 @@
 //! Condition on the state of one object, which is watched.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use kube::core::DynamicObject;
-use tokio::{select, sync::watch};
+use tokio::{select, sync::watch, time::timeout};
 
 use super::Cluster;
 use crate::{
@@ -17,6 +17,9 @@ use crate::{
         publish, type_served,
     },
 };
+
+/// Time for the manager to stop an epoch whose type is gone, before the epoch ends by itself.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Condition that is met while one object passes a check.
 ///
@@ -230,6 +233,9 @@ impl Runnable for ObjectCondition {
                 () = own.follow() => {}
             }
             publish(&own.verdicts, own.unknown("is not watched"));
+            // If the type is gone, the manager is about to stop the epoch: that is no end to back
+            // off from.
+            timeout(STOP_TIMEOUT, epoch.stopping()).await.map(drop).ok();
             Ok(())
         })
     }

@@ -42,23 +42,23 @@ pub struct Predicate {
     decodes: bool,
 }
 
-/// Function of a change. The flag is true for the object of a generic event, given as created.
-type PassFn = dyn Fn(&Delta, bool) -> bool + Send + Sync;
+/// Function of a change of one object. The flag is true for the object of a generic event, given as
+/// created. Returns `None` for an object that cannot be decoded.
+type PassFn = dyn Fn(&Delta, bool) -> Option<bool> + Send + Sync;
 
 impl Predicate {
     /// Returns a predicate that passes the changes for which a function returns `true`.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
-        Self::of(move |delta, _| pass(delta))
+        Self::of(move |delta, _| Some(pass(delta)))
     }
 
-    fn of(pass: impl Fn(&Delta, bool) -> bool + Send + Sync + 'static) -> Self {
+    fn of(pass: impl Fn(&Delta, bool) -> Option<bool> + Send + Sync + 'static) -> Self {
         let pass = GuardedDrop::new(pass);
         let pass = move |delta: &Delta, is_generic| pass(delta, is_generic);
         Self { pass: Arc::new(pass), reads: None, decodes: false }
     }
 
-    /// Returns a predicate of each event of an object: create, update or delete. A change of two
-    /// events passes if one of them does.
+    /// Returns a predicate of each event of an object: create, update or delete.
     ///
     /// ```
     /// use pilotlight::controller::{Event, Predicate};
@@ -69,11 +69,11 @@ impl Predicate {
     /// # drop(predicate);
     /// ```
     pub fn events(pass: impl Fn(Event<&Object>) -> bool + Send + Sync + 'static) -> Self {
-        Self::new(move |delta| Event::all(delta).any(&pass))
+        Self::new(move |delta| Event::of(delta).is_some_and(&pass))
     }
 
     /// Returns a predicate of each event of an object, decoded to its Rust type. An object that
-    /// cannot be decoded passes.
+    /// cannot be decoded passes, also with `!`, unless another predicate decides.
     ///
     /// ```
     /// use k8s_openapi::api::core::v1::ConfigMap;
@@ -88,7 +88,11 @@ impl Predicate {
     pub fn typed<K: DeserializeOwned>(
         pass: impl Fn(Event<K>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        let passes = Self::events(move |event| event.decode().map_or(true, &pass));
+        let passes = Self::of(move |delta, _| match Event::of(delta).map(Event::decode) {
+            None => Some(false),
+            Some(Ok(event)) => Some(pass(event)),
+            Some(Err(_)) => None,
+        });
         Self { decodes: true, ..passes }
     }
 
@@ -109,8 +113,8 @@ impl Predicate {
     pub fn generic(self, pass: impl Fn(&Object) -> bool + Send + Sync + 'static) -> Self {
         let Self { reads, decodes, .. } = self;
         let passes = Self::of(move |delta, is_generic| match &delta.new {
-            Some(object) if is_generic => pass(object),
-            Some(_) | None => self.passes(delta),
+            Some(object) if is_generic => Some(pass(object)),
+            Some(_) | None => (self.pass)(delta, false),
         });
         Self { reads, decodes, ..passes }
     }
@@ -165,8 +169,10 @@ impl Predicate {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let (reads, decodes) = self.reads_with(&other);
-        let both = Self::of(move |delta, is_generic| {
-            (self.pass)(delta, is_generic) && (other.pass)(delta, is_generic)
+        let both = Self::of(move |delta, is_generic| match (self.pass)(delta, is_generic) {
+            Some(false) => Some(false),
+            Some(true) => (other.pass)(delta, is_generic),
+            None => (other.pass)(delta, is_generic).filter(|passes| !passes),
         });
         Self { reads, decodes, ..both }
     }
@@ -175,20 +181,23 @@ impl Predicate {
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let (reads, decodes) = self.reads_with(&other);
-        let either = Self::of(move |delta, is_generic| {
-            (self.pass)(delta, is_generic) || (other.pass)(delta, is_generic)
+        let either = Self::of(move |delta, is_generic| match (self.pass)(delta, is_generic) {
+            Some(true) => Some(true),
+            Some(false) => (other.pass)(delta, is_generic),
+            None => (other.pass)(delta, is_generic).filter(|passes| *passes),
         });
         Self { reads, decodes, ..either }
     }
 
-    /// Returns whether a change passes.
+    /// Returns whether a change passes: for an object that was created again, the deletion of the old
+    /// one or the creation of the new one.
     pub fn passes(&self, delta: &Delta) -> bool {
-        (self.pass)(delta, false)
+        delta.parts().any(|part| (self.pass)(&part, false).unwrap_or(true))
     }
 
     /// Returns whether the object of a generic event passes, given as its creation.
     pub(super) fn passes_generic(&self, created: &Delta) -> bool {
-        (self.pass)(created, true)
+        (self.pass)(created, true).unwrap_or(true)
     }
 
     /// Returns the field that the predicate reads and `keys_only` does not keep. Unknown for a
@@ -213,13 +222,10 @@ impl Predicate {
 
     fn changed(changed: impl Fn(&Header, &Header) -> bool + Send + Sync + 'static) -> Self {
         Self::new(move |delta| match (&delta.old, &delta.new) {
-            (Some(old), Some(new)) => {
-                // The two are one object in a resync.
-                !old.is(new) && {
-                    let (old, new) = (old.header(), new.header());
-                    old.uid != new.uid || changed(old, new)
-                }
-            }
+            // The object begins or ceases to concern the input.
+            (Some(old), Some(new)) if old.is_whole() != new.is_whole() => true,
+            // The two are one object in a resync.
+            (Some(old), Some(new)) => !old.is(new) && changed(old.header(), new.header()),
             (None, _) | (_, None) => true,
         })
     }
@@ -231,7 +237,7 @@ impl std::ops::Not for Predicate {
 
     fn not(self) -> Self {
         let Self { reads, decodes, .. } = self;
-        let inverse = Self::of(move |delta, is_generic| !(self.pass)(delta, is_generic));
+        let inverse = Self::of(move |delta, is_generic| Some(!(self.pass)(delta, is_generic)?));
         Self { reads, decodes, ..inverse }
     }
 }
@@ -338,6 +344,50 @@ mod tests {
         check(&selector, db.clone(), db.clone(), false);
         assert!(selector.passes(&delta(Some(widget(web)), None)));
         assert!(!selector.passes(&delta(None, Some(widget(db)))));
+    }
+
+    #[test]
+    fn object_that_was_created_again_is_a_deletion_and_a_creation_for_every_combination() {
+        let no_deletions = || Predicate::events(|event| !matches!(event, Event::Delete { .. }));
+        let deletions = || Predicate::events(|event| matches!(event, Event::Delete { .. }));
+        let creations = || Predicate::events(|event| matches!(event, Event::Create { .. }));
+        let (old, new) = (json!({"uid": "a"}), json!({"uid": "b"}));
+
+        for passing in [!deletions(), no_deletions(), creations().or(deletions()), !creations()] {
+            check(&passing, old.clone(), new.clone(), true);
+        }
+        for never in [creations().and(deletions()), !creations().or(deletions())] {
+            check(&never, old.clone(), new.clone(), false);
+        }
+    }
+
+    #[test]
+    fn object_that_cannot_be_decoded_passes_unless_another_predicate_decides() {
+        let typed = || Predicate::typed::<Vec<u8>>(|_| panic!("it is no list"));
+        let (yes, no) = (|| Predicate::new(|_| true), || Predicate::new(|_| false));
+
+        for passing in [typed(), !typed(), !!typed(), typed().and(yes()), typed().or(no())] {
+            check(&passing, json!({}), json!({"labels": {"a": "b"}}), true);
+        }
+        for dropping in
+            [typed().and(no()), no().and(typed()), !typed().or(yes()), !yes().or(typed())]
+        {
+            check(&dropping, json!({}), json!({"labels": {"a": "b"}}), false);
+        }
+    }
+
+    #[test]
+    fn object_that_begins_or_ceases_to_concern_the_input_passes() {
+        let (whole, entry) = (widget(json!({})), widget(json!({})).reduced());
+        for predicate in [
+            Predicate::generation(),
+            Predicate::resource_version(),
+            Predicate::labels(),
+            Predicate::annotations(),
+        ] {
+            assert!(predicate.passes(&delta(Some(entry.clone()), Some(whole.clone()))));
+            assert!(predicate.passes(&delta(Some(whole.clone()), Some(entry.clone()))));
+        }
     }
 
     #[test]

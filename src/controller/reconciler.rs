@@ -252,7 +252,7 @@ where
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let objects = match context.lister::<K>() {
+        let objects = match context.primary_lister::<K>() {
             Err(ListerError::Unavailable { .. }) => return Ok(Outcome::Requeue),
             objects => objects?,
         };

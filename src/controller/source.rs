@@ -88,14 +88,21 @@ impl SourceContext {
         self.stop.is_cancelled() && !self.feed.is_cancelled()
     }
 
-    /// Adds a request that an earlier epoch received, unless it is queued already: a carried-over
-    /// request keeps its due time. Returns whether the request was added.
-    pub(super) fn enqueue_again(&self, request: Request) -> bool {
-        let is_new = !self.queue.contains(&request);
-        if is_new {
-            self.enqueue(request);
+    /// Adds a request that the source keeps. One that an earlier run has added already is added only
+    /// if it is not in the queue: a carried-over request keeps its due time. Returns whether the
+    /// request was added.
+    pub(super) fn enqueue_kept(
+        &self,
+        kept: &UnfinishedRequests,
+        (number, request): (u64, Request),
+    ) -> bool {
+        let is_queued = kept.was_queued(&request, number) && self.queue.contains(&request);
+        if self.stop.is_cancelled() || is_queued {
+            return false;
         }
-        is_new
+        self.queue.add(request.clone());
+        kept.set_queued(&request, number);
+        true
     }
 
     fn enqueue_with(&self, request: Request, add: Add) {
@@ -110,7 +117,7 @@ impl SourceContext {
 /// A source may end although its condition holds, or is not known to be lost:
 ///
 /// - A `conditional` source ends the epoch as completed. After a back-off (1 s doubling to 5 min)
-///   the next epoch begins if the condition is met.
+///   the next epoch begins if the condition is met, whatever the restart policy.
 /// - An `optional` source is started again alone, after 1 s doubling to 60 s.
 /// - Any other source is not started again after [`Stopped`](Self::Stopped). After
 ///   [`TypeGone`](Self::TypeGone) it is started again like an optional one.

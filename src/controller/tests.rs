@@ -62,6 +62,7 @@ mod projections;
 mod restrictions;
 mod resyncs;
 mod server;
+mod several_inputs;
 mod standby;
 mod subresources;
 mod throttling;

@@ -1,5 +1,7 @@
 //! Change of one object, as a subscriber receives it.
 
+use std::borrow::Cow;
+
 use super::{Object, ObjectKey};
 
 /// Change of one object for one subscriber. Changes of the same object between two calls of
@@ -8,9 +10,9 @@ use super::{Object, ObjectKey};
 /// An object that the subscription does not keep whole, such as one that no longer matches, is a
 /// metadata entry.
 ///
-/// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
-/// then deleted, is also one change, with `new: None`. Of these, only the last ten thousand pending
-/// ones are kept.
+/// Deleted, then created again, is one change, whose old and new object differ in uid: the handlers
+/// and predicates of a controller receive its two parts. Created, then deleted, is also one change,
+/// with `new: None`. Of these, only the last ten thousand pending ones are kept.
 /// ```
 /// # use pilotlight::{controller::Predicate, informer::Delta};
 /// // Changes of a label, creations and deletions.
@@ -34,4 +36,22 @@ pub struct Delta {
     /// True if the object was in the store when the subscriber joined, or in the informer's first
     /// list.
     pub initial: bool,
+}
+
+impl Delta {
+    /// Returns the parts of a change that are of one object each: a deletion and a creation if the
+    /// object was created again with another uid, else the change itself.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Cow<'_, Self>> {
+        let parts = match (&self.old, &self.new) {
+            (Some(old), Some(new)) if old.header().uid != new.header().uid => {
+                let part = |old: Option<&Object>, new: Option<&Object>| {
+                    let (old, new) = (old.cloned(), new.cloned());
+                    Cow::Owned(Self { key: self.key.clone(), old, new, initial: self.initial })
+                };
+                [Some(part(Some(old), None)), Some(part(None, Some(new)))]
+            }
+            _ => [Some(Cow::Borrowed(self)), None],
+        };
+        parts.into_iter().flatten()
+    }
 }

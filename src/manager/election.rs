@@ -190,19 +190,16 @@ impl Election {
         Self { clock, ..self }
     }
 
-    /// Begins the campaign. Must be called on a tokio runtime unless it has its own thread.
-    ///
-    /// # Errors
-    ///
-    /// If the thread or its runtime cannot be created.
-    pub(super) fn start(self) -> io::Result<ElectionRun> {
+    /// Begins the campaign. Must be called on a tokio runtime unless it has its own thread. The run
+    /// fails if the thread or its runtime cannot be created.
+    pub(super) fn start(self) -> ElectionRun {
         let Self { options, connect, clock, term, status } = self;
         let (release, failed) = (CancellationToken::new(), watch::Sender::new(None));
         let (own_thread, terms) = (options.own_thread, term.subscribe());
         let ended = CancellationToken::new();
         let longest_end = Campaign::longest_end(&options.times).saturating_add(SLACK);
         let (released, at_end) = (release.clone(), ended.clone().drop_guard());
-        let failure = failed.subscribe();
+        let (failure, of_thread) = (failed.subscribe(), failed.clone());
         let series = options.metrics.of(&options.name);
         series.leads.set(0);
         let campaign = async move {
@@ -220,19 +217,20 @@ impl Election {
             campaign.run(released).await;
         };
         let mut task = JoinSet::new();
-        if own_thread {
-            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            // `ended` resolves when the lease is released.
-            drop(
-                thread::Builder::new()
-                    .name("election".to_owned())
-                    .spawn(move || runtime.block_on(campaign))?,
-            );
-        } else {
+        if !own_thread {
             task.spawn(campaign);
+        } else if let Err(error) = spawn_thread(campaign) {
+            of_thread.send_replace(Some(format!("its thread cannot be started: {error}")));
         }
-        Ok(ElectionRun { terms, failure, release, ended, longest_end, _task: task })
+        ElectionRun { terms, failure, release, ended, longest_end, _task: task }
     }
+}
+
+/// Runs a campaign in a thread of its own, whose end is that of the campaign.
+fn spawn_thread(campaign: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let thread = thread::Builder::new().name("election".to_owned());
+    thread.spawn(move || runtime.block_on(campaign)).map(drop)
 }
 
 impl fmt::Debug for Election {

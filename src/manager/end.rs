@@ -24,6 +24,9 @@ pub enum StopReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunEnd {
     Completed,
+    /// A required source of the controller is done: its condition is asked again, whatever the
+    /// restart policy.
+    SourceDone,
     Failed(String),
     Panicked(String),
     /// The run was dropped after the grace.
@@ -34,11 +37,19 @@ impl RunEnd {
     /// Error of a run that failed after it had reported another end, `before`.
     pub(super) fn later_error(&self, before: &Self) -> Option<&str> {
         match (before, self) {
-            (Self::Completed | Self::Aborted, Self::Failed(error))
-            | (Self::Completed | Self::Aborted | Self::Failed(_), Self::Panicked(error)) => {
-                Some(error)
-            }
-            (_, Self::Completed | Self::Aborted | Self::Failed(_) | Self::Panicked(_)) => None,
+            (Self::Completed | Self::SourceDone | Self::Aborted, Self::Failed(error))
+            | (
+                Self::Completed | Self::SourceDone | Self::Aborted | Self::Failed(_),
+                Self::Panicked(error),
+            ) => Some(error),
+            (
+                _,
+                Self::Completed
+                | Self::SourceDone
+                | Self::Aborted
+                | Self::Failed(_)
+                | Self::Panicked(_),
+            ) => None,
         }
     }
 }

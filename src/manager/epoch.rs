@@ -225,9 +225,10 @@ impl Epoch {
         &self.inner.tracker
     }
 
-    /// Records that the run ends by itself, before it drains and returns.
+    /// Records the error with which the run ends by itself, or else that a required source is done,
+    /// before the run drains and returns.
     pub(crate) fn record_end(&self, error: Option<String>) {
-        self.record_run_end(error.map_or(RunEnd::Completed, RunEnd::Failed));
+        self.record_run_end(error.map_or(RunEnd::SourceDone, RunEnd::Failed));
     }
 
     /// Records the end of the run; only the first end counts. Signals its tasks to stop.
@@ -240,6 +241,11 @@ impl Epoch {
             }
         });
         self.stop(StopReason::Cancelled);
+    }
+
+    /// Returns whether the run ended because a required source is done.
+    pub(super) fn is_source_done(&self) -> bool {
+        *self.inner.returned.borrow() == Some(RunEnd::SourceDone)
     }
 
     /// Subscribes to the end of the run.

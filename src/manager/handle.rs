@@ -279,9 +279,7 @@ impl ManagerHandle {
         name: impl Into<String>,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        let name = name.into();
-        self.metrics.remove_named(&name);
-        self.metrics.add(MetricPart::Named(name), register);
+        self.metrics.replace_named(name.into(), register);
     }
 
     /// Removes metrics of the program, if there are any of this name.

@@ -87,6 +87,8 @@ pub(super) struct Lifecycle {
     flaps: Option<TokenBucket>,
     /// True if `not_before` was set because the condition flaps, rather than because a run failed.
     flapping: bool,
+    /// True if the last run ended because a required source was done.
+    is_source_done: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -111,6 +113,7 @@ impl Lifecycle {
             not_before: None,
             flaps: None,
             flapping: false,
+            is_source_done: false,
         }
     }
 
@@ -284,8 +287,9 @@ impl Lifecycle {
     fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
         // A run that was signalled to stop ends for that reason, regardless of its result.
         let State::Live { since, .. } = self.state else { return Vec::new() };
+        self.is_source_done = end == RunEnd::SourceDone;
         let reason = match end {
-            RunEnd::Completed => DoneReason::Completed,
+            RunEnd::Completed | RunEnd::SourceDone => DoneReason::Completed,
             RunEnd::Failed(error) => DoneReason::Failed(error),
             RunEnd::Panicked(error) => DoneReason::Panicked(error),
             RunEnd::Aborted => DoneReason::Cancelled,
@@ -302,6 +306,7 @@ impl Lifecycle {
 
     fn restarts(&self, reason: &DoneReason) -> bool {
         match self.policy {
+            _ if self.is_source_done => true,
             RestartPolicy::Always => true,
             RestartPolicy::OnFailure => reason.error().is_some(),
             RestartPolicy::Never => false,

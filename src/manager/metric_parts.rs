@@ -59,6 +59,22 @@ impl MetricParts {
         Registration::new(move || parts.remove(|_, other| Arc::ptr_eq(other, &register)))
     }
 
+    /// Adds metrics by a name, in place of those of this name.
+    pub(super) fn replace_named(
+        &self,
+        name: String,
+        register: impl Fn(&mut Registry) + Send + Sync + 'static,
+    ) {
+        let register: RegisterFn = Arc::new(GuardedDrop::new(Box::new(register)));
+        let part = MetricPart::Named(name);
+        let mut state = self.0.lock();
+        let replaced = state.take(|other, _| *other == part);
+        state.parts.push((part, register));
+        // The code of the replaced part is dropped outside of the lock.
+        drop(state);
+        drop(replaced);
+    }
+
     /// Removes the metrics that the program has added by a name.
     pub(super) fn remove_named(&self, name: &str) {
         self.remove(|part, _| matches!(part, MetricPart::Named(other) if other == name));
@@ -75,11 +91,8 @@ impl MetricParts {
     }
 
     fn remove(&self, is_removed: impl Fn(&MetricPart, &RegisterFn) -> bool) {
-        let mut state = self.0.lock();
-        let place = state.parts.iter().position(|(part, register)| is_removed(part, register));
-        let removed = place.map(|place| state.parts.remove(place));
+        let removed = self.0.lock().take(is_removed);
         // The code of the part is dropped outside of the lock.
-        drop(state);
         drop(removed);
     }
 
@@ -111,6 +124,15 @@ impl MetricParts {
 }
 
 impl PartsInOrder {
+    /// Removes the first such part, and returns it.
+    fn take(
+        &mut self,
+        is_taken: impl Fn(&MetricPart, &RegisterFn) -> bool,
+    ) -> Option<(MetricPart, RegisterFn)> {
+        let place = self.parts.iter().position(|(part, register)| is_taken(part, register));
+        place.map(|place| self.parts.remove(place))
+    }
+
     fn has_several_clusters(&self) -> bool {
         let is_cluster = |(part, _): &&_| matches!(part, MetricPart::Cluster(_));
         self.parts.iter().filter(is_cluster).count() > 1

@@ -7,7 +7,8 @@ use super::{ManagerMetrics, RestartBackoff};
 /// Settings that apply to all runnables of a manager.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// Time for all runnables together to stop; 30 s. `None` waits for ever.
+    /// Time for all runnables together to stop; 30 s. `None` waits for ever, zero for nothing, which
+    /// is no error.
     pub graceful_shutdown_timeout: Option<Duration>,
     /// Time for which later groups wait for the runnables of one group that have not reported
     /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,

@@ -40,6 +40,8 @@ pub(super) async fn drive(
     let end =
         guard::future(run_to_end(&epoch, run, overrun)).await.unwrap_or_else(RunEnd::Panicked);
     epoch.record_run_end(end.clone());
+    let is_source_done = end == RunEnd::Completed && epoch.is_source_done();
+    let end = if is_source_done { RunEnd::SourceDone } else { end };
     epoch.drain().await;
     epoch.wait_ended().await;
     // The tasks end by themselves, unless a runnable keeps a client beyond its run. Such a client

@@ -327,10 +327,9 @@ impl RelatedObjects {
             })
         };
         inputs.add(input, describe).map_err(|error| match error {
-            InputError::Build(_)
-            | InputError::NotOne(..)
-            | InputError::SeveralNamespaces(..)
-            | InputError::Primary(..) => RelatedError::Invalid(error.to_string()),
+            InputError::Build(_) | InputError::NotOne(..) | InputError::Primary(..) => {
+                RelatedError::Invalid(error.to_string())
+            }
             InputError::NameTaken(..) | InputError::EpochOver(..) | InputError::Ended => {
                 RelatedError::Cancelled
             }

@@ -82,8 +82,6 @@ impl AdoptedRun {
             let due = due.into_iter().flatten().min();
             select! {
                 biased;
-                _ = epoch.stopping(), if !self.synced => break,
-                () = epoch.wait_grace_over() => break,
                 ready = &mut synced, if !is_waited => {
                     is_waited = true;
                     // The store of an ended stream never becomes ready.
@@ -91,6 +89,9 @@ impl AdoptedRun {
                         self.on_synced();
                     }
                 }
+                // Once the store has synced, reconciles may be under way, and have the grace.
+                _ = epoch.stopping(), if !self.synced => break,
+                () = epoch.wait_grace_over() => break,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     self.on_due(&store);
                 }
@@ -160,14 +161,19 @@ impl AdoptedRun {
         if before.is_none_or(|(_, before)| before != message) {
             warn!(error = message, "watch failed");
         }
-        let forbidden = is_forbidden(error);
+        let (forbidden, mut is_new) = (is_forbidden(error), false);
         self.epoch.report(|report| {
             report.stale = self.synced;
             if forbidden {
+                is_new = report.forbidden.is_empty();
                 report.forbidden = vec![message.clone()];
             }
             report.last_error = Some(message);
         });
+        if is_new {
+            // Not within the report: a condition of the user may be asked.
+            self.epoch.refused();
+        }
     }
 
     /// Time at which the watches count as current, if one has failed; none before the first sync.

@@ -56,6 +56,10 @@ async fn manager_without_a_cluster_serves_its_checks_and_metrics() {
         let failed = get("/readyz").await;
         let one = (get("/readyz/queue").await, get("/readyz/database").await);
         let excluded = get("/readyz?exclude=database").await;
+        readiness.add("may create jobs", || Err("no"));
+        let encoded = get("/readyz/?exclude=may+create%20jobs&exclude=d%61tabase").await;
+        readiness.remove("may create jobs");
+        assert!(encoded.starts_with("HTTP/1.1 200 OK"), "{encoded}");
         readiness.remove("database");
         let removed = (get("/readyz").await, get("/readyz/database").await);
         (healthy, degraded, failed, one, excluded, removed, get("/metrics").await)

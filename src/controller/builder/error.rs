@@ -19,8 +19,8 @@ pub enum BuildError {
     /// [`Context::lister`](crate::controller::Context::lister). A request for an object of another
     /// type would look like a deletion.
     #[error(
-        "{0}: the reconciler takes objects of {1}, which must be the only primary type; take the \
-         request instead, and read the object with Context::lister"
+        "{0}: the reconciler takes objects of {1}, which must be the only primary type, at this \
+         version; take the request instead, and read the object with Context::lister"
     )]
     NotTheOnlyPrimary(ControllerName, TypeRef),
     /// Add the type with `watches`, or the source with `watches_source`, and a handler that maps

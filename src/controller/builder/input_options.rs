@@ -58,6 +58,31 @@ pub(super) struct KindOptions {
     pub(super) cluster: Option<Cluster>,
 }
 
+/// Gives each input the indexes of all inputs of its type, since reconcilers read the type by one of
+/// them.
+pub(in crate::controller) fn with_all_indexes(mut inputs: Vec<InputOptions>) -> Vec<InputOptions> {
+    let indexes = inputs.iter().filter_map(InputOptions::kind);
+    let indexes = indexes.filter(|kind| !kind.indexes.is_empty());
+    let indexes: Vec<_> = indexes.map(|kind| (kind.of_type(), kind.indexes.clone())).collect();
+    for input in &mut inputs {
+        let InputKind::Kind(kind) = &mut input.kind else { continue };
+        // An input of bare keys has nothing to index.
+        if kind.filter.projection == Projection::Keys {
+            continue;
+        }
+        for (of_type, indexes) in &indexes {
+            if kind.is_of(of_type) {
+                let new = indexes
+                    .iter()
+                    .filter(|index| kind.indexes.iter().all(|own| own.name() != index.name()));
+                let new: Vec<_> = new.cloned().collect();
+                kind.indexes.extend(new);
+            }
+        }
+    }
+    inputs
+}
+
 /// Use of a type by a controller.
 #[derive(Clone, Debug)]
 pub(super) enum Role {
@@ -78,6 +103,14 @@ impl InputOptions {
                 Some(&kind.filter.type_ref)
             }
             InputKind::Kind(_) | InputKind::Source(..) => None,
+        }
+    }
+
+    /// Returns the options of an input of a type.
+    fn kind(&self) -> Option<&KindOptions> {
+        match &self.kind {
+            InputKind::Kind(kind) => Some(kind),
+            InputKind::Source(..) => None,
         }
     }
 
@@ -190,6 +223,21 @@ impl KindOptions {
         }
     }
 
+    /// Returns the type, and the cluster if it is another one than that of the controller.
+    fn of_type(&self) -> (TypeRef, Option<Cluster>) {
+        (self.filter.type_ref.clone(), self.cluster.clone())
+    }
+
+    /// Returns whether the type is one of [`KindOptions::of_type`].
+    fn is_of(&self, (type_ref, cluster): &(TypeRef, Option<Cluster>)) -> bool {
+        self.filter.type_ref == *type_ref
+            && match (&self.cluster, cluster) {
+                (None, None) => true,
+                (Some(own), Some(other)) => own.types.is(&other.types),
+                (None, Some(_)) | (Some(_), None) => false,
+            }
+    }
+
     /// Returns the condition on the required subresource, if there is one.
     fn subresource_condition(&self, own: &Cluster) -> Option<GuardedDrop<Arc<dyn Condition>>> {
         let (types, required) =
@@ -203,7 +251,7 @@ impl KindOptions {
     fn restrict(mut self, name: &ControllerName, own: &Cluster) -> Result<Vec<Self>, BuildError> {
         let cluster = self.cluster.as_ref().unwrap_or(own);
         let of_type = cluster.defaults.find(&self.filter.type_ref).cloned().unwrap_or_default();
-        let of_cluster = cluster.namespace.clone();
+        let of_cluster = cluster.namespace.clone().filter(|namespace| !namespace.is_empty());
         // Bare keys have no content to transform, and share a watch without it.
         let is_transformed = self.filter.projection != Projection::Keys;
         let of_all = cluster.defaults.transform.clone();
@@ -217,6 +265,10 @@ impl KindOptions {
         let chosen = chosen.into_iter().find(|namespaces| !namespaces.is_empty());
         let mut namespaces: Vec<Option<Arc<str>>> = Vec::new();
         for namespace in chosen.into_iter().flatten() {
+            if namespace.is_empty() {
+                namespaces = vec![None];
+                break;
+            }
             if !namespaces.contains(&Some(Arc::clone(&namespace))) {
                 namespaces.push(Some(namespace));
             }

@@ -153,17 +153,17 @@ impl Builder {
         self.last("fields", |kind| kind.filter.fields = Some(selector.into()))
     }
 
-    /// Watches one namespace, instead of the cluster's default.
+    /// Watches one namespace, instead of the cluster's default; the empty name means all namespaces.
     pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
         self.namespaces([namespace.into()])
     }
 
     /// Watches these namespaces, instead of the cluster's default: by a watch for each, so that no
     /// right in others is needed. Listers and stores read all of them, once all are listed. Without
-    /// any namespace the default applies, which may be all namespaces.
+    /// any namespace the default applies, which may be all namespaces. With the empty name among
+    /// them, all are watched.
     ///
-    /// Not for `claims_type`, nor for an input by name, which have one namespace at most: add an
-    /// input by name for each.
+    /// Not for `claims_type`, which has one namespace at most.
     pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
         self.last("namespaces", |kind| {
             kind.namespaces = namespaces.into_iter().map(Into::into).collect();

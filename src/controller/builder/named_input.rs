@@ -45,18 +45,18 @@ impl Inputs {
         describe: impl FnOnce(Builder) -> Builder,
         may_replace: bool,
     ) -> Result<InputHandle, InputError> {
-        let input = input_of(&self.named, &name, describe)?;
-        let (state, replaced) = self.named.declare(name, input, self.epoch, may_replace)?;
+        let parts = input_of(&self.named, &name, describe)?;
+        let (state, replaced) = self.named.declare(name, parts, self.epoch, may_replace)?;
         Ok(InputHandle { state, replaced })
     }
 }
 
-/// Returns the input that `describe` adds to a builder.
+/// Returns the input that `describe` adds to a builder: one for each namespace.
 fn input_of(
     named: &NamedInputs,
     name: &str,
     describe: impl FnOnce(Builder) -> Builder,
-) -> Result<Input, InputError> {
+) -> Result<Vec<Input>, InputError> {
     let controller = || named.controller.clone();
     let builder = describe(Builder::new(controller()));
     if named.takes_keys {
@@ -68,10 +68,9 @@ fn input_of(
     // The condition of a controller is that of its builder.
     let builder = builder.without_required();
     let described = builder.len();
-    let mut inputs = builder.inputs(&named.primaries, &named.event_filters, &named.cluster)?;
-    match (described, inputs.len(), inputs.pop()) {
-        (1, 1, Some(input)) => Ok(input),
-        (1, _, Some(_)) => Err(InputError::SeveralNamespaces(controller(), name.to_owned())),
+    let parts = builder.inputs(&named.primaries, &named.event_filters, &named.cluster)?;
+    match described {
+        1 => Ok(parts),
         _ => Err(InputError::NotOne(controller(), name.to_owned(), described)),
     }
 }

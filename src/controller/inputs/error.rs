@@ -13,12 +13,6 @@ pub enum InputError {
     /// The closure must add exactly one input, with `owns`, `watches`, `claims_type` or `source`.
     #[error("{0}: the description of input {1} adds {2} inputs; it must add exactly one")]
     NotOne(ControllerName, String, usize),
-    /// Choose one namespace with `namespace`, and add an input for each.
-    #[error(
-        "{0}: input {1} has several namespaces, of its description or by default for its type; \
-         choose one with `namespace`, and add an input for each"
-    )]
-    SeveralNamespaces(ControllerName, String),
     /// Call `for_` on the builder of the controller: its primary type is the same in all epochs.
     #[error("{0}: input {1} cannot be the primary type; call `for_` on the builder")]
     Primary(ControllerName, String),

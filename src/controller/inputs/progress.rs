@@ -29,6 +29,11 @@ impl InputProgress {
         Self { name: name.into(), state: Arc::new(watch::Sender::new(state)), wake }
     }
 
+    /// Returns whether another progress is that of the same input.
+    pub(in crate::controller) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
     /// Returns the current state.
     pub(super) fn get(&self) -> InputState {
         self.state.borrow().clone()

@@ -44,7 +44,8 @@ struct InputsState {
 /// Input that is to run.
 struct WantedInput {
     number: u64,
-    input: Input,
+    /// One for each namespace.
+    parts: Vec<Input>,
     /// Epoch with which the input ends.
     until: Option<u64>,
     progress: InputProgress,
@@ -60,7 +61,7 @@ struct RunningInput {
 
 /// Step of a run towards the inputs wanted.
 pub(in crate::controller) enum InputStep {
-    Start { number: u64, input: Input, progress: InputProgress },
+    Start { number: u64, parts: Vec<Input>, progress: InputProgress },
     Stop { number: u64 },
 }
 
@@ -90,7 +91,7 @@ impl NamedInputs {
     pub(in crate::controller) fn declare(
         &self,
         name: String,
-        input: Input,
+        parts: Vec<Input>,
         until: Option<u64>,
         replaces: bool,
     ) -> Result<(watch::Receiver<InputState>, Vec<watch::Receiver<InputState>>), InputError> {
@@ -107,7 +108,7 @@ impl NamedInputs {
         let progress = InputProgress::new(&name, first, Arc::clone(&self.wake));
         let receiver = progress.subscribe();
         let replaced = state.running_of(&name);
-        let before = state.wanted.insert(name, WantedInput { number, input, until, progress });
+        let before = state.wanted.insert(name, WantedInput { number, parts, until, progress });
         state.end_if_idle(before.as_ref());
         drop(state);
         // Code of the user may run with the drop, so that no lock is held here.
@@ -142,7 +143,7 @@ impl NamedInputs {
 
     /// Returns the inputs that are to run.
     pub(in crate::controller) fn inputs(&self) -> Vec<Input> {
-        self.state().wanted.values().map(|wanted| wanted.input.clone()).collect()
+        self.state().wanted.values().flat_map(|wanted| wanted.parts.clone()).collect()
     }
 
     /// Returns the state of the input of a name.
@@ -150,10 +151,10 @@ impl NamedInputs {
         self.state().wanted.get(name).map(|wanted| wanted.progress.get())
     }
 
-    /// Returns the input of a name.
+    /// Returns the input of a name, in its first namespace.
     #[cfg(feature = "meta")]
     pub(in crate::controller) fn input(&self, name: &str) -> Option<Input> {
-        self.state().wanted.get(name).map(|wanted| wanted.input.clone())
+        self.state().wanted.get(name).and_then(|wanted| wanted.parts.first().cloned())
     }
 
     /// Begins an epoch, whose run starts and stops the inputs from now on.
@@ -208,12 +209,12 @@ impl NamedInputs {
             let (number, progress) = (wanted.number, wanted.progress.clone());
             let (name, removed) = (name.clone(), false);
             running.insert(number, RunningInput { name, progress: progress.clone(), removed });
-            steps.push(InputStep::Start { number, input: wanted.input.clone(), progress });
+            steps.push(InputStep::Start { number, parts: wanted.parts.clone(), progress });
         }
         steps
     }
 
-    /// Records that the task of an input has ended.
+    /// Records that all tasks of an input have ended.
     pub(in crate::controller) fn joined(&self, number: u64) {
         let mut state = self.state();
         if let Some(RunningInput { name, progress, .. }) = state.running.remove(&number) {

@@ -39,6 +39,8 @@ struct UnfinishedRequest {
     number: u64,
     /// True if the request waits for a reconcile to begin.
     waits: bool,
+    /// True once the request was added to a queue since it was taken last.
+    queued: bool,
 }
 
 #[cfg(test)]
@@ -56,17 +58,19 @@ pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<UnfinishedRequests>>>)
 pub(in crate::controller) struct Receipt(Vec<(Arc<UnfinishedRequests>, u64)>);
 
 impl UnfinishedRequests {
-    /// Keeps a request; to be called before it is added to a queue.
-    pub(in crate::controller) fn take(&self, request: Request) {
+    /// Keeps a request; to be called before it is added to a queue. Returns its number.
+    pub(in crate::controller) fn take(&self, request: Request) -> u64 {
         let mut numbers = self.numbers();
         numbers.last += 1;
         let number = numbers.last;
         numbers.by_number.insert(number, request.clone());
-        let before = numbers.by_request.insert(request, UnfinishedRequest { number, waits: true });
+        let taken = UnfinishedRequest { number, waits: true, queued: false };
+        let before = numbers.by_request.insert(request, taken);
         if let Some(before) = &before {
             numbers.by_number.remove(&before.number);
         }
         numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
+        number
     }
 
     /// Resolves when fewer than `capacity` requests wait for a reconcile to begin. Cancel safe.
@@ -80,9 +84,19 @@ impl UnfinishedRequests {
         }
     }
 
-    /// Returns the requests that are not confirmed, in the order in which they were taken.
-    pub(in crate::controller) fn requests(&self) -> Vec<Request> {
-        self.since(0).into_iter().map(|(_, request)| request).collect()
+    /// Records that the request of a number was added to a queue.
+    pub(in crate::controller) fn set_queued(&self, request: &Request, number: u64) {
+        let mut numbers = self.numbers();
+        let kept = numbers.by_request.get_mut(request).filter(|kept| kept.number == number);
+        if let Some(kept) = kept {
+            kept.queued = true;
+        }
+    }
+
+    /// Returns whether the request of a number was added to a queue, and was not taken again since.
+    pub(in crate::controller) fn was_queued(&self, request: &Request, number: u64) -> bool {
+        let numbers = self.numbers();
+        numbers.by_request.get(request).is_some_and(|kept| kept.number == number && kept.queued)
     }
 
     /// Returns the requests that are not confirmed and were taken after this number, with their
@@ -164,6 +178,13 @@ impl Receipt {
 mod tests {
     use super::*;
 
+    impl UnfinishedRequests {
+        /// Returns the requests that are not confirmed, in the order in which they were taken.
+        fn requests(&self) -> Vec<Request> {
+            self.since(0).into_iter().map(|(_, request)| request).collect()
+        }
+    }
+
     fn a() -> Request {
         Request::namespaced("ns", "a")
     }
@@ -199,7 +220,9 @@ mod tests {
     fn wakeup_visits_the_new_requests_alone_however_many_are_kept() {
         let taken = UnfinishedRequests::default();
         let name = |number: usize| Request::cluster(number.to_string());
-        (0..10_000).for_each(|number| taken.take(name(number)));
+        for number in 0..10_000 {
+            taken.take(name(number));
+        }
         let last = taken.since(0).last().unwrap().0;
         VISITED.set(0);
 

@@ -15,7 +15,7 @@ use crate::{
         metrics::Series,
         queue::Queue,
         run::delivery::Deliveries,
-        run::input_status::{InputMode, InputStatus, InputStatuses},
+        run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
         source::{kind::KindSource, mapping::SourceHandlers},
     },
     discovery::{TypeChange, TypeRegistry},
@@ -138,6 +138,14 @@ impl Input {
         match &self.source {
             InputSource::Kind(source) => Some(source.type_ref()),
             InputSource::Other(..) => None,
+        }
+    }
+
+    /// Returns the part of the objects of its type that the cache of the input holds.
+    pub(in crate::controller) fn coverage(&self) -> InputCoverage {
+        match &self.source {
+            InputSource::Kind(source) => source.coverage(),
+            InputSource::Other(..) => InputCoverage::default(),
         }
     }
 }

@@ -35,6 +35,16 @@ pub(in crate::controller) enum InputMode {
     Plain,
 }
 
+/// Part of the objects of a type that an input holds: which of several inputs of one type is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::controller) struct InputCoverage {
+    /// True for the input of a primary type.
+    pub(in crate::controller) is_primary: bool,
+    /// True if some objects are missing, or not whole: by namespace, selector, projection or
+    /// interest.
+    pub(in crate::controller) is_partial: bool,
+}
+
 /// Statuses of the inputs of one epoch.
 #[derive(Debug)]
 pub(in crate::controller) struct InputStatuses {
@@ -63,11 +73,14 @@ pub(in crate::controller) struct InputStatus {
     pub(in crate::controller) cluster: Option<TypeRegistry>,
     /// Number of the builder's input, if it has several namespaces.
     pub(in crate::controller) part_of: Option<usize>,
+    pub(in crate::controller) coverage: InputCoverage,
     pub(in crate::controller) mode: InputMode,
     pub(in crate::controller) state: WatchState,
     /// Current error.
     pub(in crate::controller) error: Option<String>,
     pub(in crate::controller) attached: Option<Attached>,
+    /// Type of the cache that a custom source has offered last.
+    offered: Option<Arc<ServedType>>,
     /// Previous subscription; readable until its replacement has synced.
     pub(in crate::controller) held: Option<Subscription>,
     /// Subscription acquired before the epoch began.
@@ -145,13 +158,6 @@ impl InputStatuses {
         let input =
             &mut **inputs.get_mut(&number).expect("an input is removed after its task has ended");
         let changed = change(input);
-        if let Some(progress) = &input.progress {
-            progress.set(if input.synced {
-                InputState::Started
-            } else {
-                InputState::Pending(input.explanation())
-            });
-        }
         let settled = match input.mode {
             _ if input.synced => true,
             // An optional input with an error is not waited for.
@@ -162,6 +168,13 @@ impl InputStatuses {
             // Fails only after the run has stopped waiting.
             self.settled.try_send(number).ok();
         }
+        if let Some(progress) = &inputs[&number].progress {
+            let mut parts = inputs.values().filter(|input| input.is_part_with(&inputs[&number]));
+            progress.set(match parts.find(|part| !part.synced) {
+                None => InputState::Started,
+                Some(part) => InputState::Pending(part.explanation()),
+            });
+        }
         self.report(&inputs);
         changed
     }
@@ -169,7 +182,10 @@ impl InputStatuses {
     /// Attaches the cache that a custom source offers; ignored if the input was removed meanwhile.
     pub(in crate::controller) fn attach(&self, number: usize, attached: Attached) {
         let mut inputs = self.inputs();
-        let before = inputs.get_mut(&number).map(|input| input.attached.replace(attached));
+        let before = inputs.get_mut(&number).map(|input| {
+            input.offered = Some(Arc::clone(&attached.served));
+            input.attached.replace(attached)
+        });
         drop(inputs);
         drop(before);
     }
@@ -177,6 +193,9 @@ impl InputStatuses {
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
     /// `None` as the cluster means that of the controller. `None` is returned until all namespaces
     /// of the input are listed.
+    ///
+    /// If the builder has several inputs of the type, the first that holds all objects whole is
+    /// read, or else the first.
     pub(in crate::controller) fn attached(
         &self,
         cluster: Option<&TypeRegistry>,
@@ -185,26 +204,30 @@ impl InputStatuses {
         let (inputs, cluster) = (self.inputs(), self.foreign(cluster));
         let of_cluster =
             || inputs.values().map(|input| &**input).filter(|input| input.is_of(cluster));
-        let named = |input: &&InputStatus| {
-            input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
+        let order = |input: &&InputStatus| {
+            (input.progress.is_some(), input.coverage.is_partial, input.attached.is_none())
         };
-        let found = of_cluster().find(named).or_else(|| {
-            of_cluster().find(|input| {
-                input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
-            })
+        let declared = of_cluster().filter(|input| input.type_ref.as_ref() == Some(type_ref));
+        let found = declared.min_by_key(order).or_else(|| {
+            let is_served = |attached: &Attached| matches(type_ref, &attached.served);
+            let served =
+                of_cluster().filter(|input| input.attached.as_ref().is_some_and(is_served));
+            served.min_by_key(order)
         });
-        let found = found?;
-        let mut attached = found.attached.clone()?;
-        if found.part_of.is_some() {
-            let parts = of_cluster().filter(|input| input.part_of == found.part_of);
-            for part in parts {
-                let part = part.attached.clone()?;
-                // A cluster-scoped type has one informer for all namespaces.
-                let is_known = attached.all().any(|known| known.key == part.key);
-                attached.others.extend((!is_known).then_some(part));
-            }
-        }
-        Some(attached)
+        found?.with_parts(of_cluster())
+    }
+
+    /// Returns the cache of the only primary type, which has this Rust type, or the reason why there
+    /// is none.
+    pub(in crate::controller) fn primary_of<K: kube::Resource<DynamicType = ()>>(
+        &self,
+    ) -> Result<Attached, ListerError> {
+        let inputs = self.inputs();
+        let own = || inputs.values().map(|input| &**input).filter(|input| input.is_of(None));
+        let primary = own().find(|input| input.coverage.is_primary);
+        let attached = primary.and_then(|primary| primary.with_parts(own()));
+        drop(inputs);
+        attached.map_or_else(|| self.attached_of::<K>(None), Ok)
     }
 
     /// Returns the cache of an input of a Rust type, or the reason why there is none.
@@ -241,12 +264,20 @@ impl InputStatuses {
         names: impl Fn(&TypeRef) -> bool,
     ) -> ListerError {
         let (inputs, cluster) = (self.inputs(), self.foreign(cluster));
-        let of_type = inputs
-            .values()
-            .filter(|input| input.type_ref.as_ref().is_some_and(&names) && input.is_of(cluster));
+        let is_offered = |served: &Arc<ServedType>| matches(type_ref, served);
+        let of_type = inputs.values().filter(|input| {
+            let is_type = input.type_ref.as_ref().is_some_and(&names)
+                || input.offered.as_ref().is_some_and(is_offered);
+            is_type && input.is_of(cluster)
+        });
         let type_ref = type_ref.clone();
         // The first input that is not listed yet, if there are several namespaces.
-        match of_type.min_by_key(|input| input.attached.is_some()) {
+        match of_type.map(|input| &**input).min_by_key(|input| input.attached.is_some()) {
+            Some(InputStatus { attached: Some(attached), .. }) => {
+                let served = attached.served.identity.api_version();
+                let why = format!("its input is of any version, {served} now");
+                ListerError::Unavailable { type_ref, why }
+            }
             Some(input) if input.state == WatchState::Synced => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
@@ -284,9 +315,9 @@ impl InputStatuses {
     pub(in crate::controller) fn named(&self, name: &str) -> Option<Attached> {
         let inputs = self.inputs();
         let is_named =
-            |input: &InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
-        let newest_first = inputs.values().rev().filter(|input| is_named(input));
-        newest_first.filter_map(|input| input.attached.clone()).next()
+            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
+        let named = || inputs.values().map(|input| &**input).filter(is_named);
+        named().rev().find_map(|input| input.with_parts(named()))
     }
 
     /// Returns the caches of a type of the controller's cluster, at any version.
@@ -423,10 +454,12 @@ impl InputStatus {
             type_ref,
             cluster: None,
             part_of: None,
+            coverage: InputCoverage::default(),
             mode,
             state: WatchState::Waiting,
             error: None,
             attached: None,
+            offered: None,
             held: None,
             prepared: None,
             progress: None,
@@ -450,6 +483,29 @@ impl InputStatus {
             (Some(own), Some(cluster)) => own.is(cluster),
             (None, Some(_)) | (Some(_), None) => false,
         }
+    }
+
+    /// Returns the cache of the input, joined with those of its other namespaces among these inputs;
+    /// `None` until all are listed.
+    fn with_parts<'a>(&self, inputs: impl Iterator<Item = &'a Self>) -> Option<Attached> {
+        let mut attached = self.attached.clone()?;
+        for part in inputs.filter(|input| self.part_of.is_some() && input.is_part_with(self)) {
+            let part = part.attached.clone()?;
+            // A cluster-scoped type has one informer for all namespaces.
+            let is_known = attached.all().any(|known| known.key == part.key);
+            attached.others.extend((!is_known).then_some(part));
+        }
+        Some(attached)
+    }
+
+    /// Returns whether two inputs are namespaces of one.
+    fn is_part_with(&self, other: &Self) -> bool {
+        self.part_of == other.part_of
+            && match (&self.progress, &other.progress) {
+                (None, None) => true,
+                (Some(one), Some(other)) => one.is(other),
+                (None, Some(_)) | (Some(_), None) => false,
+            }
     }
 
     /// Returns the reason why the input is not synced.
@@ -486,8 +542,13 @@ impl InputStatus {
         (self.attached.take(), self.held.take())
     }
 
-    /// Removes the cache that a custom source offered, and returns it.
+    /// Removes the cache that a custom source offered, and returns it. An optional source that has
+    /// ended is not stale.
     pub(in crate::controller) fn withdraw(&mut self) -> Option<Attached> {
+        if self.mode == InputMode::Optional {
+            self.synced = false;
+            self.set(WatchState::Waiting, Some("its source has ended".to_owned()));
+        }
         self.attached.take()
     }
 

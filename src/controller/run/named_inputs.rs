@@ -55,8 +55,12 @@ impl NamedTasks {
 
     /// Forgets a task that has ended. Returns the number of its status, if the task was one of an
     /// input by name.
-    pub(super) fn joined(&mut self, id: Id) -> Option<(u64, usize)> {
-        self.tasks.remove(&id).map(|task| (task.number, task.status))
+    fn joined(&mut self, id: Id) -> Option<usize> {
+        let Task { number, status, .. } = self.tasks.remove(&id)?;
+        if self.tasks.values().all(|task| task.number != number) {
+            self.named.joined(number);
+        }
+        Some(status)
     }
 
     /// Drops the sources that have not ended within the grace.
@@ -96,25 +100,34 @@ impl EpochRun {
                 InputStep::Stop { number } => {
                     self.named.stop(number, after(Instant::now(), self.epoch.grace()));
                 }
-                InputStep::Start { number, input, progress } => {
-                    let mut status = status_of(&input);
-                    status.progress = Some(progress);
-                    let status = self.statuses.push(status);
-                    let (feed, release) = (self.cancel.child_token(), self.release.child_token());
-                    let abort = self.start_source(input, status, feed.clone(), release.clone());
-                    let (id, deadline) = (abort.id(), None);
-                    let task = Task { number, status, feed, release, abort, deadline };
-                    self.named.tasks.insert(id, task);
+                InputStep::Start { number, parts, progress } => {
+                    let status = |part: Input| {
+                        let mut status = status_of(&part);
+                        status.progress = Some(progress.clone());
+                        (part, self.statuses.push(status))
+                    };
+                    // All have a status before the first can report that it has started.
+                    let parts: Vec<_> = parts.into_iter().map(status).collect();
+                    for (part, status) in parts {
+                        self.start_input(number, part, status);
+                    }
                 }
             }
         }
     }
 
+    /// Starts an input by name, or one namespace of it.
+    fn start_input(&mut self, number: u64, input: Input, status: usize) {
+        let (feed, release) = (self.cancel.child_token(), self.release.child_token());
+        let abort = self.start_source(input, status, feed.clone(), release.clone());
+        let (id, deadline) = (abort.id(), None);
+        self.named.tasks.insert(id, Task { number, status, feed, release, abort, deadline });
+    }
+
     /// Forgets the input by name of a task that has ended.
     pub(super) fn input_joined(&mut self, id: Id) {
-        if let Some((number, status)) = self.named.joined(id) {
+        if let Some(status) = self.named.joined(id) {
             self.statuses.remove(status);
-            self.spec.named.joined(number);
         }
     }
 }
@@ -124,5 +137,6 @@ pub(super) fn status_of(input: &Input) -> InputStatus {
     let mut status = InputStatus::new(input.name(), input.type_ref().cloned(), input.mode);
     status.cluster = input.cluster();
     status.part_of = input.part_of;
+    status.coverage = input.coverage();
     status
 }

@@ -82,22 +82,18 @@ impl Broadcast {
 }
 
 impl Consumer {
-    /// Enqueues the kept requests, and then those that arrive.
+    /// Enqueues the kept requests and those that arrive.
     async fn pump(&self, context: &SourceContext) {
         context.deliveries.join(&self.taken);
         let mut last = 0;
-        for (number, request) in self.taken.since(last) {
-            last = number;
-            context.enqueue_again(request);
-        }
         loop {
-            self.sent.notified().await;
             for (number, request) in self.taken.since(last) {
                 last = number;
-                context.enqueue(request);
+                context.enqueue_kept(&self.taken, (number, request));
             }
             // Requests may arrive without a pause.
             consume_budget().await;
+            self.sent.notified().await;
         }
     }
 }

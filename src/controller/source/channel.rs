@@ -106,10 +106,10 @@ impl<T: Send> Channel<T> {
         deliver: impl Fn(T),
     ) {
         context.deliveries.join(&self.taken);
-        for request in self.taken.requests() {
+        for (number, request) in self.taken.since(0) {
             // Set first, since a reconcile that begins at once clears it.
             self.taken.set_waits(&request, true);
-            if !context.enqueue_again(request.clone()) {
+            if !context.enqueue_kept(&self.taken, (number, request.clone())) {
                 self.taken.set_waits(&request, false);
             }
         }
@@ -161,8 +161,8 @@ impl ConditionalSource for ChannelSource {
         let done = async move {
             let keeps = Arc::clone(&taken);
             let deliver = |request: Request| {
-                keeps.take(request.clone());
-                context.enqueue(request);
+                let number = keeps.take(request.clone());
+                context.enqueue_kept(&keeps, (number, request));
             };
             Channel { items, taken }.run(&context, deliver).await
         };

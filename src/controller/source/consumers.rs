@@ -9,10 +9,12 @@ use parking_lot::Mutex;
 pub(super) struct Consumers<C>(Arc<Mutex<Vec<Weak<C>>>>);
 
 impl<C: Default> Consumers<C> {
-    /// Adds a consumer.
+    /// Adds a consumer, and forgets those whose sources are dropped.
     pub(super) fn add(&self) -> Arc<C> {
         let consumer = Arc::default();
-        self.0.lock().push(Arc::downgrade(&consumer));
+        let mut consumers = self.0.lock();
+        consumers.retain(|consumer| consumer.strong_count() > 0);
+        consumers.push(Arc::downgrade(&consumer));
         consumer
     }
 

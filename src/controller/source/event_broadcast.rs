@@ -105,8 +105,8 @@ impl EventConsumer {
     /// Enqueues the kept requests, and then maps the objects that arrive.
     async fn pump(&self, context: &SourceContext) {
         context.deliveries.join(&self.taken);
-        for request in self.taken.requests() {
-            context.enqueue_again(request);
+        for kept in self.taken.since(0) {
+            context.enqueue_kept(&self.taken, kept);
         }
         loop {
             while let Some((_, object)) = { self.arrived.lock().pop_first() } {

@@ -18,7 +18,7 @@ use crate::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
         SourceStart, WatchErrorHandler,
         handler::OnSynced,
-        run::input_status::{Attached, InputMode, InputStatus},
+        run::input_status::{Attached, InputCoverage, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
     guard::GuardedDrop,
@@ -102,6 +102,17 @@ enum DetachReason {
 impl KindSource {
     pub(in crate::controller) fn type_ref(&self) -> &TypeRef {
         &self.filter.type_ref
+    }
+
+    /// Returns the part of the objects that the cache holds whole.
+    pub(in crate::controller) fn coverage(&self) -> InputCoverage {
+        let SourceFilter { namespace, labels, fields, projection, .. } = &self.filter;
+        let is_selected = namespace.is_some() || labels.is_some() || fields.is_some();
+        let is_whole = self.whole || matches!(self.delivery, DeliveredObjects::Everything);
+        InputCoverage {
+            is_primary: matches!(self.mapping, Mapping::Primary(_)),
+            is_partial: is_selected || !is_whole || *projection != Projection::Full,
+        }
     }
 
     /// Returns the key of the informer that this source reads from.

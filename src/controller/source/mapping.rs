@@ -52,10 +52,13 @@ impl SourceContext {
             return;
         };
         let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
-        let passes = || handlers.predicates.iter().all(|predicate| predicate.passes(change));
-        self.map_change(&handlers.name, passes, change, &mut Vec::new(), |queue| {
-            handlers.handler.requests(change, &scope, queue);
-        });
+        let passes =
+            |part: &Delta| handlers.predicates.iter().all(|predicate| predicate.passes(part));
+        for part in change.parts() {
+            self.map_change(&handlers.name, passes, &part, &mut Vec::new(), |queue| {
+                handlers.handler.requests(&part, &scope, queue);
+            });
+        }
     }
 
     /// Adds the requests of a generic event: of an object that has not changed in the cluster. The
@@ -71,8 +74,9 @@ impl SourceContext {
         let (key, new) = (object.key().clone(), Some(object.clone()));
         let created = Delta { key, old: None, new, initial: false };
         let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
-        let passes =
-            || handlers.predicates.iter().all(|predicate| predicate.passes_generic(&created));
+        let passes = |created: &Delta| {
+            handlers.predicates.iter().all(|predicate| predicate.passes_generic(created))
+        };
         self.map_change(&handlers.name, passes, &created, &mut Vec::new(), |queue| {
             handlers.handler.generic_requests(&created, scope, queue);
         });
@@ -153,16 +157,17 @@ impl SourceContext {
         }
     }
 
-    /// Enqueues the requests of a change that passes all predicates, as `passes` returns.
+    /// Enqueues the requests of a change of one object that passes all predicates, as `passes`
+    /// returns.
     pub(super) fn map_change(
         &self,
         input: impl Display,
-        passes: impl FnOnce() -> bool,
+        passes: impl FnOnce(&Delta) -> bool,
         delta: &Delta,
         requests: &mut Vec<MappedRequest>,
         map: impl FnOnce(&mut Enqueue<'_>),
     ) {
-        match guard::run(passes) {
+        match guard::run(|| passes(delta)) {
             Ok(true) => self.map(input, priority(delta), &delta.key, requests, map),
             Ok(false) => {}
             Err(panic) => self.panicked(input, "predicate", &delta.key, &panic),
@@ -186,14 +191,19 @@ impl SourceContext {
         let usual = Add { priority, ..Add::default() };
         for (request, own) in requests.drain(..) {
             let add = own.unwrap_or(usual);
-            if let Some(keeps) = &self.keeps {
-                keeps.take(request.clone());
-                if !add.after.is_zero() || add.rate_limited {
-                    // A request with a time of its own takes no capacity of the channel.
-                    keeps.set_waits(&request, false);
-                }
+            let Some(keeps) = &self.keeps else {
+                self.queue.add_with(request, add);
+                continue;
+            };
+            let number = keeps.take(request.clone());
+            if !add.after.is_zero() || add.rate_limited {
+                // A request with a time of its own takes no capacity of the channel.
+                keeps.set_waits(&request, false);
             }
-            self.queue.add_with(request, add);
+            if !self.stop.is_cancelled() {
+                self.queue.add_with(request.clone(), add);
+                keeps.set_queued(&request, number);
+            }
         }
         if let Some((key, error)) = failed {
             error!(%input, object = %key, error, "an object cannot be decoded");

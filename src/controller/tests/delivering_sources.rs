@@ -8,6 +8,7 @@ use super::{
     *,
 };
 use crate::{
+    controller::InputState,
     informer::{Delta, InformerKey},
     manager::{DoneReason, Readiness, Verdict, all_of, type_served},
 };
@@ -243,5 +244,40 @@ async fn reconcile_waits_until_the_cache_of_a_custom_source_holds_what_it_wrote(
     assert_eq!(harness.log().await, ["ns/a 1"]);
     assert_eq!(harness.server.creations(), 1);
     harness.server.release("parts", silence);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_custom_source_whose_condition_is_off_waits_and_is_not_stale() {
+    let harness = Harness::new();
+    harness.install("Part");
+    harness.install("Widget");
+    let source = harness.all_of(widgets());
+    let wants = source.wanted.clone();
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let read = context.store(&widgets()).map(|store| store.all().len());
+        let read = read.map_or_else(|error| format!("{error:?}"), |all| all.to_string());
+        log.lock().unwrap().push(format!("{request} {} {read}", context.stale()));
+        async { Ok(Outcome::Done) }
+    };
+    let controller = builder().for_type(parts()).build(&harness.cluster, reconcile).unwrap();
+    let inputs = controller.inputs();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    let added = inputs.add("late", |input| input.source(source).conditional()).unwrap();
+
+    for name in ["first", "second"] {
+        added.started().await.unwrap();
+        harness.log().await;
+        wants.send_replace(Verdict::Unmet(Vec::new()));
+        run_until_idle().await;
+        assert!(matches!(added.state(), InputState::Pending(_)), "{:?}", added.state());
+        assert!(!harness.status().report.stale);
+        harness.server.apply(object("Part", name, "a"));
+        let log = harness.log().await;
+        let expected = format!("ns/{name} false Unavailable");
+        assert!(log.len() == 1 && log[0].starts_with(&expected), "{log:?}");
+        wants.send_replace(wanted());
+    }
     harness.shutdown().await;
 }

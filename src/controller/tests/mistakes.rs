@@ -20,8 +20,10 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
     let kind = TypeRef::kind("example.com", "v1", "Widget");
 
     drop(built(builder().for_::<Widget>().owns_type(parts())).unwrap());
-    drop(built(builder().for_type(kind.any_version())).unwrap());
+    drop(built(builder().for_type(kind.clone())).unwrap());
     for wrong in [
+        // It may be served at another version, whose objects have another shape.
+        builder().for_type(kind.any_version()),
         builder().for_::<Widget>().for_type(parts()),
         builder().for_type(parts()).watches::<Widget>(Handler::Object),
         builder().watches::<Widget>(Handler::Object),
@@ -30,7 +32,8 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
         assert_eq!(
             error(built(wrong)),
             "widgets: the reconciler takes objects of widgets.example.com/v1, which must be the \
-             only primary type; take the request instead, and read the object with Context::lister"
+             only primary type, at this version; take the request instead, and read the object with \
+             Context::lister"
         );
     }
     harness.shutdown().await;

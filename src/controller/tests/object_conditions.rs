@@ -50,6 +50,8 @@ async fn controller_lives_with_the_state_of_an_object_twice_round() {
     let before = tasks().await;
 
     for round in 1..=2 {
+        let condition = harness.manager.status_of("condition").unwrap();
+        assert_eq!((condition.failures, condition.state), (0, ControllerState::Waiting));
         harness.install("Part");
         let missing = harness.until(|status| status.reason == "ObjectStateUnmet").await;
         assert!(missing.message.contains("ns/switch"), "{}", missing.message);

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
-    manager::{Basis, DoneReason, Readiness, Verdict, always, any_of},
+    manager::{Basis, DoneReason, Readiness, RestartPolicy, Verdict, always, any_of},
 };
 
 /// Source that is done as soon as it is started.
@@ -41,6 +41,21 @@ async fn controller_whose_required_source_is_always_done_starts_again_less_and_l
     assert_eq!(u64::try_from(starts).unwrap(), harness.status().epoch, "one in each epoch");
     assert!((15..=30).contains(&starts), "{starts}: 1 s doubling to 5 min");
     harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_that_is_done_is_asked_again_whatever_the_restart_policy() {
+    for policy in [RestartPolicy::OnFailure, RestartPolicy::Never] {
+        let (harness, short_lived) = (Harness::new(), ShortLived::default());
+        let controller = harness.build(builder().source(short_lived.clone()).conditional());
+        let options = RunnableOptions { restart: policy, ..RunnableOptions::default() };
+        harness.manager.add(NAME, Arc::new(controller), options).await.unwrap();
+
+        harness.until(|status| status.epoch == 3).await;
+
+        assert_eq!(short_lived.0.load(Ordering::SeqCst), 3, "{policy:?}");
+        harness.shutdown().await;
+    }
 }
 
 /// A source of either of two types: of the first that is served when it is started.
@@ -163,6 +178,50 @@ async fn broadcast_reaches_each_controller_and_is_not_delayed_by_one_that_waits(
     harness.install("Widget");
     harness.state(ControllerState::Running).await;
     assert!(harness.log().await.is_empty(), "a finished request is not delivered again");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_is_sent_while_its_source_does_not_run_is_not_taken_for_a_delayed_one() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let (events, log) = (Broadcast::new(), Arc::clone(&harness.log));
+    let (channel, source) = ChannelSource::new(8);
+    let reconcile = move |request: Request, _: Context| {
+        log.lock().unwrap().push(request.to_string());
+        let is_slow = &*request.name == "slow";
+        async move {
+            if is_slow {
+                sleep(Duration::from_secs(3)).await;
+            }
+            Ok(Outcome::RequeueAfter(Duration::from_secs(3600)))
+        }
+    };
+    let described = builder().for_type(widgets()).source(events.source()).source(source);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    for name in ["a", "b"] {
+        events.send(&Request::cluster(name));
+    }
+    assert_eq!(harness.log().await, ["a", "b"]);
+    events.send(&Request::cluster("slow"));
+    run_until_idle().await;
+
+    // The sources stop at once; the epoch ends with its reconcile.
+    let restarted = harness.manager.restart(NAME);
+    let sent = async {
+        sleep(Duration::from_secs(1)).await;
+        events.send(&Request::cluster("a"));
+        channel.send(Request::cluster("b")).await.unwrap();
+    };
+    tokio::join!(restarted, sent).0.unwrap();
+    harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+
+    let mut log = harness.log().await;
+    log.retain(|name| name != "slow");
+    log.sort();
+    assert_eq!(log, ["a", "b"], "at once");
     harness.shutdown().await;
 }
 

@@ -371,34 +371,76 @@ async fn errors_of_a_watch_reach_a_function_of_the_user_whose_panic_is_reported(
 }
 
 #[tokio::test(start_paused = true)]
-async fn input_by_name_has_one_of_several_namespaces() {
+async fn input_by_name_of_several_namespaces_starts_is_read_and_ends_as_one() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.install("Part");
+    harness.server.apply_in("one", sized("a", 1));
     let two =
         TypeDefaults { namespaces: vec!["one".into(), "two".into()], ..TypeDefaults::default() };
     let defaults = ControllerDefaults::default().of_type(widgets(), two);
     let cluster = harness.cluster.clone().with_defaults(defaults);
-    let reconcile = LoggingReconciler { log: Log::default() };
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let found = context.store_of("late").map(|widgets| widgets.all().len());
+        let found = found.map_or_else(|error| error.to_string(), |found| found.to_string());
+        log.lock().unwrap().push(format!("{request} {found}"));
+        async { Ok(Outcome::Done) }
+    };
     let controller = builder().for_type(parts()).build(&cluster, reconcile).unwrap();
     let inputs = controller.inputs();
     controller.add_to_running(&harness.manager).await.unwrap();
-    let watched = |builder: Builder| builder.watches_type(widgets(), Handler::Object);
+    harness.state(ControllerState::Running).await;
+    let watched = |builder: Builder| builder.watches_type(widgets(), Handler::Object).optional();
+    let watches = || ["one", "two", "three"].map(|it| harness.server.watches(&namespaced(it)));
 
-    for describe in [watched, |builder| watched_in_two(builder)] {
-        let refused = inputs.add("late", describe).map(drop).unwrap_err().to_string();
-        assert!(refused.contains("choose one with `namespace`"), "{refused}");
-    }
-    for namespace in ["one", "two"] {
-        let added = inputs.add(namespace, |it| watched(it).namespace(namespace)).unwrap();
-        added.started().await.unwrap();
-        assert_eq!(harness.server.watches(&namespaced(namespace)), 1);
-    }
+    // The second namespace is late: the input is.
+    let hangs = Rule::new(Action::Hang).path_is(namespaced("two")).verb(Verb::List);
+    let rule = harness.server.fault(hangs);
+    let added = inputs.add("late", watched).unwrap();
+    run_until_idle().await;
+    assert!(matches!(added.state(), InputState::Pending(_)), "{:?}", added.state());
+    let waits = harness.log().await;
+    assert!(waits.len() == 1 && waits[0].contains("no cache of the input late"), "{waits:?}");
+    harness.server.remove(rule);
+    added.started().await.unwrap();
+    assert_eq!(watches(), [1, 1, 0]);
+    harness.server.apply_in("two", sized("b", 1));
+    assert_eq!(harness.log().await, ["two/b 2"]);
+
+    let in_others = |builder| watched(builder).namespaces(["two", "three"]);
+    inputs.replace("late", in_others).unwrap().started().await.unwrap();
+    // The old input is read until both namespaces of the new one are listed.
+    harness.log().await;
+    harness.server.apply_in("two", sized("b", 2));
+    assert_eq!(harness.log().await, ["two/b 1"]);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(watches(), [0, 1, 1]);
+    assert!(inputs.remove("late").await);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(watches(), [0, 0, 0]);
+    assert_eq!(harness.status().report.watches.len(), 1);
     harness.shutdown().await;
 }
 
-fn watched_in_two(builder: Builder) -> Builder {
-    builder.watches_type(widgets(), Handler::Object).namespaces(["three", "four"])
+#[tokio::test(start_paused = true)]
+async fn empty_namespace_means_all_namespaces() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let of_type = TypeDefaults { namespaces: vec!["one".into()], ..TypeDefaults::default() };
+    let mut cluster = harness.cluster.clone();
+    cluster.namespace = Some("".into());
+    let cluster = cluster.with_defaults(ControllerDefaults::default().of_type(widgets(), of_type));
+    let described = builder().for_type(widgets()).namespace("");
+    let described = described.watches_type(parts(), Handler::Object);
+    let reconcile = LoggingReconciler { log: Log::default() };
+    let controller = described.build(&cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    assert_eq!([WIDGETS, PARTS].map(|path| harness.server.watches(path)), [1, 1]);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

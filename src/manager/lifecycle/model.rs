@@ -128,7 +128,13 @@ enum Event {
 
 fn events() -> Vec<Event> {
     let why = || "boom".to_owned();
-    let ends = [RunEnd::Completed, RunEnd::Failed(why()), RunEnd::Panicked(why()), RunEnd::Aborted];
+    let ends = [
+        RunEnd::Completed,
+        RunEnd::SourceDone,
+        RunEnd::Failed(why()),
+        RunEnd::Panicked(why()),
+        RunEnd::Aborted,
+    ];
     // Initial types of a specification: each kind of verdict once.
     let first = [Type::Served('a'), Type::Served('b'), Type::Absent, Type::Unknown];
     let specs = || {
@@ -342,21 +348,25 @@ impl Model {
             return Err("a run ends once");
         };
         epoch.returned = Some(match end {
-            RunEnd::Completed => DoneReason::Completed,
+            RunEnd::Completed | RunEnd::SourceDone => DoneReason::Completed,
             RunEnd::Failed(error) => DoneReason::Failed(error.clone()),
             RunEnd::Panicked(error) => DoneReason::Panicked(error.clone()),
             RunEnd::Aborted => DoneReason::Cancelled,
         });
         let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
-        match (self.machine.policy, failed) {
-            (RestartPolicy::Always, _) | (RestartPolicy::OnFailure, true) => {
-                let healthy = self.now - epoch.since >= BACKOFF.healthy;
-                self.failures = if healthy { 1 } else { self.failures + 1 };
-                let waits = [BACKOFF.first, BACKOFF.longest];
-                let wait = waits.get(self.failures as usize - 1).unwrap_or(&BACKOFF.longest);
-                self.rest = Some(self.now + *wait);
-            }
-            (RestartPolicy::OnFailure, false) | (RestartPolicy::Never, _) => self.retired = true,
+        let restarts = match self.machine.policy {
+            RestartPolicy::Always => true,
+            RestartPolicy::OnFailure => failed || *end == RunEnd::SourceDone,
+            RestartPolicy::Never => *end == RunEnd::SourceDone,
+        };
+        if restarts {
+            let healthy = self.now - epoch.since >= BACKOFF.healthy;
+            self.failures = if healthy { 1 } else { self.failures + 1 };
+            let waits = [BACKOFF.first, BACKOFF.longest];
+            let wait = waits.get(self.failures as usize - 1).unwrap_or(&BACKOFF.longest);
+            self.rest = Some(self.now + *wait);
+        } else {
+            self.retired = true;
         }
         Ok(())
     }

@@ -210,6 +210,8 @@ fn the_restart_policy_decides_about_a_clean_end() {
     for (policy, end, state) in [
         (RestartPolicy::Always, RunEnd::Completed, ControllerState::BackingOff),
         (RestartPolicy::OnFailure, RunEnd::Completed, ControllerState::Stopped),
+        (RestartPolicy::OnFailure, RunEnd::SourceDone, ControllerState::BackingOff),
+        (RestartPolicy::Never, RunEnd::SourceDone, ControllerState::BackingOff),
         (RestartPolicy::OnFailure, RunEnd::Panicked("x".into()), ControllerState::BackingOff),
         (RestartPolicy::Never, RunEnd::Failed("x".into()), ControllerState::Stopped),
     ] {

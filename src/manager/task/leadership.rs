@@ -24,8 +24,6 @@ pub(super) enum ElectionState {
     NotStarted(Box<Election>),
     /// The campaign is under way. The term is present while this replica leads.
     Campaigning(ElectionRun, Option<Arc<Term>>),
-    /// The election could not begin.
-    Failed,
 }
 
 impl ElectionState {
@@ -37,7 +35,7 @@ impl ElectionState {
     pub(super) async fn changed(&mut self) -> ElectionChange {
         match self {
             Self::Campaigning(run, _) => run.changed().await,
-            Self::Disabled | Self::NotStarted(_) | Self::Failed => pending().await,
+            Self::Disabled | Self::NotStarted(_) => pending().await,
         }
     }
 
@@ -46,7 +44,7 @@ impl ElectionState {
         match self {
             Self::Disabled => (Leadership::NotNeeded, None),
             Self::Campaigning(_, term) => (Leadership::Awaited, term.as_ref()),
-            Self::NotStarted(_) | Self::Failed => (Leadership::Awaited, None),
+            Self::NotStarted(_) => (Leadership::Awaited, None),
         }
     }
 
@@ -54,7 +52,7 @@ impl ElectionState {
     fn leads(&self) -> bool {
         match self {
             Self::Disabled | Self::Campaigning(_, Some(_)) => true,
-            Self::NotStarted(_) | Self::Campaigning(_, None) | Self::Failed => false,
+            Self::NotStarted(_) | Self::Campaigning(_, None) => false,
         }
     }
 
@@ -69,7 +67,7 @@ impl ElectionState {
     pub(super) fn release(&self) {
         match self {
             Self::Campaigning(run, _) => run.release(),
-            Self::Disabled | Self::NotStarted(_) | Self::Failed => {}
+            Self::Disabled | Self::NotStarted(_) => {}
         }
     }
 
@@ -77,7 +75,7 @@ impl ElectionState {
     pub(super) async fn ended(&mut self) {
         match self {
             Self::Campaigning(run, _) => run.ended().await,
-            Self::Disabled | Self::NotStarted(_) | Self::Failed => {}
+            Self::Disabled | Self::NotStarted(_) => {}
         }
     }
 }
@@ -85,18 +83,11 @@ impl ElectionState {
 impl ManagerTask {
     /// Begins the campaign after every group has been started.
     pub(super) fn campaign(&mut self) {
-        self.election = match std::mem::replace(&mut self.election, ElectionState::Failed) {
-            ElectionState::NotStarted(election) => match election.start() {
-                Ok(run) => ElectionState::Campaigning(run, None),
-                Err(error) => {
-                    self.failure = Some(ManagerError::ElectionFailed(error.to_string()));
-                    self.close();
-                    ElectionState::Failed
-                }
-            },
-            other @ (ElectionState::Disabled
-            | ElectionState::Campaigning(..)
-            | ElectionState::Failed) => other,
+        self.election = match std::mem::replace(&mut self.election, ElectionState::Disabled) {
+            ElectionState::NotStarted(election) => {
+                ElectionState::Campaigning(election.start(), None)
+            }
+            other @ (ElectionState::Disabled | ElectionState::Campaigning(..)) => other,
         };
     }
 

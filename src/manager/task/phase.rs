@@ -1,5 +1,7 @@
 //! Phases of a manager: groups are opened in order and closed in order.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -161,9 +163,13 @@ impl ManagerTask {
         matches!(self.phase, ManagerPhase::Closing { step, .. } if step >= STOP_ORDER.len())
     }
 
-    /// Ends the shutdown when its timeout expires: records the late runnables as the error and
-    /// abandons them.
+    /// Ends the shutdown when its timeout expires: records the late runnables as the error, unless
+    /// nothing was to be waited for, and abandons them.
     pub(super) fn give_up(&mut self) {
+        self.phase = ManagerPhase::Closing { step: STOP_ORDER.len(), is_entered: true };
+        if self.options.graceful_shutdown_timeout == Some(Duration::ZERO) {
+            return;
+        }
         let late: Vec<_> = self
             .entries
             .values()
@@ -172,7 +178,6 @@ impl ManagerTask {
             .collect();
         let before = self.failure.take().map(Box::new);
         self.failure = Some(ManagerError::Late { names: late, before });
-        self.phase = ManagerPhase::Closing { step: STOP_ORDER.len(), is_entered: true };
     }
 
     pub(super) fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {

@@ -273,7 +273,7 @@ async fn end_of_an_election_is_awaited_while_a_renewal_hangs() {
     let lease = ElectionOptions::new("default", "lease");
     let options = ElectionOptions { own_thread: false, times, ..lease };
     let election = Election::new(options, move || Ok(client)).unwrap();
-    let mut run = election.by(Arc::new(RuntimeClock::new())).start().unwrap();
+    let mut run = election.by(Arc::new(RuntimeClock::new())).start();
     assert!(matches!(run.changed().await, ElectionChange::Term(Some(_))));
     let _hanging = faults.add(Rule::new(Action::Hang).mutating().times(1));
     sleep(Duration::from_secs(3)).await;
@@ -437,7 +437,7 @@ fn election_on_its_own_thread_leads_and_renews_while_the_managers_runtime_is_blo
     let options = ElectionOptions { times, ..ElectionOptions::new("default", "lease") };
     let election = Election::new(options, move || Ok(own.client_as("a"))).unwrap();
     let mut status = election.status();
-    let mut run = election.start().unwrap();
+    let mut run = election.start();
 
     // The runtime of the manager is blocked until its replica has led for longer than its lease.
     let leads = std::thread::spawn(move || {

@@ -3,6 +3,7 @@
 use tokio::time::{Instant, sleep};
 
 use super::*;
+use crate::manager::end::RunEnd;
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -206,7 +207,7 @@ struct PanicsLate;
 impl Runnable for PanicsLate {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         Box::pin(async move {
-            epoch.record_end(None);
+            epoch.record_run_end(RunEnd::Completed);
             sleep(Duration::from_secs(1)).await;
             panic!("boom")
         })

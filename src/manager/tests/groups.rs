@@ -119,7 +119,7 @@ async fn shutdown_waits_for_no_runnable_or_for_every_one_by_its_timeout() {
 
         match expected {
             None => {
-                assert_eq!(ended.unwrap_err().to_string(), "not stopped in time: slow");
+                ended.expect("nothing was to be waited for");
                 assert_eq!(began.elapsed(), Duration::ZERO);
             }
             Some(waits) => {

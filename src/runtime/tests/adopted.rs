@@ -449,3 +449,33 @@ async fn adopted_controller_runs_outside_a_manager_for_tests() {
     assert!(epoch.subscribe().borrow().running);
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_it() {
+    let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
+    harness.install().await;
+    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
+        let reconcile =
+            |_: Arc<Widget>, _: Arc<()>| async { Ok::<_, Refused>(Action::await_change()) };
+        let policy = |_: Arc<Widget>, _: &Refused, _| Action::await_change();
+        (controller(&client), reconcile, policy, Arc::new(()))
+    });
+    let count = Arc::clone(&refusals);
+    let condition = move || {
+        let count = Arc::clone(&count);
+        always().on_refused(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    let adopted = Arc::new(RunnableWithCondition::new(Arc::new(adopted), condition));
+    harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
+    harness.until(|it| it.state == ControllerState::Running).await;
+
+    harness.server.set_rbac([AccessRule::deny().verbs(["list", "watch"])]);
+    harness.faults.cut_open(|info| info.resource == "widgets");
+    harness.until(|it| !it.report.forbidden.is_empty()).await;
+
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(refusals.load(Ordering::SeqCst), 1, "once, however often the watch is refused");
+    harness.shutdown().await;
+}

@@ -237,10 +237,13 @@ impl<'a> KindRun<'a> {
         let Self { source, context, requests, .. } = self;
         if !context.feed.is_cancelled() {
             let input = source.type_ref();
-            let passes = || source.predicates.iter().all(|predicate| predicate.passes(delta));
-            context.map_change(input, passes, delta, requests, |queue| {
-                source.requests(delta, queue);
-            });
+            let passes =
+                |part: &Delta| source.predicates.iter().all(|predicate| predicate.passes(part));
+            for part in delta.parts() {
+                context.map_change(input, passes, &part, requests, |queue| {
+                    source.requests(&part, queue);
+                });
+            }
         }
     }
 
