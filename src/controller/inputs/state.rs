@@ -44,7 +44,7 @@ struct InputsState {
 /// Input that is to run.
 struct WantedInput {
     number: u64,
-    /// One for each namespace.
+    /// Inputs of the single namespaces.
     parts: Vec<Input>,
     /// Epoch with which the input ends.
     until: Option<u64>,

@@ -1,6 +1,7 @@
 //! Work queue under a clock that is paused, with real getters.
 
 mod metrics;
+mod threads;
 
 use std::{
     collections::HashSet,

@@ -22,7 +22,7 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
     drop(built(builder().for_::<Widget>().owns_type(parts())).unwrap());
     drop(built(builder().for_type(kind.clone())).unwrap());
     for wrong in [
-        // It may be served at another version, whose objects have another shape.
+        // The type may be served at another version, whose objects have another shape.
         builder().for_type(kind.any_version()),
         builder().for_::<Widget>().for_type(parts()),
         builder().for_type(parts()).watches::<Widget>(Handler::Object),

@@ -1,0 +1,91 @@
+//! Work queue under several threads, without a paused clock.
+
+use std::{sync::atomic::AtomicBool, thread};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn closing_ends_every_getter_while_threads_add_keys_and_takes_no_key_twice() {
+    for _ in 0..20 {
+        let (queue, ends) = (queue(), Arc::new(AtomicBool::new(false)));
+        let producers: Vec<_> = (0..2)
+            .map(|_| {
+                let (queue, ends) = (queue.clone(), Arc::clone(&ends));
+                let add = move || {
+                    let mut key = 0;
+                    while !ends.load(Ordering::Relaxed) {
+                        queue.add(key % 100);
+                        key += 1;
+                    }
+                };
+                thread::spawn(add)
+            })
+            .collect();
+        let (held, mut getters) = (Arc::new(Mutex::new(HashSet::new())), JoinSet::new());
+        for _ in 0..8 {
+            let (queue, held) = (queue.clone(), Arc::clone(&held));
+            getters.spawn(async move {
+                let mut taken = 0_u32;
+                while let Some(item) = queue.get().await {
+                    assert!(held.lock().insert(item.key), "{} is held twice", item.key);
+                    tokio::task::yield_now().await;
+                    held.lock().remove(&item.key);
+                    queue.done(&item.key);
+                    taken += 1;
+                }
+                taken
+            });
+        }
+        sleep(Duration::from_millis(5)).await;
+
+        queue.close();
+
+        let taken = timeout(Duration::from_secs(30), getters.join_all()).await;
+        assert!(taken.expect("every getter ends").iter().sum::<u32>() > 0);
+        ends.store(true, Ordering::Relaxed);
+        producers.into_iter().for_each(|producer| producer.join().unwrap());
+        assert!(queue.is_empty(), "an add after the end is ignored");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn waiting_getters_are_woken_though_a_thread_takes_keys_without_waiting() {
+    let (queue, ends) = (queue(), Arc::new(AtomicBool::new(false)));
+    let taker = {
+        let (queue, ends) = (queue.clone(), Arc::clone(&ends));
+        let take = move || {
+            while !ends.load(Ordering::Relaxed) {
+                if let Some(item) = queue.try_get() {
+                    queue.done(&item.key);
+                }
+            }
+        };
+        thread::spawn(take)
+    };
+    let mut getters = JoinSet::new();
+    for _ in 0..3 {
+        let queue = queue.clone();
+        getters.spawn(async move {
+            while let Some(item) = queue.get().await {
+                queue.done(&item.key);
+            }
+        });
+    }
+
+    for round in 0..2_000 {
+        (0..4).for_each(|key| queue.add(round * 4 + key));
+        tokio::task::yield_now().await;
+    }
+    ends.store(true, Ordering::Relaxed);
+    taker.join().unwrap();
+    (0..4).for_each(|key| queue.add(key));
+
+    let emptied = async {
+        while !queue.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), emptied).await.expect("no key waits beside idle getters");
+    queue.close();
+    getters.join_all().await;
+}
