@@ -198,7 +198,7 @@ impl Runnable for HttpServer {
         Box::pin(async move {
             let listener = tokio::net::TcpListener::from_std(listener?)?;
             let stop = epoch.token().cancelled_owned();
-            // axum has tasks of its own for connections: no page may outlive the grace in one.
+            // axum has tasks of its own for connections: no handler may outlive the grace in one.
             let within_grace = move |request: Request, next: Next| {
                 let epoch = epoch.clone();
                 async move {
@@ -243,8 +243,8 @@ fn decoded(value: &str) -> String {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
     while let Some((first, after)) = rest.split_first() {
-        let digits =
-            after.get(..2).filter(|_| *first == b'%').and_then(|it| str::from_utf8(it).ok());
+        let is_byte = |it: &&[u8]| *first == b'%' && it.iter().all(u8::is_ascii_hexdigit);
+        let digits = after.get(..2).filter(is_byte).and_then(|it| str::from_utf8(it).ok());
         let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
         rest = if byte.is_some() { &after[2..] } else { after };
         bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));

@@ -322,7 +322,8 @@ impl Context {
     }
 
     /// Returns the cache of one of the controller's inputs, as it was named to the builder. If several
-    /// have the type, the first that keeps all its objects whole is read, or else the first.
+    /// have the type, the first that keeps all its objects whole is read, or else the first, even
+    /// while it has no list and another one has.
     ///
     /// The cache includes the writes of the earlier reconciles of this request, even while the watch
     /// is down: after a second the written objects are read from the server.

@@ -235,7 +235,9 @@ impl Runnable for ObjectCondition {
             publish(&own.verdicts, own.unknown("is not watched"));
             // If the type is gone, the manager is about to stop the epoch: that is no end to back
             // off from.
-            timeout(STOP_TIMEOUT, epoch.stopping()).await.map(drop).ok();
+            if timeout(STOP_TIMEOUT, epoch.stopping()).await.is_err() {
+                epoch.record_end(None);
+            }
             Ok(())
         })
     }

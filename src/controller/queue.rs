@@ -493,13 +493,14 @@ impl<K: Clone + Eq + Hash> Getter<'_, K> {
             }
         }
         match state.delays.poll_first(context) {
-            Poll::Pending if !received => {
-                // `Notify` merges notifications that find no getter registered: those of the others
-                // alone may be under way now.
-                state.notified = state.notified.min(state.waiting - 1);
-                Poll::Pending
+            Poll::Pending if !received => Poll::Pending,
+            Poll::Pending | Poll::Ready(()) => {
+                // `Notify` merges notifications that find no getter registered, so that this one
+                // counts again once it is.
+                state.leave();
+                self.waits = false;
+                Poll::Ready(None)
             }
-            Poll::Pending | Poll::Ready(()) => Poll::Ready(None),
         }
     }
 }

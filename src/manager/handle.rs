@@ -279,7 +279,7 @@ impl ManagerHandle {
         name: impl Into<String>,
         register: impl Fn(&mut Registry) + Send + Sync + 'static,
     ) {
-        self.metrics.replace_named(name.into(), register);
+        self.metrics.add(MetricPart::Named(name.into()), register);
     }
 
     /// Removes metrics of the program, if there are any of this name.

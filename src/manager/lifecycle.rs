@@ -18,7 +18,8 @@ pub(super) enum StopCause {
     Returned(DoneReason),
 }
 
-/// Reaction to a run that ends while its condition holds.
+/// Reaction to a run that ends while its condition holds. A controller whose required source is done
+/// starts again after the back-off in any case; remove it to end it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
     /// Restart after every end.

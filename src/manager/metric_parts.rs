@@ -27,14 +27,29 @@ struct PartsInOrder {
 /// Part of a manager with metrics of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MetricPart {
-    /// The manager, its election, or a supervisor.
+    /// The manager, or its election.
     Own,
+    /// Hooks of declared controllers: those of the supervisor that was built last.
+    #[cfg(feature = "meta")]
+    Hooks,
     /// Metrics that the program has added by this name.
     Named(String),
     /// Cluster that was added before the manager ran: labelled with its name if there were several.
     Cluster(String),
     /// Cluster that was added later: always labelled, so that no series changes with it.
     LateCluster(String),
+}
+
+impl MetricPart {
+    /// Returns whether the part replaces one that is equal.
+    fn is_single(&self) -> bool {
+        match self {
+            Self::Named(_) => true,
+            #[cfg(feature = "meta")]
+            Self::Hooks => true,
+            Self::Own | Self::Cluster(_) | Self::LateCluster(_) => false,
+        }
+    }
 }
 
 impl MetricParts {
@@ -59,22 +74,6 @@ impl MetricParts {
         Registration::new(move || parts.remove(|_, other| Arc::ptr_eq(other, &register)))
     }
 
-    /// Adds metrics by a name, in place of those of this name.
-    pub(super) fn replace_named(
-        &self,
-        name: String,
-        register: impl Fn(&mut Registry) + Send + Sync + 'static,
-    ) {
-        let register: RegisterFn = Arc::new(GuardedDrop::new(Box::new(register)));
-        let part = MetricPart::Named(name);
-        let mut state = self.0.lock();
-        let replaced = state.take(|other, _| *other == part);
-        state.parts.push((part, register));
-        // The code of the replaced part is dropped outside of the lock.
-        drop(state);
-        drop(replaced);
-    }
-
     /// Removes the metrics that the program has added by a name.
     pub(super) fn remove_named(&self, name: &str) {
         self.remove(|part, _| matches!(part, MetricPart::Named(other) if other == name));
@@ -87,7 +86,15 @@ impl MetricParts {
     }
 
     fn push(&self, part: MetricPart, register: RegisterFn) {
-        self.0.lock().parts.push((part, register));
+        let mut state = self.0.lock();
+        let replaced = match part.is_single() {
+            true => state.take(|other, _| *other == part),
+            false => None,
+        };
+        state.parts.push((part, register));
+        // The code of the replaced part is dropped outside of the lock.
+        drop(state);
+        drop(replaced);
     }
 
     fn remove(&self, is_removed: impl Fn(&MetricPart, &RegisterFn) -> bool) {
@@ -108,6 +115,8 @@ impl MetricParts {
                 MetricPart::Cluster(name) if are_labelled => Some(name),
                 MetricPart::LateCluster(name) => Some(name),
                 MetricPart::Own | MetricPart::Named(_) | MetricPart::Cluster(_) => None,
+                #[cfg(feature = "meta")]
+                MetricPart::Hooks => None,
             };
             let registered = guard::run(|| match label {
                 Some(name) => {

@@ -38,8 +38,10 @@ fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
         ControllerState::Starting if !report.late.is_empty() => (CheckResult::Degraded, None),
         ControllerState::Running if report.stale => (CheckResult::Degraded, Some("Stale")),
         ControllerState::Running if report.failing => (CheckResult::Degraded, Some("SyncsFailing")),
-        ControllerState::Waiting if status.reason == Reason::DiscoveryNotStarted => {
-            (CheckResult::Degraded, None)
+        ControllerState::Waiting
+            if status.unmet.iter().any(|unmet| unmet.reason == Reason::DiscoveryNotStarted) =>
+        {
+            (CheckResult::Degraded, Some("DiscoveryNotStarted"))
         }
         ControllerState::Waiting
         | ControllerState::Starting

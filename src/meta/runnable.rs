@@ -340,8 +340,7 @@ fn changes_beside_status(delta: &Delta, differs: impl Fn(&Header, &Header) -> bo
     match (&delta.old, &delta.new) {
         (Some(old), Some(new)) => {
             let (old, new) = (old.header(), new.header());
-            old.uid != new.uid
-                || old.generation != new.generation
+            old.generation != new.generation
                 || new.generation == 0
                 || old.labels != new.labels
                 || old.annotations != new.annotations

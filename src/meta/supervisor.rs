@@ -166,7 +166,7 @@ struct SharedState {
 impl SharedState {
     fn new(cluster: &Cluster, manager: &ManagerHandle, options: &MetaOptions) -> Self {
         let metrics = options.metrics.clone();
-        let metrics = manager.register_part(MetricPart::Own, move |all| metrics.register(all));
+        let metrics = manager.register_part(MetricPart::Hooks, move |all| metrics.register(all));
         Self {
             credentials: HookCredentials::new(cluster),
             logged_pruning: Arc::default(),

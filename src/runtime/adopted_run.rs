@@ -27,6 +27,9 @@ use crate::{
 /// failing watch at the latest after 60 s, and waits 30 s for a response.
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
 
+/// Maximum number of messages of failing watches that are logged until all watches are current.
+const MOST_LOGGED: usize = 8;
+
 /// Failed reconcile, after the error policy of the user has decided about it. The error itself
 /// stays in the task of the reconcile, so that its `Display` and `Drop` are guarded there.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,8 @@ pub(super) struct AdoptedRun {
     failures: FailureReport,
     /// Time and message of the last error of a watch, until the watches count as current.
     watch_failed: Option<(Instant, String)>,
+    /// Messages of watches that were logged since all watches worked.
+    logged: Vec<String>,
     /// Error that ends the stream.
     fatal: Option<String>,
 }
@@ -57,6 +62,7 @@ impl AdoptedRun {
             epoch,
             synced: false,
             watch_failed: None,
+            logged: Vec::new(),
             fatal: None,
         }
     }
@@ -156,21 +162,22 @@ impl AdoptedRun {
     /// Reports an error of a watch. kube does not say which watch failed, and retries it.
     fn on_watch_error(&mut self, error: &watcher::Error) {
         let message = watch_message(error);
-        let before = self.watch_failed.replace((Instant::now(), message.clone()));
-        // The watches of several types may fail in turn.
-        if before.is_none_or(|(_, before)| before != message) {
+        self.watch_failed = Some((Instant::now(), message.clone()));
+        // The watches of several types may fail in turn, and a message may differ at each retry.
+        let is_new = self.logged.len() < MOST_LOGGED && !self.logged.contains(&message);
+        if is_new {
             warn!(error = message, "watch failed");
+            self.logged.push(message.clone());
         }
-        let (forbidden, mut is_new) = (is_forbidden(error), false);
+        let forbidden = is_forbidden(error);
         self.epoch.report(|report| {
             report.stale = self.synced;
             if forbidden {
-                is_new = report.forbidden.is_empty();
                 report.forbidden = vec![message.clone()];
             }
             report.last_error = Some(message);
         });
-        if is_new {
+        if forbidden && is_new {
             // Not within the report: a condition of the user may be asked.
             self.epoch.refused();
         }
@@ -184,6 +191,7 @@ impl AdoptedRun {
 
     fn watches_are_current(&mut self) {
         if let Some((_, message)) = self.watch_failed.take() {
+            self.logged.clear();
             info!("watches no longer fail");
             self.epoch.report(|report| {
                 report.stale = false;

@@ -130,3 +130,42 @@ async fn idle_connection_delays_no_end_of_the_server() {
 
     drop(tokio::time::timeout(Duration::from_secs(4), idle).await.expect("within the grace"));
 }
+
+#[tokio::test]
+async fn page_that_never_answers_ends_with_the_grace_of_the_server() {
+    let mut manager = Manager::new(ManagerOptions::default());
+    let alive = Arc::new(());
+    let held = Arc::clone(&alive);
+    let never = move || {
+        let held = Arc::clone(&held);
+        async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        }
+    };
+    let (server, address) = bind(Router::new().route("/never", get(never)));
+    let grace = Duration::from_millis(200);
+    let options = RunnableOptions { grace, ..RunnableOptions::fail_fast() };
+    manager.add_runnable("server", Arc::new(server), options).unwrap();
+    let stop = CancellationToken::new();
+    let requested = async {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /never HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
+        while Arc::strong_count(&alive) < 3 {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    };
+
+    let (ended, response) = tokio::join!(manager.run(stop.clone()), requested);
+
+    ended.unwrap();
+    assert!(
+        response.starts_with("HTTP/1.1 503") && response.ends_with("has stopped\n"),
+        "{response}"
+    );
+    assert!(TcpStream::connect(address).await.is_err(), "it does not listen any longer");
+}

@@ -66,8 +66,8 @@ pub(in crate::controller) fn with_all_indexes(mut inputs: Vec<InputOptions>) -> 
     let indexes: Vec<_> = indexes.map(|kind| (kind.of_type(), kind.indexes.clone())).collect();
     for input in &mut inputs {
         let InputKind::Kind(kind) = &mut input.kind else { continue };
-        // An input of bare keys has nothing to index.
-        if kind.filter.projection == Projection::Keys {
+        // An input of a part of each object may lack what an index reads.
+        if kind.filter.projection != Projection::Full {
             continue;
         }
         for (of_type, indexes) in &indexes {

@@ -44,7 +44,7 @@ struct InputsState {
 /// Input that is to run.
 struct WantedInput {
     number: u64,
-    /// Inputs of the single namespaces.
+    /// Inputs, one for each namespace.
     parts: Vec<Input>,
     /// Epoch with which the input ends.
     until: Option<u64>,

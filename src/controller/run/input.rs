@@ -244,6 +244,8 @@ impl InputRun {
     ) -> Option<Vec<Basis>> {
         loop {
             let verdict = readiness.verdict();
+            // A type that is gone was detached with its source.
+            let is_lost = self.input.is_custom() && matches!(verdict, Verdict::Unmet(_));
             let why = match verdict {
                 // A type other than the one that the epoch began with belongs to the next epoch.
                 Verdict::Met(basis)
@@ -263,7 +265,12 @@ impl InputRun {
                     messages(verdict.reasons())
                 }
             };
-            self.statuses.change(self.number, |input| input.wait(why));
+            self.statuses.change(self.number, |input| {
+                if is_lost {
+                    drop(input.detach());
+                }
+                input.wait(why);
+            });
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

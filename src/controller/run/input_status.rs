@@ -273,9 +273,11 @@ impl InputStatuses {
         let type_ref = type_ref.clone();
         // The first input that is not listed yet, if there are several namespaces.
         match of_type.map(|input| &**input).min_by_key(|input| input.attached.is_some()) {
+            // The input is of any version, for example, and the type of another one.
             Some(InputStatus { attached: Some(attached), .. }) => {
-                let served = attached.served.identity.api_version();
-                let why = format!("its input is of any version, {served} now");
+                let identity = &attached.served.identity;
+                let why =
+                    format!("its input has {} of {}", identity.plural, identity.api_version());
                 ListerError::Unavailable { type_ref, why }
             }
             Some(input) if input.state == WatchState::Synced => {
@@ -542,13 +544,8 @@ impl InputStatus {
         (self.attached.take(), self.held.take())
     }
 
-    /// Removes the cache that a custom source offered, and returns it. An optional source that has
-    /// ended is not stale.
+    /// Removes the cache that a custom source offered, and returns it.
     pub(in crate::controller) fn withdraw(&mut self) -> Option<Attached> {
-        if self.mode == InputMode::Optional {
-            self.synced = false;
-            self.set(WatchState::Waiting, Some("its source has ended".to_owned()));
-        }
         self.attached.take()
     }
 

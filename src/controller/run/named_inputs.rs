@@ -29,8 +29,8 @@ pub(in crate::controller) struct NamedTasks {
 struct Task {
     /// Number among the inputs by name.
     number: u64,
-    /// Number of the status.
-    status: usize,
+    /// Numbers of its status, and of those of its parts that have ended.
+    statuses: Vec<usize>,
     feed: CancellationToken,
     release: CancellationToken,
     abort: AbortHandle,
@@ -53,14 +53,16 @@ impl NamedTasks {
         }
     }
 
-    /// Forgets a task that has ended. Returns the number of its status, if the task was one of an
-    /// input by name.
-    fn joined(&mut self, id: Id) -> Option<usize> {
-        let Task { number, status, .. } = self.tasks.remove(&id)?;
-        if self.tasks.values().all(|task| task.number != number) {
-            self.named.joined(number);
+    /// Forgets a task that has ended. Returns the numbers of the statuses of an input by name whose
+    /// last part it was: until then, the input is not read in part.
+    fn joined(&mut self, id: Id) -> Vec<usize> {
+        let Some(Task { number, statuses, .. }) = self.tasks.remove(&id) else { return Vec::new() };
+        if let Some(other) = self.tasks.values_mut().find(|task| task.number == number) {
+            other.statuses.extend(statuses);
+            return Vec::new();
         }
-        Some(status)
+        self.named.joined(number);
+        statuses
     }
 
     /// Drops the sources that have not ended within the grace.
@@ -120,13 +122,13 @@ impl EpochRun {
     fn start_input(&mut self, number: u64, input: Input, status: usize) {
         let (feed, release) = (self.cancel.child_token(), self.release.child_token());
         let abort = self.start_source(input, status, feed.clone(), release.clone());
-        let (id, deadline) = (abort.id(), None);
-        self.named.tasks.insert(id, Task { number, status, feed, release, abort, deadline });
+        let (id, statuses, deadline) = (abort.id(), vec![status], None);
+        self.named.tasks.insert(id, Task { number, statuses, feed, release, abort, deadline });
     }
 
     /// Forgets the input by name of a task that has ended.
     pub(super) fn input_joined(&mut self, id: Id) {
-        if let Some(status) = self.named.joined(id) {
+        for status in self.named.joined(id) {
             self.statuses.remove(status);
         }
     }

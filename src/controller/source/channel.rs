@@ -33,7 +33,8 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// distinct keys, and are dropped with the last clone of this source.
 ///
 /// The requests of a channel are for one controller. If clones of its source are inputs of two running
-/// controllers, one of these fails, and is started again after a back-off.
+/// controllers, one of these fails, and is started again after a back-off, also once the channel is
+/// closed.
 /// [`Broadcast`](super::super::Broadcast) has several consumers.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and

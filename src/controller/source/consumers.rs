@@ -24,7 +24,7 @@ impl<C: Default> Consumers<C> {
         self.0.lock().retain(|consumer| {
             let consumer = consumer.upgrade();
             let exists = consumer.is_some();
-            // The last clone of a source may be dropped meanwhile: not under the lock.
+            // Kept, since the drop of the last clone of a source may not run under the lock.
             existing.extend(consumer);
             exists
         });

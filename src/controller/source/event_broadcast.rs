@@ -94,7 +94,7 @@ impl EventBroadcast {
         let key = EventKey { api_version, kind, uid, key: object.key().clone() };
         for consumer in self.consumers.existing() {
             let replaced = consumer.arrived.lock().insert(key.clone(), object.clone());
-            // The last clone of an object runs the user's code: not under the lock.
+            // Dropped outside of the lock, since the last clone of an object runs the user's code.
             drop(replaced);
             consumer.sent.notify_one();
         }

@@ -128,6 +128,17 @@ async fn handler_receives_each_verb_and_chooses_priority_and_delay() {
     harness.server.apply(widget_of("a", "4"));
     run_until_idle().await;
     assert_eq!(taken(), ["delete a 3", "create a 4 false"]);
+
+    for size in ["large", "larger"] {
+        let mut bad = widget("a", "x");
+        bad["spec"] = json!({ "size": size });
+        harness.server.apply(bad);
+        run_until_idle().await;
+    }
+    assert_eq!(taken(), ["delete a 4"], "once, as long as it cannot be decoded");
+    harness.server.delete("Widget", "a");
+    run_until_idle().await;
+    assert_eq!(taken(), [""; 0]);
     harness.shutdown().await;
 }
 

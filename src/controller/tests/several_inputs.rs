@@ -84,6 +84,22 @@ async fn type_of_two_inputs_is_read_where_all_its_objects_are_whole_with_the_ind
 }
 
 #[tokio::test(start_paused = true)]
+async fn index_concerns_no_input_that_keeps_a_part_of_each_object() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let typed =
+        Index::typed("name", |part: &Part| part.metadata.name.clone().into_iter().collect());
+    let described = builder().for_type(widgets()).watches::<Part>(Handler::Object).index(typed);
+    let described = described.watches_type(TypeRef::of::<Part>(), Handler::Object).metadata_only();
+
+    harness.add(described).await;
+
+    harness.state(ControllerState::Running).await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn handler_reads_the_cache_of_an_input_by_its_name() {
     let harness = Harness::new();
     harness.install("Widget");

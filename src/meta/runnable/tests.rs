@@ -202,7 +202,6 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let ungenerated = |version: &str| Some(json!({ "generation": 0, "resourceVersion": version }));
     check(ungenerated("1"), ungenerated("2"), true, true);
     for change in [
-        json!({ "uid": "another" }),
         json!({ "generation": 2 }),
         json!({ "labels": { "app": "x", "more": "y" } }),
         json!({ "annotations": { "a": "b" } }),
