@@ -78,23 +78,27 @@ pub(crate) fn desired_fields(desired: &Value) -> Value {
 }
 
 /// Like [`desired_fields`], but consumes the object.
-pub(crate) fn into_desired_fields(mut fields: Value) -> Value {
+pub(crate) fn into_desired_fields(fields: Value) -> Value {
+    let mut fields = without_undecided_fields(fields);
+    if let Some(Value::Object(metadata)) = fields.get_mut("metadata")
+        && metadata.get("annotations").and_then(Value::as_object).is_some_and(Map::is_empty)
+    {
+        metadata.remove("annotations");
+    }
+    fields
+}
+
+/// Like [`into_desired_fields`], but keeps annotations that are empty.
+pub(crate) fn without_undecided_fields(mut fields: Value) -> Value {
     let Some(object) = fields.as_object_mut() else { return fields };
     object.remove("status");
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         for field in SYSTEM_FIELDS {
             metadata.remove(field);
         }
         metadata.remove("ownerReferences");
-        let empty = match metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            Some(annotations) => {
-                annotations.remove(LAST_APPLIED);
-                annotations.is_empty()
-            }
-            None => false,
-        };
-        if empty {
-            metadata.remove("annotations");
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.remove(LAST_APPLIED);
         }
     }
     fields
@@ -134,6 +138,17 @@ pub(crate) fn encode(value: &Value) -> String {
     String::from_utf8(bytes).expect("JSON is text")
 }
 
+/// Bytes that a character that Go escapes may begin with. U+2028 and U+2029 begin with 0xe2 in
+/// UTF-8, as few other characters do.
+const SUSPECT: [bool; 256] = {
+    let mut suspect = [false; 256];
+    suspect[b'<' as usize] = true;
+    suspect[b'>' as usize] = true;
+    suspect[b'&' as usize] = true;
+    suspect[0xe2] = true;
+    suspect
+};
+
 pub(crate) struct GoFormatter;
 
 impl Formatter for GoFormatter {
@@ -158,9 +173,8 @@ impl Formatter for GoFormatter {
         fragment: &str,
     ) -> io::Result<()> {
         let mut start = 0;
-        // U+2028 and U+2029 begin with 0xe2 in UTF-8, as few other characters do.
-        let is_suspect = |byte: u8| matches!(byte, b'<' | b'>' | b'&' | 0xe2);
-        // Most fragments have none; a check without an early end compares many bytes at once.
+        let is_suspect = |byte: u8| SUSPECT[usize::from(byte)];
+        // Most fragments are short and have none.
         if !fragment.bytes().fold(false, |found, byte| found | is_suspect(byte)) {
             return writer.write_all(fragment.as_bytes());
         }
