@@ -54,9 +54,10 @@ pub(crate) fn with_field(
         put::<serde_json::Error>(into, b",")?;
     }
     decoder.end()?;
-    put::<serde_json::Error>(into, format!("\"{field}\":").as_bytes())?;
-    put::<serde_json::Error>(into, value)?;
-    put(into, b"}")
+    for part in [b"\"", field.as_bytes(), b"\":", value, b"}"] {
+        put::<serde_json::Error>(into, part)?;
+    }
+    Ok(())
 }
 
 /// Returns JSON as text: one check of the whole is faster than one of each string.
