@@ -30,7 +30,7 @@ impl Lines {
     /// Returns the next whole line, without its line end.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, RequestFailure> {
         let mut rest = &self.buffer[self.scanned..];
-        // The search of the C library; a read of a slice never fails.
+        // Compares several bytes at once; a read of a slice never fails.
         let end = self.scanned + rest.skip_until(b'\n').unwrap_or_default();
         let is_whole = self.buffer[..end].ends_with(b"\n");
         let length = end - usize::from(is_whole);

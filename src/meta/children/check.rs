@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 use serde::{
     Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
@@ -48,7 +49,7 @@ impl ChildContext<'_> {
     ) -> Result<Vec<DesiredChild>, String> {
         let list = self.ownership.list();
         // Index of the first one in the response, and place among the checked ones.
-        let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
+        let mut first = HashMap::<(usize, ObjectKey), (usize, usize), RandomState>::default();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
