@@ -203,15 +203,12 @@ pub struct TypeIdentity {
 impl TypeIdentity {
     /// Returns the URL path of the collection, of one namespace or of all.
     pub fn path(&self, namespace: Option<&str>) -> String {
-        let prefix = if self.group.is_empty() {
-            format!("/api/{}", self.version)
-        } else {
-            format!("/apis/{}/{}", self.group, self.version)
+        let root = if self.group.is_empty() { "/api" } else { "/apis/" };
+        let (middle, namespace) = match namespace {
+            Some(namespace) => ("/namespaces/", namespace),
+            None => ("", ""),
         };
-        match namespace {
-            Some(namespace) => format!("{prefix}/namespaces/{namespace}/{}", self.plural),
-            None => format!("{prefix}/{}", self.plural),
-        }
+        [root, &self.group, "/", &self.version, middle, namespace, "/", &self.plural].concat()
     }
 
     /// Returns `group/version`, or the version alone for the core group.
@@ -219,7 +216,7 @@ impl TypeIdentity {
         if self.group.is_empty() {
             self.version.to_string()
         } else {
-            format!("{}/{}", self.group, self.version)
+            [&*self.group, "/", &*self.version].concat()
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
@@ -15,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 /// Gauge of the live tasks or timers of each owner `L`, for a registry. Cheap to clone.
 pub(crate) struct OwnerGauge<L> {
-    owners: Arc<Mutex<HashMap<L, Count>>>,
+    owners: Arc<Mutex<HashMap<L, Count, RandomState>>>,
 }
 
 /// Count of one owner.
@@ -86,7 +87,7 @@ impl<L: Clone + Eq + Hash> Part<L> {
 }
 
 impl<L> OwnerGauge<L> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<L, Count>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<L, Count, RandomState>> {
         self.owners.lock()
     }
 }

@@ -5,19 +5,15 @@
 //! object's identity that could be read.
 
 use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashSet},
-    fmt,
-    hash::Hash,
-    ops::Range,
-    sync::Arc,
+    borrow::Cow, collections::HashSet, fmt, hash::Hash, marker::PhantomData, ops::Range, sync::Arc,
 };
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 use k8s_openapi::jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{IgnoredAny, MapAccess, Visitor},
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
@@ -67,7 +63,7 @@ pub(super) struct Decoder {
 /// Values that objects share. Unused ones are removed at `sweep_at`.
 #[derive(Debug)]
 struct InternedValues<T> {
-    values: HashSet<T>,
+    values: HashSet<T, RandomState>,
     sweep_at: usize,
 }
 
@@ -103,29 +99,31 @@ impl Decoder {
         keep: impl FnOnce(&Header) -> bool,
     ) -> Result<Object, ObjectError> {
         let json = json.trim();
-        let members: ObjectMembers<'_> =
-            serde_json::from_str(json).map_err(|error| syntax(&error))?;
-        let Some(raw) = members.metadata else {
+        let members = members(json)?;
+        let Some(metadata) = &members.metadata else {
             return Err(failure("metadata", "is missing"));
         };
-        let metadata: MetadataMembers<'_> =
-            serde_json::from_str(raw.get()).map_err(|error| failure("metadata", error))?;
 
-        let mut header = self.header(&metadata)?;
+        let mut header = self.header(metadata)?;
         if !keep(&header) {
             return Ok(Object::entry(header));
         }
-        let cut = match metadata.managed_fields {
-            Some(value) if !self.managed_fields => member(raw.get(), value.get(), "managedFields"),
+        let cut = |text: &str| match metadata.managed_fields {
+            Some(value) if !self.managed_fields => member(text, value.get(), "managedFields"),
             Some(_) | None => None,
         };
         let json = match self.projection {
-            Projection::Full => self.whole(json, &members, raw, cut),
-            Projection::Metadata => self.metadata(raw, cut),
+            Projection::Full => self.whole(json, &members, cut(json)),
+            Projection::Metadata => {
+                let spans: ObjectMembers<&RawValue> =
+                    serde_json::from_str(json).map_err(|error| syntax(&error))?;
+                let metadata = spans.metadata.map_or("", RawValue::get);
+                self.metadata(metadata, cut(metadata))
+            }
             Projection::Keys => return Ok(Object::new(header, Bytes::new())),
         };
         let kept = match &self.transform {
-            None => details(&metadata, &mut header).map(|()| json),
+            None => details(metadata, &mut header).map(|()| json),
             Some(transform) => transformed(transform, &json, &mut header),
         };
         match kept {
@@ -192,24 +190,16 @@ impl Decoder {
         Ok(header)
     }
 
-    /// Returns the object's JSON, without the cut span of its metadata, and with its type added.
-    fn whole(
-        &self,
-        json: &str,
-        members: &ObjectMembers<'_>,
-        metadata: &RawValue,
-        cut: Option<Range<usize>>,
-    ) -> Bytes {
+    /// Returns the object's JSON, without the cut span, and with its type added.
+    fn whole<M>(&self, json: &str, members: &ObjectMembers<M>, cut: Option<Range<usize>>) -> Bytes {
         let api_version = if members.has_api_version { "" } else { &self.api_version };
         let kind = if members.has_kind { "" } else { &self.kind };
-        let start = offset(json, metadata.get());
-        let cut = cut.map_or(0..0, |cut| start + cut.start..start + cut.end);
+        let cut = cut.unwrap_or(0..0);
         // An object with metadata begins with a brace, which is one byte.
         concat(&["{", api_version, kind, &json[1..cut.start.max(1)], &json[cut.end.max(1)..]])
     }
 
-    fn metadata(&self, metadata: &RawValue, cut: Option<Range<usize>>) -> Bytes {
-        let text = metadata.get();
+    fn metadata(&self, text: &str, cut: Option<Range<usize>>) -> Bytes {
         let cut = cut.unwrap_or(0..0);
         let (head, tail) = (&text[..cut.start], &text[cut.end..]);
         concat(&["{", &self.api_version, &self.kind, "\"metadata\":", head, tail, "}"])
@@ -240,7 +230,7 @@ impl<T: ?Sized + Hash + Eq> InternedValues<Arc<T>> {
 
 impl<T> Default for InternedValues<T> {
     fn default() -> Self {
-        Self { values: HashSet::new(), sweep_at: SWEEP_AT_LEAST }
+        Self { values: HashSet::default(), sweep_at: SWEEP_AT_LEAST }
     }
 }
 
@@ -294,14 +284,8 @@ fn transformed(
 }
 
 fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, ObjectError> {
-    // Go decodes a null value as an empty string.
-    let map: Option<BTreeMap<Text<'_>, Option<Text<'_>>>> = read(field, raw)?;
-    Ok(map
-        .unwrap_or_default()
-        .into_iter()
-        .map(|(key, value)| (key, value.unwrap_or_default()))
-        .filter(|(key, _)| !key.0.ends_with(LAST_APPLIED))
-        .collect())
+    let entries: Option<HeaderStrings<'_>> = read(field, raw)?;
+    Ok(entries.map(|entries| entries.0.into_iter().collect()).unwrap_or_default())
 }
 
 /// Parses a field. Absent and null are the same, as for the server.
@@ -370,6 +354,43 @@ struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 impl AsRef<str> for Text<'_> {
     fn as_ref(&self) -> &str {
         &self.0
+    }
+}
+
+/// Labels or annotations that a header has.
+struct HeaderStrings<'a>(Vec<(Text<'a>, Text<'a>)>);
+
+impl<'de> Deserialize<'de> for HeaderStrings<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StringsVisitor;
+
+        impl<'de> Visitor<'de> for StringsVisitor {
+            type Value = HeaderStrings<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(key) = map.next_key::<Text<'de>>()? {
+                    if key.0.ends_with(LAST_APPLIED) {
+                        // A copy of an object is long, and mostly escapes.
+                        let copy: &RawValue = map.next_value()?;
+                        if !copy.get().starts_with('"') {
+                            Option::<Text<'_>>::deserialize(copy).map_err(A::Error::custom)?;
+                        }
+                        continue;
+                    }
+                    // Go decodes a null value as an empty string.
+                    let value: Option<Text<'de>> = map.next_value()?;
+                    entries.push((key, value.unwrap_or_default()));
+                }
+                Ok(HeaderStrings(entries))
+            }
+        }
+
+        deserializer.deserialize_map(StringsVisitor)
     }
 }
 
@@ -458,12 +479,25 @@ impl Object {
     }
 }
 
-/// Spans of an object's members. The last of repeated members counts, as for the server.
-#[derive(Default)]
-struct ObjectMembers<'a> {
+/// Reads an object and its metadata at once; one after the other if that fails, so that the error
+/// names the part.
+fn members(json: &str) -> Result<ObjectMembers<MetadataMembers<'_>>, ObjectError> {
+    if let Ok(members) = serde_json::from_str(json) {
+        return Ok(members);
+    }
+    let spans: ObjectMembers<&RawValue> =
+        serde_json::from_str(json).map_err(|error| syntax(&error))?;
+    let metadata = spans.metadata.map(|raw| serde_json::from_str(raw.get())).transpose();
+    let metadata = metadata.map_err(|error| failure("metadata", error))?;
+    let ObjectMembers { has_api_version, has_kind, .. } = spans;
+    Ok(ObjectMembers { has_api_version, has_kind, metadata })
+}
+
+/// Members of an object. The last of repeated members counts, as for the server.
+struct ObjectMembers<M> {
     has_api_version: bool,
     has_kind: bool,
-    metadata: Option<&'a RawValue>,
+    metadata: Option<M>,
 }
 
 #[derive(Deserialize)]
@@ -476,40 +510,33 @@ enum Member {
     Other,
 }
 
-impl<'de> Deserialize<'de> for ObjectMembers<'de> {
+impl<'de, M: Deserialize<'de>> Deserialize<'de> for ObjectMembers<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor;
+        struct ObjectVisitor<M>(PhantomData<M>);
 
-        impl<'de> Visitor<'de> for ObjectVisitor {
-            type Value = ObjectMembers<'de>;
+        impl<'de, M: Deserialize<'de>> Visitor<'de> for ObjectVisitor<M> {
+            type Value = ObjectMembers<M>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = ObjectMembers::default();
+                let (mut has_api_version, mut has_kind, mut metadata) = (false, false, None);
                 while let Some(member) = map.next_key()? {
-                    match member {
-                        Member::ApiVersion => {
-                            map.next_value::<IgnoredAny>()?;
-                            members.has_api_version = true;
-                        }
-                        Member::Kind => {
-                            map.next_value::<IgnoredAny>()?;
-                            members.has_kind = true;
-                        }
-                        Member::Metadata => members.metadata = Some(map.next_value()?),
-                        Member::Other => {
-                            map.next_value::<IgnoredAny>()?;
-                        }
+                    if let Member::Metadata = member {
+                        metadata = Some(map.next_value()?);
+                        continue;
                     }
+                    map.next_value::<IgnoredAny>()?;
+                    has_api_version |= matches!(member, Member::ApiVersion);
+                    has_kind |= matches!(member, Member::Kind);
                 }
-                Ok(members)
+                Ok(ObjectMembers { has_api_version, has_kind, metadata })
             }
         }
 
-        deserializer.deserialize_map(ObjectVisitor)
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     Object, Projection, decode,
     decode::Decoder,
     reader::Lines,
-    wire::{Bookmark, Page, WatchLine, error_event, in_stream},
+    wire::{Bookmark, Page, WatchLine, changed_object, error_event, in_stream},
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
@@ -31,6 +31,12 @@ pub fn watch_lines(data: &[u8]) {
     }
     for line in lines(&[data], 1 << 20).0 {
         let text = decode::text(&line);
+        if let Some(json) = changed_object(&text)
+            && Object::from_json(json, &widgets()).is_ok()
+        {
+            let event = serde_json::from_str::<WatchLine<'_>>(&text);
+            assert_eq!(event.map(|event| event.object.get()).ok(), Some(json));
+        }
         if let Ok(event) = serde_json::from_str::<WatchLine<'_>>(&text) {
             object(event.object.get());
             error_event(event.object.get());

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, hash::Hash, slice, sync::Arc};
 
+use foldhash::quality::RandomState;
 use kube::core::Expression;
 
 use super::{Header, ObjectKey, Selector};
@@ -57,21 +58,24 @@ pub struct Interests {
 #[derive(Clone, Debug)]
 pub(crate) struct InterestIndex<T> {
     everything: Vec<T>,
-    owner_kinds: HashMap<GroupKind, Vec<T>>,
-    owner_uids: HashMap<Arc<str>, Vec<T>>,
-    named: HashMap<ObjectKey, Vec<T>>,
-    names: HashMap<Arc<str>, Vec<T>>,
+    owner_kinds: HashIndex<GroupKind, Vec<T>>,
+    owner_uids: HashIndex<Arc<str>, Vec<T>>,
+    named: HashIndex<ObjectKey, Vec<T>>,
+    names: HashIndex<Arc<str>, Vec<T>>,
     // Interests by one positive requirement: label key, then value and namespace.
-    labelled: HashMap<Box<str>, ByValue<T>>,
+    labelled: HashIndex<Box<str>, ByValue<T>>,
     // Interests by a requirement of more than `VALUES_MAX` values: label key and namespace.
-    by_label_key: HashMap<Box<str>, Vec<(Interest, T)>>,
+    by_label_key: HashIndex<Box<str>, Vec<(Interest, T)>>,
     // Selectors without a positive requirement, compared with each object of their namespace.
-    by_namespace: HashMap<Arc<str>, Vec<(Interest, T)>>,
+    by_namespace: HashIndex<Arc<str>, Vec<(Interest, T)>>,
     // Selectors of all namespaces without a positive requirement, compared with each object.
     unindexed: Vec<(Interest, T)>,
 }
 
-type ByValue<T> = HashMap<Box<str>, Vec<(Interest, T)>>;
+/// Map of an index, whose hasher reads a short key in one step.
+type HashIndex<K, V> = HashMap<K, V, RandomState>;
+
+type ByValue<T> = HashIndex<Box<str>, Vec<(Interest, T)>>;
 
 #[cfg(test)]
 thread_local! {
@@ -334,13 +338,13 @@ impl<T> Default for InterestIndex<T> {
     fn default() -> Self {
         Self {
             everything: Vec::new(),
-            owner_kinds: HashMap::new(),
-            owner_uids: HashMap::new(),
-            named: HashMap::new(),
-            names: HashMap::new(),
-            labelled: HashMap::new(),
-            by_label_key: HashMap::new(),
-            by_namespace: HashMap::new(),
+            owner_kinds: HashIndex::default(),
+            owner_uids: HashIndex::default(),
+            named: HashIndex::default(),
+            names: HashIndex::default(),
+            labelled: HashIndex::default(),
+            by_label_key: HashIndex::default(),
+            by_namespace: HashIndex::default(),
             unindexed: Vec::new(),
         }
     }
@@ -349,10 +353,10 @@ impl<T> Default for InterestIndex<T> {
 /// Returns the place of interests in one label, by its value or its key, in one namespace or in all.
 /// A namespace has no slash.
 fn place(label: &str, namespace: Option<&str>) -> Box<str> {
-    format!("{label}/{}", namespace.unwrap_or_default()).into()
+    [label, "/", namespace.unwrap_or_default()].concat().into()
 }
 
-fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: T) {
+fn add<K: Clone + Eq + Hash, T>(index: &mut HashIndex<K, Vec<T>>, key: &K, holder: T) {
     match index.get_mut(key) {
         Some(holders) => holders.push(holder),
         // Capacity for one holder: most keys have no more.
@@ -362,7 +366,7 @@ fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder:
 
 /// Removes one holder of a key; returns whether it was there.
 fn subtract<K: Eq + Hash, T>(
-    index: &mut HashMap<K, Vec<T>>,
+    index: &mut HashIndex<K, Vec<T>>,
     key: &K,
     is_it: impl Fn(&T) -> bool,
 ) -> bool {

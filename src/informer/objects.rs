@@ -12,6 +12,8 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::quality::RandomState;
+
 use super::{
     Interest, Object, ObjectKey,
     lookups::{CountedIndex, Lookup, LookupIndexes},
@@ -25,8 +27,8 @@ use crate::kind::GroupKind;
 pub(super) struct Objects {
     // Objects by key, each with the number of the last list that had it.
     by_key: BTreeMap<OrderedObject, ListNumber>,
-    owners: HashMap<Arc<str>, SortedObjects>,
-    owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind>,
+    owners: HashMap<Arc<str>, SortedObjects, RandomState>,
+    owner_kinds: HashMap<Arc<GroupKind>, OwnedByKind, RandomState>,
     lookups: LookupIndexes,
 }
 

@@ -7,6 +7,8 @@ use std::{
     mem,
 };
 
+use foldhash::quality::RandomState;
+
 use super::{Delta, Object, ObjectKey};
 
 /// Maximum number of unseen deletions: objects that were created and deleted between two pops. A
@@ -21,7 +23,7 @@ pub(super) struct PendingChanges {
     deltas: BTreeMap<u64, PendingDelta>,
     // Arrivals of deleted objects whose creation was not popped.
     gone: BTreeSet<u64>,
-    arrivals: HashMap<ObjectKey, u64>,
+    arrivals: HashMap<ObjectKey, u64, RandomState>,
     next_arrival: u64,
     initial: usize,
 }
@@ -113,7 +115,7 @@ impl PendingChanges {
         self.initial -= usize::from(delta.initial);
         if self.deltas.is_empty() {
             // Frees the capacity that a burst used, and the last node of the map.
-            self.arrivals = HashMap::new();
+            self.arrivals = HashMap::default();
             self.deltas = BTreeMap::new();
         }
         Some(delta)

@@ -1,6 +1,6 @@
 //! Readers of response bodies, by lines or as a whole, within a budget.
 
-use std::sync::Arc;
+use std::{io::BufRead, sync::Arc};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -29,12 +29,15 @@ impl Lines {
 
     /// Returns the next whole line, without its line end.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, RequestFailure> {
-        let found = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
-        let length = found.map_or(self.buffer.len(), |found| self.scanned + found);
+        let mut rest = &self.buffer[self.scanned..];
+        // Compares several bytes at once; a read of a slice never fails.
+        let end = self.scanned + rest.skip_until(b'\n').unwrap_or_default();
+        let is_whole = self.buffer[..end].ends_with(b"\n");
+        let length = end - usize::from(is_whole);
         if length > self.budget {
             return Err(RequestFailure::TooLong { what: "a watch event", budget: self.budget });
         }
-        if found.is_none() {
+        if !is_whole {
             self.scanned = length;
             return Ok(None);
         }

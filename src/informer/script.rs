@@ -210,7 +210,8 @@ impl ReceivedRequest {
 
 impl OpenBody {
     pub(super) fn event(&self, kind: &str, object: &Value) {
-        self.text(&format!("{}\n", json!({"type": kind, "object": object})));
+        // In the order of the API server.
+        self.text(&format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"));
     }
 
     pub(super) fn bookmark(&self, version: u64) {

@@ -116,6 +116,11 @@ impl<K: AsRef<str> + Ord, V: AsRef<str>> From<&BTreeMap<K, V>> for StringMap {
 /// The last value of a repeated key counts, as in JSON.
 impl<K: AsRef<str> + Ord, V: AsRef<str>> FromIterator<(K, V)> for StringMap {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let entries: Vec<(K, V)> = entries.into_iter().collect();
+        // Go encodes maps in the order of their keys.
+        if entries.is_sorted_by(|(one, _), (other, _)| one < other) {
+            return pack(entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref())));
+        }
         Self::from(&entries.into_iter().collect::<BTreeMap<K, V>>())
     }
 }

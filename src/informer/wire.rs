@@ -248,6 +248,15 @@ pub(super) struct WatchLine<'a> {
     pub(super) object: &'a RawValue,
 }
 
+/// Returns the object of an added or modified event in the form that the API server writes:
+/// `{"type":"ADDED","object":{…}}`. The text of the object has not been checked.
+pub(super) fn changed_object(line: &str) -> Option<&str> {
+    let kind = line.strip_prefix("{\"type\":\"")?;
+    let rest = kind.strip_prefix("MODIFIED").or_else(|| kind.strip_prefix("ADDED"))?;
+    let object = rest.strip_prefix("\",\"object\":")?.strip_suffix('}')?;
+    Some(object).filter(|object| object.starts_with('{') && object.ends_with('}'))
+}
+
 /// A bookmark event's object.
 #[derive(Deserialize)]
 pub(super) struct Bookmark {

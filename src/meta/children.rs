@@ -293,7 +293,8 @@ impl ChildContext<'_> {
             let fields = log_text::differing(&observed, &merged);
             tracing::debug!(%kind, name = %child.key, fields, "child differs");
         }
-        let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        let metadata = observed.get("metadata");
+        let version = metadata.and_then(|metadata| metadata.get("resourceVersion")?.as_str());
         let replaces = version.map(str::to_owned);
         drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
@@ -373,6 +374,11 @@ impl ChildContext<'_> {
     /// and the label or annotation that claims it. A status that the annotation has no room for is
     /// left out.
     fn complete_object(&self, desired: &DesiredChild) -> Result<Value, String> {
+        if desired.json.len() <= MAX_REMEMBERED_BYTES {
+            let object = rewrite::text(&desired.json).and_then(serde_json::from_str);
+            let object = object.map_err(|error| self.unreadable(desired, error))?;
+            return Ok(self.completed(desired, object));
+        }
         let all = self.parts(desired)?;
         let total: usize = all.values().map(|part| part.get().len()).sum();
         let remembered =
@@ -409,12 +415,17 @@ impl ChildContext<'_> {
             let value = serde_json::from_str(part.get());
             object.insert(field, value.map_err(|error| self.unreadable(desired, error))?);
         }
+        Ok(self.completed(desired, object))
+    }
+
+    /// Adds to a desired child the namespace, and the label or annotation that claims it.
+    fn completed(&self, desired: &DesiredChild, mut object: Map<String, Value>) -> Value {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             self.complete(metadata, &desired.key);
         }
         let mut object = Value::Object(object);
         last_applied::remove(&mut object);
-        Ok(object)
+        object
     }
 
     /// Returns the fields of a desired child, not decoded.

@@ -78,23 +78,27 @@ pub(crate) fn desired_fields(desired: &Value) -> Value {
 }
 
 /// Like [`desired_fields`], but consumes the object.
-pub(crate) fn into_desired_fields(mut fields: Value) -> Value {
+pub(crate) fn into_desired_fields(fields: Value) -> Value {
+    let mut fields = without_undecided_fields(fields);
+    if let Some(Value::Object(metadata)) = fields.get_mut("metadata")
+        && metadata.get("annotations").and_then(Value::as_object).is_some_and(Map::is_empty)
+    {
+        metadata.remove("annotations");
+    }
+    fields
+}
+
+/// Like [`into_desired_fields`], but keeps annotations that are empty.
+pub(crate) fn without_undecided_fields(mut fields: Value) -> Value {
     let Some(object) = fields.as_object_mut() else { return fields };
     object.remove("status");
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         for field in SYSTEM_FIELDS {
             metadata.remove(field);
         }
         metadata.remove("ownerReferences");
-        let empty = match metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            Some(annotations) => {
-                annotations.remove(LAST_APPLIED);
-                annotations.is_empty()
-            }
-            None => false,
-        };
-        if empty {
-            metadata.remove("annotations");
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.remove(LAST_APPLIED);
         }
     }
     fields

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::last_applied::{self, SYSTEM_FIELDS};
+use super::last_applied;
 
 /// Merge keys of list items, in the order of preference; the first field that all items have is
 /// used.
@@ -34,9 +34,12 @@ pub(crate) fn apply(observed: &Value, last: Option<Value>, desired: &Value) -> V
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
     let wanted = last_applied::desired_fields(desired);
+    let last_owners = owners(last.as_ref());
+    // Fields that are neither desired now nor before stay as observed.
+    let last = last.map(last_applied::without_undecided_fields);
     let mut merged = merge(Some(observed), last.as_ref(), &wanted);
-    restore(&mut merged, observed);
-    set_owners(&mut merged, last.as_ref(), desired);
+    restore_annotation(&mut merged, observed);
+    set_owners(&mut merged, &last_owners, owners(Some(desired)));
     let is_known = last
         .is_some_and(|last| last_applied::same(&last_applied::into_desired_fields(last), &wanted));
     if !is_known || !last_applied::same(&merged, observed) {
@@ -47,22 +50,17 @@ pub(crate) fn apply(observed: &Value, last: Option<Value>, desired: &Value) -> V
 
 /// Adds the desired owners to the observed ones, and removes those that are desired no longer. The
 /// controller of the object is neither removed nor replaced.
-fn set_owners(merged: &mut Value, last: Option<&Value>, desired: &Value) {
-    let of = |object: Option<&Value>| {
-        let owners = object.and_then(|object| object.pointer("/metadata/ownerReferences"));
-        owners.and_then(Value::as_array).cloned().unwrap_or_default()
-    };
-    let (last, desired) = (of(last), of(Some(desired)));
+fn set_owners(merged: &mut Value, last: &[Value], desired: Vec<Value>) {
     if last.is_empty() && desired.is_empty() {
         return;
     }
-    let mut owners = of(Some(merged));
+    let mut owners = owners(Some(merged));
     let find = |owners: &[Value], owner: &Value| {
         owners.iter().position(|other| other.get("uid") == owner.get("uid"))
     };
     let is_controller = |owner: &Value| owner.get("controller") == Some(&Value::Bool(true));
     owners.retain(|owner| {
-        let is_dropped = find(&last, owner).is_some() && find(&desired, owner).is_none();
+        let is_dropped = find(last, owner).is_some() && find(&desired, owner).is_none();
         is_controller(owner) || !is_dropped
     });
     for owner in desired {
@@ -79,37 +77,24 @@ fn set_owners(merged: &mut Value, last: Option<&Value>, desired: &Value) {
     }
 }
 
-/// Restores the fields that no hook decides: system metadata, owners, and the status.
-fn restore(merged: &mut Value, observed: &Value) {
-    let put =
-        |merged: &mut Map<String, Value>, observed: Option<&Value>, field: &str| match observed
-            .and_then(|observed| observed.get(field))
-        {
-            Some(value) => {
-                merged.insert(field.to_owned(), value.clone());
-            }
-            None => {
-                merged.remove(field);
-            }
-        };
-    let Some(object) = merged.as_object_mut() else { return };
-    put(object, Some(observed), "status");
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in SYSTEM_FIELDS {
-            put(metadata, observed.get("metadata"), field);
-        }
-        put(metadata, observed.get("metadata"), "ownerReferences");
-        // The old annotation stays until its meaning is known to have changed.
-        let text = observed
-            .pointer("/metadata/annotations")
-            .and_then(|annotations| annotations.get(last_applied::LAST_APPLIED));
-        if let Some(text) = text {
-            let annotations =
-                metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
-            if let Some(annotations) = annotations.as_object_mut() {
-                annotations.insert(last_applied::LAST_APPLIED.to_owned(), text.clone());
-            }
-        }
+/// Returns the owners of an object.
+fn owners(object: Option<&Value>) -> Vec<Value> {
+    let owners = object.and_then(|object| object.get("metadata")?.get("ownerReferences"));
+    owners.and_then(Value::as_array).cloned().unwrap_or_default()
+}
+
+/// Restores the last-applied annotation if all annotations were removed: it stays until its meaning
+/// is known to have changed.
+fn restore_annotation(merged: &mut Value, observed: &Value) {
+    let annotation = |object: &Value| {
+        object.get("metadata")?.get("annotations")?.get(last_applied::LAST_APPLIED).cloned()
+    };
+    let Some(Value::Object(metadata)) = merged.get_mut("metadata") else { return };
+    if !metadata.contains_key("annotations")
+        && let Some(text) = annotation(observed)
+    {
+        let annotations = Map::from_iter([(last_applied::LAST_APPLIED.to_owned(), text)]);
+        metadata.insert("annotations".to_owned(), annotations.into());
     }
 }
 
@@ -341,6 +326,27 @@ mod tests {
         assert_eq!(merged["metadata"]["ownerReferences"], json!([{"uid": "p"}]));
         assert_eq!(merged["metadata"]["labels"], json!({"a": "b"}));
         assert!(merged["metadata"].get("creationTimestamp").is_none());
+    }
+
+    #[test]
+    fn fields_of_the_server_stay_though_they_were_desired_before() {
+        for annotations in [json!({"own": "1"}), json!({}), json!(null)] {
+            let last = json!({
+                "metadata": {"name": "a", "uid": "u", "generation": 1, "managedFields": [],
+                    "ownerReferences": [], "annotations": annotations},
+                "data": {"x": "1"}, "status": {"ready": true}
+            });
+            let mut observed = last.clone();
+            observed["metadata"]["ownerReferences"] = json!([{"uid": "p"}]);
+            observed["metadata"]["managedFields"] = json!([{"manager": "m"}]);
+            last_applied::write(&mut observed, &last);
+            let mut desired = json!({"metadata": {"name": "a"}, "data": {"x": "1"}});
+            if annotations["own"].is_string() {
+                desired["metadata"]["annotations"] = annotations;
+            }
+
+            assert_eq!(apply(&observed, &desired), observed);
+        }
     }
 
     #[track_caller]

@@ -5,6 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Selector;
@@ -19,7 +20,7 @@ pub(crate) struct ParentIndex(Mutex<ParentInterests>);
 
 #[derive(Debug, Default)]
 struct ParentInterests {
-    interests: HashMap<Request, Vec<Interest>>,
+    interests: HashMap<Request, Vec<Interest>, RandomState>,
     index: InterestIndex<Request>,
 }
 

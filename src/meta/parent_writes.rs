@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -36,7 +37,7 @@ const REPLACED: Duration = Duration::from_secs(60);
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct ParentWrites {
-    parents: Mutex<HashMap<Request, TrackedParent>>,
+    parents: Mutex<HashMap<Request, TrackedParent, RandomState>>,
     /// True if the write limit does not apply.
     pub(crate) unlimited: bool,
 }
@@ -424,7 +425,7 @@ impl ParentWrites {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Request, TrackedParent>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Request, TrackedParent, RandomState>> {
         self.parents.lock()
     }
 }

@@ -292,7 +292,7 @@ impl<'a> Resource<'a> {
     }
 
     fn path(&self, key: &ObjectKey) -> String {
-        format!("{}/{}", self.identity.path(key.namespace.as_deref()), key.name)
+        [&*self.identity.path(key.namespace.as_deref()), "/", &*key.name].concat()
     }
 }
 

@@ -24,6 +24,25 @@ pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
     Ok(counter.0)
 }
 
+/// Most bytes that a byte of a text may become when it is sent: `<` becomes `\u003c`, and `1e20` has
+/// 21 digits.
+const GROWTH: usize = 6;
+
+/// Returns the number of bytes of a text as it is sent, if that may exceed a limit. The text is
+/// checked in any case.
+///
+/// # Errors
+///
+/// As [`size`].
+pub(crate) fn size_beyond(limit: usize, json: &[u8]) -> Result<Option<usize>, serde_json::Error> {
+    if json.len() > limit / GROWTH {
+        return size(json).map(|bytes| Some(bytes).filter(|bytes| *bytes > limit));
+    }
+    let mut decoder = serde_json::Deserializer::from_str(text(json)?);
+    Checked.deserialize(&mut decoder)?;
+    decoder.end().map(|()| None)
+}
+
 /// Writes a text as it is sent.
 ///
 /// # Errors
@@ -54,9 +73,10 @@ pub(crate) fn with_field(
         put::<serde_json::Error>(into, b",")?;
     }
     decoder.end()?;
-    put::<serde_json::Error>(into, format!("\"{field}\":").as_bytes())?;
-    put::<serde_json::Error>(into, value)?;
-    put(into, b"}")
+    for part in [b"\"", field.as_bytes(), b"\":", value, b"}"] {
+        put::<serde_json::Error>(into, part)?;
+    }
+    Ok(())
 }
 
 /// Returns JSON as text: one check of the whole is faster than one of each string.
@@ -66,6 +86,62 @@ pub(crate) fn with_field(
 /// The text is no UTF-8.
 pub(crate) fn text(json: &[u8]) -> Result<&str, serde_json::Error> {
     str::from_utf8(json).map_err(serde::de::Error::custom)
+}
+
+/// Decodes the next value, and drops it.
+#[derive(Clone, Copy)]
+struct Checked;
+
+impl<'de> DeserializeSeed<'de> for Checked {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<(), D::Error> {
+        decoder.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Checked {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while items.next_element_seed(self)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while fields.next_key_seed(self)?.is_some() {
+            fields.next_value_seed(self)?;
+        }
+        Ok(())
+    }
 }
 
 /// Number of written bytes.
@@ -215,6 +291,10 @@ mod tests {
         let mut text = Vec::new();
         rewrite(json.as_bytes(), &mut text)?;
         assert_eq!(size(json.as_bytes())?, text.len());
+        assert!(text.len() <= GROWTH * json.len(), "{json}");
+        assert_eq!(size_beyond(text.len(), json.as_bytes())?, None);
+        assert_eq!(size_beyond(text.len() - 1, json.as_bytes())?, Some(text.len()));
+        assert_eq!(size_beyond(usize::MAX, json.as_bytes())?, None);
         Ok(String::from_utf8(text).unwrap())
     }
 
@@ -225,6 +305,9 @@ mod tests {
             "[]",
             "18446744073709551615",
             r#"{"a":{"b":{"c":[[["x"]]]}}}"#,
+            r#""<<<<<<<<""#,
+            "[1e20,9e20,-9e20,1e9,1e-6,1.5e-6,1e-7,5e-324]",
+            "\"\u{2028}\u{2029}\u{7f}\"",
         ] {
             let tree: serde_json::Value = serde_json::from_str(json).unwrap();
 
@@ -237,7 +320,9 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         for json in ["", "{", "1e999", r#""\ud800""#, "[1,]", "1 2", &deep] {
             assert!(size(json.as_bytes()).is_err(), "{json}");
+            assert!(size_beyond(usize::MAX, json.as_bytes()).is_err(), "{json}");
         }
+        assert!(size_beyond(usize::MAX, b"\"\xff\"").is_err());
     }
 
     #[test]

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::quality::RandomState;
+
 use super::digest::digest;
 
 /// Cause of the writes of one sync.
@@ -44,7 +46,7 @@ pub(crate) struct SyncState {
     left: Option<u64>,
     // Objects that the running sync has observed, and those that it has written since.
     observed: Vec<SeenVersion>,
-    written: HashMap<u64, Option<u64>>,
+    written: HashMap<u64, Option<u64>, RandomState>,
 }
 
 impl SyncState {
@@ -57,7 +59,7 @@ impl SyncState {
         let cause =
             if self.left == Some(sum) { WriteCause::OwnWrites } else { WriteCause::ExternalChange };
         // A sync that does not end leaves an unknown state.
-        *self = Self { left: None, observed, written: HashMap::new() };
+        *self = Self { left: None, observed, written: HashMap::default() };
         cause
     }
 

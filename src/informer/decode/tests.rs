@@ -223,6 +223,23 @@ fn copies_of_the_object_are_left_out_of_the_annotations() {
     }
 }
 
+#[test]
+fn copy_of_the_object_is_a_text_or_null_in_any_spelling() {
+    let of = |copy: &str| {
+        let key = "\\u006betacontroller.k8s.io/last-applied-configuration";
+        let annotations = format!(r#"{{"other":"x","{key}":{copy},"other":"y"}}"#);
+        decode(&format!(r#"{{"metadata":{{"name":"a","annotations":{annotations}}}}}"#))
+    };
+
+    for copy in [r#""""#, "null", r#""{\"a\":\"\\\"\"}""#] {
+        let header = of(copy).unwrap().header().clone();
+        assert_eq!(header.annotations.iter().collect::<Vec<_>>(), [("other", "y")], "{copy}");
+    }
+    for copy in ["1", "{}", "[]", "true"] {
+        assert_eq!(of(copy).unwrap_err().field, "metadata.annotations", "{copy}");
+    }
+}
+
 #[track_caller]
 fn check_error(json: &str, field: &str, key: Option<&str>) {
     let error = decode(json).unwrap_err();

@@ -7,7 +7,7 @@ use tracing::{debug, trace, warn};
 
 use super::{BATCH, Reflector, WatchCheck, WatchDeadline};
 use crate::informer::{
-    InformerProgress, ObjectError,
+    InformerProgress, Object, ObjectError,
     classify::{NextRequest, RequestFailure},
     decode,
     metrics::EventKind,
@@ -115,6 +115,13 @@ impl Reflector {
 
     /// Applies one line of the watch. Returns a failure if no later line may be applied.
     fn line(&mut self, line: &str) -> Result<(), RequestFailure> {
+        // An object that decodes has no text after its end, so that the line has no other member.
+        if let Some(json) = wire::changed_object(line)
+            && let Ok(object) = self.decode(json)
+        {
+            self.changed(&object, json);
+            return Ok(());
+        }
         let Ok(event) = serde_json::from_str::<WatchLine<'_>>(line) else {
             if let Some(failure) = wire::in_stream(line) {
                 return Err(failure);
@@ -124,7 +131,15 @@ impl Reflector {
         };
         let json = event.object.get();
         match &*event.kind {
-            "ADDED" | "MODIFIED" => self.changed(json),
+            "ADDED" | "MODIFIED" => match self.decode(json) {
+                Ok(object) => self.changed(&object, json),
+                Err(error) => {
+                    self.quarantine(&error);
+                    // The change is not lost: the cached object stays, and the next event replaces
+                    // it.
+                    self.advance(error.resource_version.as_deref().unwrap_or_default());
+                }
+            },
             "DELETED" => self.deleted(json)?,
             "BOOKMARK" => self.bookmark(json),
             "ERROR" => return Err(error_event(json)),
@@ -136,38 +151,27 @@ impl Reflector {
         Ok(())
     }
 
-    fn changed(&mut self, json: &str) {
-        match self.decode(json) {
-            Ok(object) => {
-                let header = object.header();
-                let version = &header.resource_version;
-                // A list that failed in its middle may have stored a newer state.
-                let is_overtaken = self.failed_fills > 0
-                    && self.informer.store.stored(&header.key).is_some_and(|cached| {
-                        let cached = cached.header();
-                        cached.uid == header.uid
-                            && self.order.is_older(version, &cached.resource_version)
-                    });
-                if is_overtaken || self.is_past(version) {
-                    self.metrics.event(EventKind::Ignored);
-                    debug!(name = %object.key(), resource_version = %version, "old event ignored");
-                    return;
-                }
-                trace!(name = %object.key(), resource_version = %version, "object changed");
-                match self.put(&object, json) {
-                    StoreChange::Applied => self.metrics.event(EventKind::Changed),
-                    StoreChange::None | StoreChange::Incomplete => {
-                        self.metrics.event(EventKind::Ignored)
-                    }
-                }
-                self.advance(version);
-            }
-            Err(error) => {
-                self.quarantine(&error);
-                // The change is not lost: the cached object stays, and the next event replaces it.
-                self.advance(error.resource_version.as_deref().unwrap_or_default());
-            }
+    /// Stores an object that was decoded from `json`, unless it is older than the watch or the cache.
+    fn changed(&mut self, object: &Object, json: &str) {
+        let header = object.header();
+        let version = &header.resource_version;
+        // A list that failed in its middle may have stored a newer state.
+        let is_overtaken = self.failed_fills > 0
+            && self.informer.store.stored(&header.key).is_some_and(|cached| {
+                let cached = cached.header();
+                cached.uid == header.uid && self.order.is_older(version, &cached.resource_version)
+            });
+        if is_overtaken || self.is_past(version) {
+            self.metrics.event(EventKind::Ignored);
+            debug!(name = %object.key(), resource_version = %version, "old event ignored");
+            return;
         }
+        trace!(name = %object.key(), resource_version = %version, "object changed");
+        match self.put(object, json) {
+            StoreChange::Applied => self.metrics.event(EventKind::Changed),
+            StoreChange::None | StoreChange::Incomplete => self.metrics.event(EventKind::Ignored),
+        }
+        self.advance(version);
     }
 
     /// Ends the watch after an event that no object can be assigned to. No later event replaces it,

@@ -7,8 +7,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 use serde::{
-    Deserialize, Deserializer,
+    Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{Map, Value, value::RawValue};
@@ -17,7 +18,7 @@ use super::{ChildContext, DesiredChild};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
-    meta::protocol::bounded,
+    meta::{protocol::bounded, rewrite},
     redaction,
 };
 
@@ -48,7 +49,7 @@ impl ChildContext<'_> {
     ) -> Result<Vec<DesiredChild>, String> {
         let list = self.ownership.list();
         // Index of the first one in the response, and place among the checked ones.
-        let mut first: HashMap<(usize, ObjectKey), (usize, usize)> = HashMap::new();
+        let mut first = HashMap::<(usize, ObjectKey), (usize, usize), RandomState>::default();
         let mut desired = Vec::with_capacity(children.len());
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
@@ -81,8 +82,8 @@ impl ChildContext<'_> {
         if json.first() != Some(&b'{') {
             return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
-        let head: Result<ChildHead, _> = serde_json::from_slice(&json);
-        let ChildHead(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
+        let head = head(&json).map_err(|error| wrong("", redaction::decoding(error)));
+        let mut object = head?;
         let api_version = text(&object, "apiVersion", "")?.to_owned();
         let kind = text(&object, "kind", "")?.to_owned();
         let group = self.groups.iter().position(|group| {
@@ -117,7 +118,7 @@ impl ChildContext<'_> {
         let key = ObjectKey { namespace, name: name.into() };
         check_owners(metadata)?;
         self.complete(metadata, &key);
-        let labels = texts(metadata, "labels")?;
+        let labels: StringMap = texts(metadata, "labels")?.into_iter().collect();
         texts(metadata, "annotations")?;
         let unclaimed = |message| wrong(".metadata.labels", message);
         self.ownership.check_labels(&labels).map_err(unclaimed)?;
@@ -217,44 +218,51 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
 }
 
-/// Fields that identify a child; the others are skipped.
-struct ChildHead(Map<String, Value>);
+/// Reads the fields that identify a child; the others are skipped.
+fn head(json: &[u8]) -> Result<Map<String, Value>, serde_json::Error> {
+    let mut decoder = serde_json::Deserializer::from_str(rewrite::text(json)?);
+    let head = decoder.deserialize_map(ChildHead { is_short: json.len() <= MAX_METADATA_BYTES })?;
+    decoder.end().map(|()| head)
+}
 
-impl<'de> Deserialize<'de> for ChildHead {
-    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
-        struct ChildHeadVisitor;
-        impl<'de> Visitor<'de> for ChildHeadVisitor {
-            type Value = ChildHead;
+struct ChildHead {
+    /// True if the metadata cannot be too long, so that they are read at once.
+    is_short: bool,
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
+impl<'de> Visitor<'de> for ChildHead {
+    type Value = Map<String, Value>;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChildHead, A::Error> {
-                let mut head = Map::new();
-                while let Some(field) = map.next_key::<String>()? {
-                    if !matches!(field.as_str(), "apiVersion" | "kind" | "metadata") {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    }
-                    let part = map.next_value::<&RawValue>()?.get();
-                    let most = match field.as_str() {
-                        "metadata" => MAX_METADATA_BYTES,
-                        _ => MAX_TYPE_BYTES,
-                    };
-                    if part.len() > most {
-                        return Err(A::Error::custom(format!(
-                            "{field} has {} bytes; the limit is {most}",
-                            part.len()
-                        )));
-                    }
-                    let value = serde_json::from_str(part).map_err(A::Error::custom)?;
-                    head.insert(field, value);
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut head = Map::new();
+        while let Some(field) = map.next_key::<String>()? {
+            let most = match field.as_str() {
+                "metadata" if self.is_short => {
+                    head.insert(field, map.next_value()?);
+                    continue;
                 }
-                Ok(ChildHead(head))
+                "metadata" => MAX_METADATA_BYTES,
+                "apiVersion" | "kind" => MAX_TYPE_BYTES,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            let part = map.next_value::<&RawValue>()?.get();
+            if part.len() > most {
+                return Err(A::Error::custom(format!(
+                    "{field} has {} bytes; the limit is {most}",
+                    part.len()
+                )));
             }
+            let value = serde_json::from_str(part).map_err(A::Error::custom)?;
+            head.insert(field, value);
         }
-        decoder.deserialize_map(ChildHeadVisitor)
+        Ok(head)
     }
 }
 
@@ -299,18 +307,21 @@ fn text<'a>(
     field: &str,
     path: &str,
 ) -> Result<&'a str, FieldError> {
-    let path = format!("{path}.{field}");
-    match object.get(field) {
-        Some(Value::String(text)) if !text.is_empty() => Ok(text),
-        None | Some(Value::Null | Value::String(_)) => Err(wrong(&path, "is required")),
-        Some(other) => Err(wrong(&path, format!("must be a string, not {}", word(other)))),
-    }
+    let message = match object.get(field) {
+        Some(Value::String(text)) if !text.is_empty() => return Ok(text),
+        None | Some(Value::Null | Value::String(_)) => "is required".to_owned(),
+        Some(other) => format!("must be a string, not {}", word(other)),
+    };
+    Err(wrong(&format!("{path}.{field}"), message))
 }
 
-fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, FieldError> {
-    let path = format!(".metadata.{field}");
+fn texts<'a>(
+    metadata: &'a Map<String, Value>,
+    field: &str,
+) -> Result<Vec<(&'a str, &'a str)>, FieldError> {
+    let wrong = |message| wrong(&format!(".metadata.{field}"), message);
     match metadata.get(field) {
-        None | Some(Value::Null) => Ok(StringMap::default()),
+        None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::Object(entries)) => entries
             .iter()
             .map(|(key, value)| match value {
@@ -321,10 +332,10 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, FieldE
                 | Value::Number(_)
                 | Value::Array(_)
                 | Value::Object(_)) => {
-                    Err(wrong(&path, format!("has a value that is {}, not a string", word(other))))
+                    Err(wrong(format!("has a value that is {}, not a string", word(other))))
                 }
             })
             .collect(),
-        Some(other) => Err(wrong(&path, format!("must be an object, not {}", word(other)))),
+        Some(other) => Err(wrong(format!("must be an object, not {}", word(other)))),
     }
 }

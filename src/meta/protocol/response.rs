@@ -128,12 +128,11 @@ impl ResponseParts<'_> {
 }
 
 fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), String> {
-    let bytes = rewrite::size(part.get().as_bytes())
+    let beyond = rewrite::size_beyond(most, part.get().as_bytes())
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
-    if bytes > most {
-        return Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"));
-    }
-    Ok(())
+    beyond.map_or(Ok(()), |bytes| {
+        Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"))
+    })
 }
 
 /// Decodes the changes of labels or annotations. Their size is bounded, so that the decoded map is.

@@ -5,6 +5,10 @@
 
 /// Replaces each escape of a lone surrogate by that of U+FFFD, which is as long.
 pub(super) fn replace_lone(json: &mut [u8]) {
+    // Most responses have no escape; this search compares several bytes at once.
+    if !json.contains(&b'\\') {
+        return;
+    }
     let mut at = 0;
     while let Some(found) = json[at..].iter().position(|byte| *byte == b'\\') {
         at += found;

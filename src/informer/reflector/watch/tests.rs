@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::{
@@ -278,8 +278,37 @@ async fn a_server_restored_from_a_backup_is_listed_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn event_counts_in_any_form_of_its_line() {
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
+    let mut seen = 1;
+    let forms: [&dyn Fn(&Value) -> String; 8] = [
+        &|object| format!(r#"{{"type":"MODIFIED","object":{object}}}"#),
+        &|object| format!(r#"{{"type":"ADDED","object":{object}}}"#),
+        &|object| format!(r#"{{"object":{object},"type":"MODIFIED"}}"#),
+        &|object| format!(r#" {{"type":"MODIFIED", "object" : {object} }} "#),
+        &|object| format!(r#"{{"type":"MODIFIED","object":{object}}}"#) + "\r",
+        &|object| format!(r#"{{"type":"MODIFIED","object":{object},"other":{{}}}}"#),
+        &|object| format!(r#"{{"type":"MODIFIED","object": {object}}}"#),
+        &|object| format!(r#"{{"type":"M\u004fDIFIED","object":{object}}}"#),
+    ];
+    for (version, form) in (11..).zip(forms) {
+        watch.text(&format!("{}\n", form(&widget("a", version))));
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), seen, version));
+        seen = version;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn unreadable_event_is_replaced_by_a_list_at_once() {
-    for line in [&b"{\"type\":\"MODIFIED\",\"object\":{\"metadata\n"[..], b"\xff\xfe\n"] {
+    let object = widget("b", 12);
+    for line in [
+        &b"{\"type\":\"MODIFIED\",\"object\":{\"metadata\n"[..],
+        b"\xff\xfe\n",
+        format!("{{\"type\":\"ADDED\",\"object\":{object}}}}}\n").as_bytes(),
+        format!("{{\"type\":\"ADDED\",\"object\":{object},\"object\":{object}}}\n").as_bytes(),
+    ] {
         let mut harness = Harness::new();
         let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         let begin = Instant::now();
