@@ -265,12 +265,12 @@ impl InputRun {
                     messages(verdict.reasons())
                 }
             };
-            self.statuses.change(self.number, |input| {
-                if is_lost {
-                    drop(input.detach());
-                }
+            let lost = self.statuses.change(self.number, |input| {
+                let lost = is_lost.then(|| input.detach());
                 input.wait(why);
+                lost
             });
+            drop(lost);
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

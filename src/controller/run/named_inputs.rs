@@ -29,7 +29,7 @@ pub(in crate::controller) struct NamedTasks {
 struct Task {
     /// Number among the inputs by name.
     number: u64,
-    /// Numbers of its status, and of those of its parts that have ended.
+    /// Numbers of its status, and of those of the parts of its input that have ended.
     statuses: Vec<usize>,
     feed: CancellationToken,
     release: CancellationToken,
@@ -53,16 +53,17 @@ impl NamedTasks {
         }
     }
 
-    /// Forgets a task that has ended. Returns the numbers of the statuses of an input by name whose
-    /// last part it was: until then, the input is not read in part.
-    fn joined(&mut self, id: Id) -> Vec<usize> {
-        let Some(Task { number, statuses, .. }) = self.tasks.remove(&id) else { return Vec::new() };
-        if let Some(other) = self.tasks.values_mut().find(|task| task.number == number) {
-            other.statuses.extend(statuses);
-            return Vec::new();
+    /// Forgets a task that has ended. Returns an input by name whose last part it was, with the
+    /// numbers of its statuses: until then, the input is not read in part.
+    fn joined(&mut self, id: Id) -> Option<(u64, Vec<usize>)> {
+        let Task { number, statuses, .. } = self.tasks.remove(&id)?;
+        match self.tasks.values_mut().find(|task| task.number == number) {
+            Some(other) => {
+                other.statuses.extend(statuses);
+                None
+            }
+            None => Some((number, statuses)),
         }
-        self.named.joined(number);
-        statuses
     }
 
     /// Drops the sources that have not ended within the grace.
@@ -128,8 +129,9 @@ impl EpochRun {
 
     /// Forgets the input by name of a task that has ended.
     pub(super) fn input_joined(&mut self, id: Id) {
-        for status in self.named.joined(id) {
-            self.statuses.remove(status);
+        if let Some((number, statuses)) = self.named.joined(id) {
+            statuses.into_iter().for_each(|status| self.statuses.remove(status));
+            self.spec.named.joined(number);
         }
     }
 }

@@ -61,7 +61,7 @@ async fn every_handler_gives_low_priority_to_initial_objects_unless_it_chooses_a
 async fn outcome_sets_the_priority_of_its_requeue_and_other_outcomes_keep_it() {
     let harness = Harness::new();
     harness.install("Widget");
-    for name in ["kept", "low", "urgent", "limited"] {
+    for name in ["kept", "low", "urgent", "limited", "requeued"] {
         harness.server.apply(widget(name, name));
     }
     let after = Duration::from_secs(60);
@@ -72,6 +72,7 @@ async fn outcome_sets_the_priority_of_its_requeue_and_other_outcomes_keep_it() {
             ("urgent", _) => with(Add { priority: 7, after, ..Add::default() }),
             ("limited", ..3) => with(Add { priority: 8, rate_limited: true, ..Add::default() }),
             ("limited", 3) => with(Add { after, ..Add::default() }),
+            ("requeued", _) => Ok(Outcome::Requeue),
             _ => Ok(Outcome::RequeueAfter(after)),
         }
     };
@@ -89,8 +90,9 @@ async fn outcome_sets_the_priority_of_its_requeue_and_other_outcomes_keep_it() {
     assert_eq!(requeues(), Some((8, 1)));
     sleep(Duration::from_secs(10)).await;
 
-    let rows = [("ns/kept", LOW_PRIORITY), ("ns/low", -7), ("ns/urgent", 7), ("ns/limited", 0)];
-    assert_eq!(queued(&controller), expected(&rows));
+    let kept = [("ns/kept", LOW_PRIORITY), ("ns/requeued", LOW_PRIORITY)];
+    let set = [("ns/low", -7), ("ns/urgent", 7), ("ns/limited", 0)];
+    assert_eq!(queued(&controller), expected(&[&kept[..], &set].concat()));
     assert_eq!(requeues(), Some((0, 0)), "not rate limited: the back-off is reset");
     assert_eq!(harness.status().report.last_error, None);
     harness.shutdown().await;

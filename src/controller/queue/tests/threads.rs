@@ -16,32 +16,34 @@ async fn closing_ends_every_getter_while_threads_add_keys_and_takes_no_key_twice
                     while !ends.load(Ordering::Relaxed) {
                         queue.add(key % 100);
                         key += 1;
+                        thread::yield_now();
                     }
                 };
                 thread::spawn(add)
             })
             .collect();
-        let (held, mut getters) = (Arc::new(Mutex::new(HashSet::new())), JoinSet::new());
+        let (held, taken) = (Arc::new(Mutex::new(HashSet::new())), Arc::new(AtomicUsize::new(0)));
+        let mut getters = JoinSet::new();
         for _ in 0..8 {
-            let (queue, held) = (queue.clone(), Arc::clone(&held));
+            let (queue, held, taken) = (queue.clone(), Arc::clone(&held), Arc::clone(&taken));
             getters.spawn(async move {
-                let mut taken = 0_u32;
                 while let Some(item) = queue.get().await {
                     assert!(held.lock().insert(item.key), "{} is held twice", item.key);
                     tokio::task::yield_now().await;
                     held.lock().remove(&item.key);
                     queue.done(&item.key);
-                    taken += 1;
+                    taken.fetch_add(1, Ordering::Relaxed);
                 }
-                taken
             });
         }
-        sleep(Duration::from_millis(5)).await;
+        while taken.load(Ordering::Relaxed) < 100 {
+            tokio::task::yield_now().await;
+        }
 
         queue.close();
 
-        let taken = timeout(Duration::from_secs(30), getters.join_all()).await;
-        assert!(taken.expect("every getter ends").iter().sum::<u32>() > 0);
+        let ended = timeout(Duration::from_secs(60), getters.join_all()).await;
+        ended.expect("every getter ends");
         ends.store(true, Ordering::Relaxed);
         producers.into_iter().for_each(|producer| producer.join().unwrap());
         assert!(queue.is_empty(), "an add after the end is ignored");
@@ -85,7 +87,7 @@ async fn waiting_getters_are_woken_though_a_thread_takes_keys_without_waiting() 
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(Duration::from_secs(30), emptied).await.expect("no key waits beside idle getters");
+    timeout(Duration::from_secs(60), emptied).await.expect("no key waits beside idle getters");
     queue.close();
     getters.join_all().await;
 }
