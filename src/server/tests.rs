@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::Notify,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -134,14 +135,11 @@ async fn idle_connection_delays_no_end_of_the_server() {
 #[tokio::test]
 async fn page_that_never_answers_ends_with_the_grace_of_the_server() {
     let mut manager = Manager::new(ManagerOptions::default());
-    let alive = Arc::new(());
-    let held = Arc::clone(&alive);
+    let reached = Arc::new(Notify::new());
+    let begins = Arc::clone(&reached);
     let never = move || {
-        let held = Arc::clone(&held);
-        async move {
-            std::future::pending::<()>().await;
-            drop(held);
-        }
+        begins.notify_one();
+        std::future::pending::<()>()
     };
     let (server, address) = bind(Router::new().route("/never", get(never)));
     let grace = Duration::from_millis(200);
@@ -151,9 +149,7 @@ async fn page_that_never_answers_ends_with_the_grace_of_the_server() {
     let requested = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /never HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
-        while Arc::strong_count(&alive) < 3 {
-            tokio::task::yield_now().await;
-        }
+        reached.notified().await;
         stop.cancel();
         let mut response = String::new();
         stream.read_to_string(&mut response).await.unwrap();

@@ -129,9 +129,10 @@ async fn elected_operator_reports_a_condition_and_serves_probes_and_metrics() {
         );
 
         remove(&client, &crd_of("memcached")).await;
+        memcached.says(&["done", "controller=memcacheds", epoch, "TypeGone"]).await;
+        // Before that, the operator would create the Deployment again.
         collect(&deployments, "a").await;
         drop(config_maps.delete("a", &DeleteParams::default()).await.unwrap());
-        memcached.says(&["done", "controller=memcacheds", epoch, "TypeGone"]).await;
     }
     memcached.end_by("-TERM").await;
 }

@@ -16,6 +16,7 @@ use crate::{
             mapping::SourceHandlers,
         },
     },
+    discovery::TypeRegistry,
     guard::{self, GuardedDrop},
     informer::{Index, Interest, Projection},
     kind::TypeRef,
@@ -60,18 +61,22 @@ pub(super) struct KindOptions {
 
 /// Gives each input the indexes of all inputs of its type, since reconcilers read the type by one of
 /// them.
-pub(in crate::controller) fn with_all_indexes(mut inputs: Vec<InputOptions>) -> Vec<InputOptions> {
+pub(in crate::controller) fn with_all_indexes(
+    mut inputs: Vec<InputOptions>,
+    own: &Cluster,
+) -> Vec<InputOptions> {
+    let of_type = |kind: &KindOptions| (kind.filter.type_ref.clone(), kind.types(own).clone());
     let indexes = inputs.iter().filter_map(InputOptions::kind);
     let indexes = indexes.filter(|kind| !kind.indexes.is_empty());
-    let indexes: Vec<_> = indexes.map(|kind| (kind.of_type(), kind.indexes.clone())).collect();
+    let indexes: Vec<_> = indexes.map(|kind| (of_type(kind), kind.indexes.clone())).collect();
     for input in &mut inputs {
         let InputKind::Kind(kind) = &mut input.kind else { continue };
         // An input of a part of each object may lack what an index reads.
         if kind.filter.projection != Projection::Full {
             continue;
         }
-        for (of_type, indexes) in &indexes {
-            if kind.is_of(of_type) {
+        for ((type_ref, types), indexes) in &indexes {
+            if kind.filter.type_ref == *type_ref && kind.types(own).is(types) {
                 let new = indexes
                     .iter()
                     .filter(|index| kind.indexes.iter().all(|own| own.name() != index.name()));
@@ -223,25 +228,14 @@ impl KindOptions {
         }
     }
 
-    /// Returns the type, and the cluster if it is another one than that of the controller.
-    fn of_type(&self) -> (TypeRef, Option<Cluster>) {
-        (self.filter.type_ref.clone(), self.cluster.clone())
-    }
-
-    /// Returns whether the type is one of [`KindOptions::of_type`].
-    fn is_of(&self, (type_ref, cluster): &(TypeRef, Option<Cluster>)) -> bool {
-        self.filter.type_ref == *type_ref
-            && match (&self.cluster, cluster) {
-                (None, None) => true,
-                (Some(own), Some(other)) => own.types.is(&other.types),
-                (None, Some(_)) | (Some(_), None) => false,
-            }
+    /// Returns the types of the cluster of the objects.
+    fn types<'a>(&'a self, own: &'a Cluster) -> &'a TypeRegistry {
+        &self.cluster.as_ref().unwrap_or(own).types
     }
 
     /// Returns the condition on the required subresource, if there is one.
     fn subresource_condition(&self, own: &Cluster) -> Option<GuardedDrop<Arc<dyn Condition>>> {
-        let (types, required) =
-            (self.cluster.as_ref().unwrap_or(own).types.clone(), self.subresource?);
+        let (types, required) = (self.types(own).clone(), self.subresource?);
         let type_ref = self.filter.type_ref.clone();
         let condition = move || subresource_served(&types, &type_ref, required);
         Some(GuardedDrop::new(Arc::new(condition)))
