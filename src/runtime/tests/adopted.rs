@@ -184,6 +184,21 @@ async fn errors_reach_the_status_until_the_object_succeeds() {
     harness.shutdown().await;
 }
 
+/// Returns a runnable with a condition that counts the refusals.
+fn counting_refusals(
+    runnable: impl crate::manager::ConditionalRunnable,
+    refusals: &Arc<AtomicUsize>,
+) -> RunnableWithCondition {
+    let count = Arc::clone(refusals);
+    let condition = move || {
+        let count = Arc::clone(&count);
+        always().on_refused(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    RunnableWithCondition::new(Arc::new(runnable), condition)
+}
+
 #[tokio::test(start_paused = true)]
 async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_to_it() {
     let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
@@ -197,14 +212,7 @@ async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_t
         let policy = |_: Arc<Widget>, _: &kube::Error, _| Action::requeue(Duration::from_secs(5));
         (controller(&client), reconcile, policy, Arc::new(client))
     });
-    let count = Arc::clone(&refusals);
-    let condition = move || {
-        let count = Arc::clone(&count);
-        always().on_refused(move || {
-            count.fetch_add(1, Ordering::SeqCst);
-        })
-    };
-    let adopted = Arc::new(RunnableWithCondition::new(Arc::new(adopted), condition));
+    let adopted = Arc::new(counting_refusals(adopted, &refusals));
     harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
     harness.until(|it| it.report.last_error.is_some()).await;
     assert_eq!(refusals.load(Ordering::SeqCst), 0, "not found");
@@ -460,14 +468,7 @@ async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_
         let policy = |_: Arc<Widget>, _: &Refused, _| Action::await_change();
         (controller(&client), reconcile, policy, Arc::new(()))
     });
-    let count = Arc::clone(&refusals);
-    let condition = move || {
-        let count = Arc::clone(&count);
-        always().on_refused(move || {
-            count.fetch_add(1, Ordering::SeqCst);
-        })
-    };
-    let adopted = Arc::new(RunnableWithCondition::new(Arc::new(adopted), condition));
+    let adopted = Arc::new(counting_refusals(adopted, &refusals));
     harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
     harness.until(|it| it.state == ControllerState::Running).await;
 
