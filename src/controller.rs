@@ -52,12 +52,14 @@ mod defaults;
 mod event;
 #[cfg(test)]
 mod fixture;
+mod foreign_cluster;
 mod handler;
 mod inputs;
 mod instance;
 mod lister;
 mod metrics;
 mod object_condition;
+mod object_reconciler;
 mod permission;
 mod predicate;
 mod queue;
@@ -84,6 +86,7 @@ pub use instance::Controller;
 pub use lister::{CachedResource, DecodedObjects, Lister, ListerError, LookupError};
 pub use metrics::ControllerMetrics;
 pub use object_condition::ObjectCondition;
+pub use object_reconciler::{ObjectReconciler, for_object, for_objects_of};
 pub use permission::Permission;
 pub use predicate::Predicate;
 #[cfg(feature = "meta")]
@@ -92,7 +95,7 @@ pub use queue::{
     Add, Backoff, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions, QueueRow,
     QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
 };
-pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, for_object};
+pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice};
 pub use request::{KeyError, KeyReconciler, Request, for_key, for_keys_of};
 #[cfg(feature = "runtime")]
 pub(crate) use run::failure_report::FailureReport;

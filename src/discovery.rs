@@ -15,6 +15,7 @@ mod metrics;
 mod options;
 mod raw;
 mod registry;
+mod registry_id;
 mod report;
 mod request;
 mod response;
@@ -31,6 +32,7 @@ mod watch;
 
 pub use options::{DiscoveryMode, DiscoveryOptions};
 pub use registry::TypeRegistry;
+pub(crate) use registry_id::RegistryId;
 pub use report::{DiscoveryHealth, Origin, SourceHealth, TypeReport};
 pub use state::{InstallingReason, TypePhase, TypeState, TypeStatus};
 pub use task::Discovery;

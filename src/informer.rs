@@ -64,7 +64,7 @@ pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
 pub(crate) use store::{LiveObject, Overlay};
-pub use store::{MetadataEntriesError, Store, UnknownIndex};
+pub use store::{Store, StoreReadError, UnknownIndex};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};
 pub use transform::{Transform, TransformError};

@@ -206,9 +206,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Adds a runnable of a type without a condition, such as the one of a cluster, before the
-    /// manager runs. It runs always: the condition of a controller would not be asked, and
-    /// [`Manager::add`] or [`Controller::add_to`](crate::controller::Controller::add_to) keeps it.
+    /// Adds a runnable of a type without a condition before the manager runs. It runs always: the
+    /// condition of a controller would not be asked, and [`Manager::add`] or
+    /// [`Controller::add_to`](crate::controller::Controller::add_to) keeps it. A cluster has
+    /// [`ClusterRunnable::add_to`](crate::controller::ClusterRunnable::add_to).
     ///
     /// # Errors
     ///

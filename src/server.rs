@@ -64,11 +64,12 @@ pub fn probes(manager: &ManagerHandle) -> Router {
 pub fn checks(name: &'static str, checks: Checks) -> Router {
     let all = checks.clone();
     let all = move |RawQuery(query): RawQuery| async move {
-        all_checks(name, &query.unwrap_or_default(), all.results())
+        all_checks(name, &query.unwrap_or_default(), &all)
     };
     let one = move |Path(named): Path<String>| async move {
-        match checks.results().into_iter().find(|check| check.name == named) {
-            Some(check) => (status(&[&check]), format!("{check}\n")),
+        let found = checks.results_of(|name| name == named);
+        match found.first() {
+            Some(check) => (status(&found), format!("{check}\n")),
             None => (StatusCode::NOT_FOUND, "no check has this name\n".to_owned()),
         }
     };
@@ -190,6 +191,23 @@ impl HttpServer {
     ) -> Result<(), AddError> {
         manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast())
     }
+
+    /// Adds the server by a handle of a manager that may run already: the manager ends if it fails.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, it may or may not have been added.
+    pub async fn add_to_running(
+        self,
+        manager: &ManagerHandle,
+        name: impl Into<ControllerName>,
+    ) -> Result<(), AddError> {
+        manager.add_runnable(name, Arc::new(self), RunnableOptions::fail_fast()).await
+    }
 }
 
 impl Runnable for HttpServer {
@@ -220,11 +238,11 @@ impl Runnable for HttpServer {
     }
 }
 
-fn all_checks(name: &str, query: &str, checks: Vec<Check>) -> Response {
+fn all_checks(name: &str, query: &str, checks: &Checks) -> Response {
     let words = || query.split('&');
     let excluded: Vec<_> =
         words().filter_map(|it| it.strip_prefix("exclude=")).map(decoded).collect();
-    let checks: Vec<_> = checks.iter().filter(|check| !excluded.contains(&check.name)).collect();
+    let checks = checks.results_of(|name| excluded.iter().all(|excluded| excluded != name));
     let is_verbose = words().any(|it| it.split('=').next() == Some("verbose"));
     let status = status(&checks);
     let failed = status != StatusCode::OK;
@@ -252,7 +270,7 @@ fn decoded(value: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn status(checks: &[&Check]) -> StatusCode {
+fn status(checks: &[Check]) -> StatusCode {
     match checks.iter().any(|check| check.result.is_failed()) {
         true => StatusCode::SERVICE_UNAVAILABLE,
         false => StatusCode::OK,

@@ -189,6 +189,7 @@ impl DiscoveryRow {
                 errors.push(why.clone());
                 "Static"
             }
+            DiscoveryMode::Ended => "Ended",
         };
         Self { mode: mode.to_owned(), current: health.is_current(), errors }
     }

@@ -251,7 +251,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`BuildError::NotTheOnlyPrimary`], [`BuildError::ObjectRequests`].
+    /// [`BuildError::NotTheOnlyPrimary`], [`BuildError::DecodedProjection`],
+    /// [`BuildError::ObjectRequests`].
     pub(super) fn check_reconciler(
         &self,
         primaries: &[TypeRef],
@@ -266,7 +267,7 @@ impl Builder {
             && primary.version.is_some()
             && primary.names_resource(&taken)
         {
-            return Ok(());
+            return self.inputs.iter().try_for_each(|input| input.check_decoded(&self.name));
         }
         let ApiResource { group, version, plural, .. } = taken;
         let type_ref = TypeRef::resource(group, version, plural);

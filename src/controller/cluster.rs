@@ -83,10 +83,12 @@ pub struct ClusterOptions {
 /// Reports running once the first discovery is complete, or after 5 s. So an API server that
 /// answers in part only does not delay other runnables.
 ///
+/// Add it with [`ClusterRunnable::add_to`] or [`ClusterRunnable::add_to_running`], which register its
+/// metrics and its readiness, and end the manager if it fails.
+///
 /// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, a second start
-/// fails, and a manager refuses to restart it. So add it with
-/// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
-/// manager with it. The runnable of [`Cluster::of`] only propagates type changes, and may be
+/// fails, and a manager refuses to restart it. Controllers of a cluster that was removed wait with the
+/// reason `DiscoveryEnded`. The runnable of [`Cluster::of`] only propagates type changes, and may be
 /// started again.
 pub struct ClusterRunnable {
     cluster: Cluster,
@@ -196,6 +198,7 @@ impl Cluster {
                     CheckResult::Failed("no response about the server's types yet".into())
                 }
                 DiscoveryMode::NotStarted => CheckResult::Degraded("does not run".into()),
+                DiscoveryMode::Ended => CheckResult::Degraded("has ended".into()),
                 DiscoveryMode::Static(_) => CheckResult::Degraded("is polled".into()),
                 DiscoveryMode::Watching => CheckResult::Passed("".into()),
             }
@@ -325,6 +328,10 @@ impl Drop for ShutdownGuard {
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let Cluster { types, informers, .. } = self.cluster.clone();
+        if self.registered.is_none() {
+            let runnable = epoch.controller();
+            warn!(%runnable, "metrics and readiness of a cluster are missing: add it with add_to");
+        }
         let discovery = match &self.work {
             ClusterWork::All(discovery) => discovery.lock().take(),
             ClusterWork::Propagate => {

@@ -18,10 +18,11 @@ pub use self::fetch::FetchError;
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
     CachedResource, Cluster, InputState, Inputs, Lister, ListerError, Queue, Request,
-    inputs::state::NamedInputs,
+    foreign_cluster::ForeignCluster,
+    inputs::{progress::InputProgress, state::NamedInputs},
     run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
     run::slots::WorkerSlot,
-    run::unconfirmed::{self, Overlays},
+    run::unconfirmed::{self, Overlays, UnconfirmedWrites},
 };
 #[cfg(feature = "meta")]
 use crate::manager::Requester;
@@ -82,17 +83,12 @@ pub struct Context {
 #[derive(Default)]
 pub(super) struct WeakContext(Weak<SharedContext>);
 
-/// Another cluster than the controller's.
-#[derive(Clone)]
-struct ForeignCluster {
-    types: TypeRegistry,
-    unfenced: Client,
-}
-
 /// Parts that all reconciles of an epoch share.
 struct SharedContext {
     epoch: Epoch,
     sender: FencedSender,
+    // `None` for a context from `Context::new`.
+    unconfirmed: Option<Arc<UnconfirmedWrites>>,
     // Client behind the fence, shared by the reconciles that run: the channel of kube's client
     // takes 10 KiB, which a controller at rest does not need.
     fenced: Mutex<Weak<Client>>,
@@ -132,8 +128,7 @@ impl Context {
     pub fn new(epoch: Epoch, client: &Client) -> Self {
         let (statuses, _settled) = InputStatuses::new(epoch.clone(), None, Vec::new());
         let cancel = epoch.token();
-        let writes = Fence::unobserved();
-        Self::of(epoch, client.clone(), writes, cancel, statuses, None, None)
+        Self::of(epoch, client.clone(), None, cancel, statuses, None, None)
     }
 
     /// Returns this context with a request, as a reconcile has it.
@@ -150,12 +145,48 @@ impl Context {
         served: impl Into<Arc<ServedType>>,
         store: Store,
     ) -> Self {
-        let (type_ref, served) = (type_ref.into(), served.into());
+        self.with(type_ref.into(), served.into(), store, None, None)
+    }
+
+    /// Adds an input of another cluster with its cache, to be read by [`Context::of_cluster`].
+    #[must_use]
+    pub fn with_input_of(
+        self,
+        cluster: &Cluster,
+        type_ref: impl Into<TypeRef>,
+        served: impl Into<Arc<ServedType>>,
+        store: Store,
+    ) -> Self {
+        self.with(type_ref.into(), served.into(), store, Some(cluster.into()), None)
+    }
+
+    /// Adds an input by name with its cache, to be read by [`Context::store_of`].
+    #[must_use]
+    pub fn with_named_input(
+        self,
+        name: &str,
+        type_ref: impl Into<TypeRef>,
+        served: impl Into<Arc<ServedType>>,
+        store: Store,
+    ) -> Self {
+        let progress = InputProgress::new(name, InputState::Started, Arc::default());
+        self.with(type_ref.into(), served.into(), store, None, Some(progress))
+    }
+
+    fn with(
+        self,
+        type_ref: TypeRef,
+        served: Arc<ServedType>,
+        store: Store,
+        foreign: Option<ForeignCluster>,
+        progress: Option<InputProgress>,
+    ) -> Self {
         let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
+        input.cluster = foreign.as_ref().map(|foreign| foreign.types.clone());
+        input.progress = progress;
         let key = InformerKey::new(served.identity.clone());
         let (status, moving, others) = (None, None, Vec::new());
-        input.attached =
-            Some(Attached { served, store, key, is_foreign: false, status, moving, others });
+        input.attached = Some(Attached { served, store, key, foreign, status, moving, others });
         input.set(WatchState::Synced, None);
         let _number = self.shared.statuses.push(input);
         self
@@ -164,15 +195,17 @@ impl Context {
     pub(super) fn of(
         epoch: Epoch,
         unfenced: Client,
-        writes: WriteObserver,
+        unconfirmed: Option<Arc<UnconfirmedWrites>>,
         cancel: CancellationToken,
         statuses: Arc<InputStatuses>,
         queue: Option<Queue<Request>>,
         named: Option<Arc<NamedInputs>>,
     ) -> Self {
-        let sender = FencedSender::new(epoch.fence(), &unfenced, writes);
+        let sender =
+            FencedSender::new(epoch.fence(), &unfenced, observer(unconfirmed.as_ref(), None));
         let fenced = Mutex::default();
-        let shared = SharedContext { epoch, sender, fenced, cancel, statuses, queue, named };
+        let shared =
+            SharedContext { epoch, sender, unconfirmed, fenced, cancel, statuses, queue, named };
         Self::without_request(Arc::new(shared))
     }
 
@@ -225,15 +258,12 @@ impl Context {
 
     /// Returns the context for another cluster. Its caches are those of the inputs of
     /// [`Builder::in_cluster`](super::Builder::in_cluster). Its client sends to that cluster,
-    /// behind the fence of this epoch.
-    ///
-    /// The next reconcile does not wait until the caches of that cluster hold the writes.
+    /// behind the fence of this epoch. The next reconcile of the request waits until those caches
+    /// hold what it wrote, as in the controller's cluster.
     #[must_use]
     pub fn of_cluster(&self, cluster: &Cluster) -> Self {
-        let types = cluster.types.clone();
-        let foreign = ForeignCluster { types, unfenced: cluster.unfenced_client().clone() };
         Self {
-            foreign: (!self.is_of(cluster)).then_some(foreign),
+            foreign: (!self.is_of(cluster)).then(|| ForeignCluster::from(cluster)),
             client: Arc::default(),
             ..self.clone()
         }
@@ -242,6 +272,12 @@ impl Context {
     /// Returns whether a cluster is that of the controller.
     fn is_of(&self, cluster: &Cluster) -> bool {
         self.shared.named.as_ref().is_some_and(|named| named.cluster.types.is(&cluster.types))
+    }
+
+    /// Returns the registry of the cluster; `None` for that of a context from [`Context::new`].
+    pub(super) fn types(&self) -> Option<&TypeRegistry> {
+        let own = self.shared.named.as_ref().map(|named| &named.cluster.types);
+        self.foreign.as_ref().map(|foreign| &foreign.types).or(own)
     }
 
     /// Returns the statuses of the inputs.
@@ -262,9 +298,20 @@ impl Context {
     /// Outside a tokio runtime.
     pub fn client(&self) -> &Client {
         self.client.get_or_init(|| match &self.foreign {
-            Some(foreign) => Arc::new(self.shared.epoch.client(&foreign.unfenced)),
+            Some(foreign) => {
+                let writes = observer(self.shared.unconfirmed.as_ref(), Some(foreign));
+                Arc::new(self.shared.epoch.fence().observed_client(&foreign.unfenced, writes))
+            }
             None => self.shared.fenced(),
         })
+    }
+
+    /// Returns a client for live reads of a cluster; `None` for that of the controller.
+    pub(super) fn reader(&self, foreign: Option<&ForeignCluster>) -> Client {
+        match foreign {
+            Some(foreign) => self.shared.epoch.client(&foreign.unfenced),
+            None => self.client().clone(),
+        }
     }
 
     /// Returns the sender behind the epoch's fence, for requests without a client of kube.
@@ -336,14 +383,12 @@ impl Context {
     /// or, for an optional input, reconcile without it. Once the objects are listed, their events
     /// enqueue the requests again.
     pub fn store(&self, type_ref: &TypeRef) -> Result<Store, ListerError> {
-        let cluster = self.foreign.as_ref().map(|foreign| &foreign.types);
-        let attached = self.shared.statuses.attached_as(cluster, type_ref)?;
-        Ok(self.reader_of(&attached))
+        Ok(self.reader_of(&self.attached(type_ref)?))
     }
 
-    fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
+    fn attached(&self, type_ref: &TypeRef) -> Result<Attached, ListerError> {
         let cluster = self.foreign.as_ref().map(|foreign| &foreign.types);
-        self.shared.statuses.attached(cluster, type_ref)
+        self.shared.statuses.attached_as(cluster, type_ref)
     }
 
     fn attached_of<K: kube::Resource<DynamicType = ()>>(&self) -> Result<Attached, ListerError> {
@@ -357,8 +402,12 @@ impl Context {
     ///
     /// [`ListerError::OfName`] with the reason: no input has this name, or it has no complete list.
     pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
+        Ok(self.reader_of(&self.named(input)?))
+    }
+
+    fn named(&self, input: &str) -> Result<Attached, ListerError> {
         if let Some(attached) = self.shared.statuses.named(input) {
-            return Ok(self.reader_of(&attached));
+            return Ok(attached);
         }
         let why = match self.shared.named.as_ref().and_then(|named| named.state_of(input)) {
             Some(InputState::Pending(why)) => why,
@@ -371,8 +420,7 @@ impl Context {
 
     /// Returns a reader of a cache with the live reads of this reconcile.
     fn reader_of(&self, attached: &Attached) -> Store {
-        // Only writes to the controller's cluster are confirmed.
-        let overlays = self.overlays.as_ref().filter(|_| !attached.is_foreign);
+        let overlays = self.overlays.as_ref().and_then(|it| it.get(&attached.cluster()));
         attached.joined(|part| {
             let overlay = overlays.and_then(|overlays| overlays.get(&part.key));
             match overlay {
@@ -383,12 +431,19 @@ impl Context {
     }
 
     /// Returns the served type of an input that was added by this name, with its interests if it
-    /// was added with [`Builder::claims_type`]; `None` while it has no complete list.
+    /// was added with [`Builder::claims_type`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::store_of`].
     ///
     /// [`Builder::claims_type`]: super::Builder::claims_type
-    pub fn claimed(&self, input: &str) -> Option<(Arc<ServedType>, Option<MovingInterests>)> {
-        let attached = self.shared.statuses.named(input)?;
-        Some((attached.current(), attached.moving))
+    pub fn claimed(
+        &self,
+        input: &str,
+    ) -> Result<(Arc<ServedType>, Option<MovingInterests>), ListerError> {
+        let attached = self.named(input)?;
+        Ok((attached.current(), attached.moving))
     }
 
     /// Returns the interests of an input of [`Builder::claims_type`], by which the reconciler
@@ -424,7 +479,11 @@ impl Context {
 
     /// Returns the served type of one of the controller's inputs in this epoch, with the
     /// subresources that its CRD declares now.
-    pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::store`].
+    pub fn served(&self, type_ref: &TypeRef) -> Result<Arc<ServedType>, ListerError> {
         self.attached(type_ref).map(|attached| attached.current())
     }
 
@@ -503,6 +562,18 @@ impl SharedContext {
             *fenced = Arc::downgrade(&built);
             built
         })
+    }
+}
+
+/// Returns an observer that records the writes to a cluster. `None` as the cluster means that of the
+/// controller; `None` as the record means that of a context from [`Context::new`].
+fn observer(
+    unconfirmed: Option<&Arc<UnconfirmedWrites>>,
+    cluster: Option<&ForeignCluster>,
+) -> WriteObserver {
+    match unconfirmed {
+        Some(unconfirmed) => unconfirmed.observer(cluster.map(ForeignCluster::id)),
+        None => Fence::unobserved(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{marker::PhantomData, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    informer::{MetadataEntriesError, Object, ObjectKey, Selector, Store, UnknownIndex},
+    informer::{Object, ObjectKey, Selector, Store, StoreReadError, UnknownIndex},
     kind::TypeRef,
 };
 
@@ -65,19 +65,13 @@ pub enum LookupError {
          .whole(), or read the object with Context::fetch"
     )]
     Entry(ObjectKey),
-    /// As for one object.
+    /// The input keeps some objects as metadata entries, as for one object; or the cache has ended
+    /// since it was read first, and [`Context::lister`](super::Context::lister) has the reason now.
     #[error(transparent)]
-    Entries(#[from] MetadataEntriesError),
+    Store(#[from] StoreReadError),
     /// Add the index to the input.
     #[error(transparent)]
     UnknownIndex(#[from] UnknownIndex),
-    /// The reconcile got the cache before the loss; [`Context::lister`](super::Context::lister) has
-    /// the reason now.
-    #[error(
-        "the cache has ended since it was read first: its type was removed, or the condition of its \
-         input is lost; repeat the reconcile"
-    )]
-    Gone,
     /// The object does not have the shape of its Rust type; the error names the field.
     #[error(transparent)]
     Decode(#[from] serde_json::Error),
@@ -125,7 +119,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::Entry`] if the input keeps only
+    /// [`LookupError::Store`] if the cache has ended; [`LookupError::Entry`] if the input keeps only
     /// the metadata entry of the object; [`LookupError::Decode`] if the object does not have the
     /// shape of `K`.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, LookupError> {
@@ -140,10 +134,10 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::Entries`] if the input keeps some
-    /// objects as metadata entries.
+    /// [`LookupError::Store`] if the cache has ended, or the input keeps some objects as metadata
+    /// entries.
     pub fn list(&self) -> Result<DecodedObjects<K>, LookupError> {
-        self.current(decoded(&self.store.list()?))
+        Ok(decoded(&self.store.list()?))
     }
 
     /// Returns the cached objects of a namespace, in the order of their names.
@@ -152,7 +146,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// As for [`Lister::list`].
     pub fn in_namespace(&self, namespace: &str) -> Result<DecodedObjects<K>, LookupError> {
-        self.current(decoded(&self.store.in_namespace(namespace)?))
+        Ok(decoded(&self.store.in_namespace(namespace)?))
     }
 
     /// Returns the cached objects that a selector selects, by a scan of all labels. Only those are
@@ -165,14 +159,14 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     pub fn matching(&self, selector: &Selector) -> Result<DecodedObjects<K>, LookupError> {
         let mut objects = self.store.list()?;
         objects.retain(|object| selector.matches(&object.header().labels));
-        self.current(decoded(&objects))
+        Ok(decoded(&objects))
     }
 
     /// Returns the cached objects whose controller has this uid, by index.
     ///
     /// # Errors
     ///
-    /// [`LookupError::Gone`] if the cache has ended.
+    /// [`LookupError::Store`] if the cache has ended.
     pub fn controlled_by(&self, uid: &str) -> Result<DecodedObjects<K>, LookupError> {
         self.current(decoded(&self.store.controlled_by(uid)))
     }
@@ -182,7 +176,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Gone`] if the cache has ended.
+    /// [`LookupError::Store`] if the cache has ended.
     pub fn owned_by(&self, uid: &str) -> Result<DecodedObjects<K>, LookupError> {
         self.current(decoded(&self.store.owned_by(uid)))
     }
@@ -193,7 +187,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     ///
     /// # Errors
     ///
-    /// [`LookupError::Gone`] if the cache has ended; [`LookupError::UnknownIndex`] if the input has no
+    /// [`LookupError::Store`] if the cache has ended; [`LookupError::UnknownIndex`] if the input has no
     /// index of that name, or its epoch has ended.
     pub fn by_index(&self, name: &str, value: &str) -> Result<DecodedObjects<K>, LookupError> {
         let found = self.store.by_index(name, value).map(|objects| decoded(&objects));
@@ -203,7 +197,7 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
 
     /// Returns what was read, unless the cache has ended, so that it has nothing.
     fn current<T>(&self, found: T) -> Result<T, LookupError> {
-        if self.store.is_gone() { Err(LookupError::Gone) } else { Ok(found) }
+        if self.store.is_gone() { Err(StoreReadError::Gone.into()) } else { Ok(found) }
     }
 }
 

@@ -158,9 +158,13 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     #[inline]
     pub fn add_with(&self, key: K, add: Add) {
         let key = self.shared.hashed(key);
-        let now = Instant::now();
+        let mut now = self.shared.lazy_now();
+        if add != Add::default() {
+            // Read before the lock, as for metrics.
+            now.now();
+        }
         let mut state = self.shared.lock();
-        let added = state.core.add(key, add, now);
+        let added = state.core.add(key, add, &mut now);
         self.shared.announce(state, added);
     }
 

@@ -1,10 +1,10 @@
 //! Reconciler: the user's code, which turns a request into an outcome.
 
-use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, future::Future, time::Duration};
 
 use kube::core::ApiResource;
 
-use super::{Add, CachedResource, Context, ListerError, LookupError, Request};
+use super::{Add, Context, Request};
 use crate::manager::BoxError;
 
 /// Successful end of a reconcile.
@@ -199,72 +199,5 @@ where
         context: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
         self(request, context)
-    }
-}
-
-/// Returns a reconciler that takes the object of a request from the cache, decoded; `None` for a
-/// deleted object, which [`Context::request`] names.
-///
-/// `K` is the only primary type of the controller, which is not built otherwise: a request for an
-/// object of another type would look like a deletion. An object that does not have the shape of `K`
-/// is an error, retried at its next change.
-///
-/// While the cache is missing, as for an optional type that is not served, no object is known to be
-/// deleted. The request is then retried after a growing back-off, without an error and without a
-/// call.
-///
-/// ```no_run
-/// # use k8s_openapi::api::core::v1::ConfigMap;
-/// # use pilotlight::controller::{self, *};
-/// # fn build(cluster: &Cluster) -> Result<Controller, BuildError> {
-/// Controller::builder("settings").for_::<ConfigMap>().conditional().build(
-///     cluster,
-///     controller::for_object(|settings: Option<std::sync::Arc<ConfigMap>>, _| async move {
-///         println!("{:?}", settings.and_then(|settings| settings.data.clone()));
-///         Ok(Outcome::Done)
-///     }),
-/// )
-/// # }
-/// ```
-pub fn for_object<K, F, R>(reconcile: F) -> impl Reconciler
-where
-    K: CachedResource,
-    F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
-{
-    ObjectReconciler { reconcile, kind: PhantomData::<fn() -> K> }
-}
-
-/// Reconciler whose closure takes the object.
-struct ObjectReconciler<K, F> {
-    reconcile: F,
-    kind: PhantomData<fn() -> K>,
-}
-
-impl<K, F, R> Reconciler for ObjectReconciler<K, F>
-where
-    K: CachedResource,
-    F: Fn(Option<Arc<K>>, Context) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<Outcome, ReconcileError>> + Send,
-{
-    async fn reconcile(
-        &self,
-        request: Request,
-        context: Context,
-    ) -> Result<Outcome, ReconcileError> {
-        let objects = match context.primary_lister::<K>() {
-            Err(ListerError::Unavailable { .. }) => return Ok(Outcome::Requeue),
-            objects => objects?,
-        };
-        let object = match objects.get(&request) {
-            Err(LookupError::Decode(error)) => return Err(error).terminal(),
-            Err(LookupError::Gone) => return Ok(Outcome::Requeue),
-            found => found?,
-        };
-        (self.reconcile)(object, context).await
-    }
-
-    fn object_type(&self) -> Option<ApiResource> {
-        Some(ApiResource::erase::<K>(&()))
     }
 }

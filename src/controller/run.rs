@@ -32,6 +32,7 @@ use tracing::{Instrument, Span, info_span};
 
 use super::{
     Context, ReconcileError, Request,
+    foreign_cluster::ForeignCluster,
     queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
@@ -161,7 +162,7 @@ impl EpochRun {
         let (statuses, settled) = InputStatuses::new(epoch.clone(), types, inputs.collect());
         spec.series.watch_inputs(Arc::downgrade(&statuses));
         let cancel = epoch.token().child_token();
-        let writes = spec.carried_over.unconfirmed.observer();
+        let writes = Some(Arc::clone(&spec.carried_over.unconfirmed));
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
@@ -378,9 +379,9 @@ impl EpochRun {
         let epoch = self.epoch.clone();
         // The user's function is called inside the task, so that its panic is the task's.
         let reconcile = async move {
-            let reader = || {
+            let reader = |cluster: Option<&ForeignCluster>| {
                 slot.release_shared();
-                context.client()
+                context.reader(cluster)
             };
             let confirmed = async {
                 let settled =

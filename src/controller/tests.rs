@@ -234,7 +234,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
         ) -> Result<Outcome, ReconcileError> {
             let by_kind = TypeRef::kind("example.com", "v1", "Widget");
             let store = context.store(&by_kind)?;
-            let served = context.served(&widgets().any_version()).ok_or("not served")?;
+            let served = context.served(&widgets().any_version())?;
             let other = context.lister::<ConfigMap>();
             let unknown = other.err().ok_or("what is no input has a cache")?;
             let lister = Lister::<DynamicObject>::of(store);

@@ -40,4 +40,7 @@ pub enum DiscoveryMode {
     Watching,
     /// CRDs may not be watched, so discovery is polled. Holds the reason.
     Static(String),
+    /// Discovery has ended with the runnable of its cluster. What it has found is out of date, and a new
+    /// cluster is needed.
+    Ended,
 }

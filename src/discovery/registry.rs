@@ -7,8 +7,8 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
-    Discovery, DiscoveryHealth, DiscoveryMode, DiscoveryOptions, TypeReport, TypeStatus,
-    shared_registry::SharedRegistry,
+    Discovery, DiscoveryHealth, DiscoveryMode, DiscoveryOptions, RegistryId, TypeReport,
+    TypeStatus, shared_registry::SharedRegistry,
 };
 use crate::kind::{ServedType, TypeIdentity, TypeRef};
 
@@ -115,6 +115,11 @@ impl TypeRegistry {
         let mut known = self.shared.write();
         known.subscriptions.sweep();
         known.report()
+    }
+
+    /// Returns the identity of the registry, which does not keep it alive.
+    pub(crate) fn id(&self) -> RegistryId {
+        RegistryId(Arc::downgrade(&self.shared))
     }
 
     /// Returns whether both are handles to one registry: that of one cluster.

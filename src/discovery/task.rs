@@ -89,7 +89,8 @@ impl Discovery {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes all watches; the registry keeps its last state.
+    /// Dropping the future closes all watches; the registry keeps its last state, and says that
+    /// discovery has ended.
     pub async fn run(self, stop: CancellationToken) {
         let Self { client, options, shared } = self;
         let mut running = RunningDiscovery {
@@ -123,6 +124,12 @@ impl Discovery {
             }
             running.shared.publish(&touched);
         }
+    }
+}
+
+impl Drop for RunningDiscovery {
+    fn drop(&mut self) {
+        self.set_mode(DiscoveryMode::Ended);
     }
 }
 
@@ -256,7 +263,9 @@ impl RunningDiscovery {
     ) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
-            DiscoveryMode::NotStarted | DiscoveryMode::Watching => DiscoveryScope::Watching,
+            DiscoveryMode::NotStarted | DiscoveryMode::Watching | DiscoveryMode::Ended => {
+                DiscoveryScope::Watching
+            }
             DiscoveryMode::Static(_) => {
                 let period = agreement_period(self.options.static_interval);
                 DiscoveryScope::Static(PollTime { now: Instant::now(), period })

@@ -28,7 +28,7 @@ pub enum EndReason {
     #[error("the type of the informer was removed")]
     TypeGone,
     /// The set was shut down.
-    #[error("the set of informers was shut down")]
+    #[error("the set of informers was shut down with its cluster")]
     Shutdown,
     /// A defect in this crate. Holds the panic's message.
     #[error("the task of the informer panicked: {0}")]

@@ -64,16 +64,24 @@ pub struct Store {
     others: Option<Arc<[Store]>>,
 }
 
-/// Error: a subscription keeps some objects as metadata entries, so that it cannot return all
-/// objects whole.
-///
-/// Build the input with `.whole()`, or read one object by its name with `Context::fetch`.
+/// Error of a read of all objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this input keeps objects that do not concern it as metadata entries: build it with .whole() \
-     to list all objects"
-)]
-pub struct MetadataEntriesError;
+#[non_exhaustive]
+pub enum StoreReadError {
+    /// The subscription keeps some objects as metadata entries. Build the input with `.whole()`, or
+    /// read one object by its name with `Context::fetch`.
+    #[error(
+        "this input keeps objects that do not concern it as metadata entries: build it with \
+         .whole() to list all objects"
+    )]
+    MetadataEntries,
+    /// The store was read before. `Context::store` has the reason now.
+    #[error(
+        "the cache has ended since it was read first: its type was removed, or the condition of its \
+         input is lost; repeat the reconcile"
+    )]
+    Gone,
+}
 
 /// Error: the subscription has no index of this name, or has ended.
 ///
@@ -130,20 +138,21 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`MetadataEntriesError`] if the subscription keeps some objects as metadata entries.
-    pub fn list(&self) -> Result<Vec<Object>, MetadataEntriesError> {
+    /// [`StoreReadError::MetadataEntries`] if the subscription keeps some objects as metadata entries;
+    /// [`StoreReadError::Gone`] if the informer has ended, as for [`Store::is_gone`].
+    pub fn list(&self) -> Result<Vec<Object>, StoreReadError> {
         self.keeps_all()?;
-        Ok(self.all())
+        self.present(self.all())
     }
 
     /// Returns the objects of a namespace, in the order of their names.
     ///
     /// # Errors
     ///
-    /// [`MetadataEntriesError`] if the subscription keeps some objects as metadata entries.
-    pub fn in_namespace(&self, namespace: &str) -> Result<Vec<Object>, MetadataEntriesError> {
+    /// As for [`Store::list`].
+    pub fn in_namespace(&self, namespace: &str) -> Result<Vec<Object>, StoreReadError> {
         self.keeps_all()?;
-        Ok(self.all_in(namespace))
+        self.present(self.all_in(namespace))
     }
 
     /// Returns the whole objects that name `uid` as their controller, by index.
@@ -328,9 +337,14 @@ impl Store {
         })
     }
 
-    fn keeps_all(&self) -> Result<(), MetadataEntriesError> {
+    fn keeps_all(&self) -> Result<(), StoreReadError> {
         let keeps_all = self.parts().all(|store| store.whole.is_everything());
-        if keeps_all { Ok(()) } else { Err(MetadataEntriesError) }
+        if keeps_all { Ok(()) } else { Err(StoreReadError::MetadataEntries) }
+    }
+
+    /// Returns what was read, unless the informer has ended, so that nothing was there.
+    fn present<T>(&self, found: T) -> Result<T, StoreReadError> {
+        if self.is_gone() { Err(StoreReadError::Gone) } else { Ok(found) }
     }
 
     /// Returns whether the subscription keeps an object whole.

@@ -97,8 +97,13 @@ impl Checks {
 
     /// Runs all checks: those by name, in their order, then those of the runnables.
     pub fn results(&self) -> Vec<Check> {
+        self.results_of(|_| true)
+    }
+
+    /// Runs the checks whose names are selected, as [`Checks::results`] does, and no other.
+    pub fn results_of(&self, is_selected: impl Fn(&str) -> bool) -> Vec<Check> {
         let named: Vec<_> = { self.named.read().clone() };
-        let named = named.into_iter().map(|(name, check)| {
+        let named = named.into_iter().filter(|(name, _)| is_selected(name)).map(|(name, check)| {
             let result = guard::run(|| check()).unwrap_or_else(|error| {
                 warn!(name = &*name, error, "a check panicked");
                 CheckResult::Failed("panicked".into())
@@ -107,7 +112,8 @@ impl Checks {
         });
         let runnables = self.runnables.as_ref().map(|snapshot| snapshot.borrow().clone());
         let runnables = runnables.iter().flat_map(|snapshot| snapshot.values());
-        named.chain(runnables.map(|status| runnable_check::check(status))).collect()
+        let of_runnables = runnables.map(|status| runnable_check::check(status));
+        named.chain(of_runnables.filter(|check| is_selected(&check.name))).collect()
     }
 }
 

@@ -101,8 +101,9 @@ impl ManagerHandle {
         self.request(|reply| ManagerCommand::Add(name, spec, reply)).await
     }
 
-    /// Adds a runnable of a type without a condition, such as the one of a cluster. It runs always:
-    /// the condition of a controller would not be asked, and [`ManagerHandle::add`] keeps it.
+    /// Adds a runnable of a type without a condition. It runs always: the condition of a controller
+    /// would not be asked, and [`ManagerHandle::add`] keeps it. A cluster has
+    /// [`ClusterRunnable::add_to_running`](crate::controller::ClusterRunnable::add_to_running).
     ///
     /// # Errors
     ///

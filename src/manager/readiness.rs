@@ -55,7 +55,6 @@ enum Node {
     // Disjunction; holds the index of the chosen part, which another part replaces only when it is
     // proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
-    #[cfg(any(test, feature = "meta"))]
     SomeOf(Vec<Readiness>),
     Optional(Box<Readiness>),
     Not(Box<Readiness>),
@@ -118,7 +117,6 @@ pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
 
 /// Returns a condition that is met while any part is. A running epoch depends on none of the parts,
 /// which may become met and unmet.
-#[cfg(any(test, feature = "meta"))]
 pub(crate) fn some_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::SomeOf(parts.into_iter().collect()))
 }
@@ -131,6 +129,9 @@ pub fn optional(part: Readiness) -> Readiness {
 /// Returns a condition that is met while `part` is proven unmet, and unmet while `part` is met.
 /// While `part` is unknown, so is this.
 ///
+/// The opposite of [`any_of`] has no chosen part: it is met while all parts are proven unmet, and unmet
+/// while any is met. That of [`all_of`] is met while any part is proven unmet.
+///
 /// ```
 /// # fn example(registry: &pilotlight::discovery::TypeRegistry) {
 /// use pilotlight::{kind::TypeRef, manager::{not, type_served}};
@@ -142,7 +143,20 @@ pub fn optional(part: Readiness) -> Readiness {
 /// # }
 /// ```
 pub fn not(part: Readiness) -> Readiness {
-    Readiness(Node::Not(Box::new(part)))
+    match part.0 {
+        // The verdicts of these depend on the past, so that an epoch ends by proof. An opposite of such
+        // a verdict would begin without proof.
+        Node::AllOf(parts, _) => some_of(parts.into_iter().map(not)),
+        Node::AnyOf(parts, _) | Node::SomeOf(parts) => all_of(parts.into_iter().map(not)),
+        Node::OnRefused(part, refused) => Readiness(Node::OnRefused(Box::new(not(*part)), refused)),
+        Node::Always
+        | Node::Fixed(_)
+        | Node::Published { .. }
+        | Node::Flag { .. }
+        | Node::Type { .. }
+        | Node::Optional(_)
+        | Node::Not(_) => Readiness(Node::Not(Box::new(part))),
+    }
 }
 
 impl Readiness {
@@ -192,7 +206,6 @@ impl Readiness {
             | Node::Flag { .. }
             | Node::Type { .. } => {}
             Node::AllOf(parts, _) | Node::AnyOf(parts, _) => parts.iter().for_each(Self::refused),
-            #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => parts.iter().for_each(Self::refused),
             Node::Optional(part) | Node::Not(part) => part.refused(),
             Node::OnRefused(part, refused) => {
@@ -225,14 +238,13 @@ impl Readiness {
             }
             Node::Type { type_ref, subresource, status, mode } => {
                 let verdict = verdict::of_type(type_ref, *subresource, &status.borrow_and_update());
-                verdict::with_mode(verdict, &mode.borrow_and_update())
+                verdict::with_mode(verdict, type_ref, &mode.borrow_and_update())
             }
             Node::AllOf(parts, rests) => verdict::all(parts.iter_mut().map(Self::verdict), rests),
             Node::AnyOf(parts, chosen) => {
                 let verdicts = parts.iter_mut().map(Self::verdict).collect();
                 verdict::any(verdicts, chosen)
             }
-            #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => {
                 // Each part records what it has seen, regardless of the parts before it.
                 verdict::some(parts.iter_mut().map(Self::verdict).collect())
@@ -260,7 +272,6 @@ impl Readiness {
             }
             .boxed(),
             Node::AllOf(parts, _) | Node::AnyOf(parts, _) => any_changed(parts),
-            #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => any_changed(parts),
             Node::Optional(part) | Node::Not(part) | Node::OnRefused(part, _) => part.changed(),
         }
@@ -287,7 +298,6 @@ impl fmt::Debug for Readiness {
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
             Node::AllOf(parts, _) => f.debug_tuple("AllOf").field(parts).finish(),
             Node::AnyOf(parts, _) => f.debug_tuple("AnyOf").field(parts).finish(),
-            #[cfg(any(test, feature = "meta"))]
             Node::SomeOf(parts) => f.debug_tuple("SomeOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
             Node::Not(part) => f.debug_tuple("Not").field(part).finish(),
@@ -445,6 +455,49 @@ mod tests {
         assert_eq!(why[0].reason, Reason::ConditionMet);
         assert_eq!(why[0].message, "widgets.example.com/v1 is served and must not be");
         assert_eq!(not(not(part(met_by("1")).1)).verdict(), Verdict::Met(Vec::new()));
+    }
+
+    /// Checks the opposite of a combination of two parts after each change of them. The first letter
+    /// of a verdict is that of its name, and `?` for `Unknown`.
+    #[track_caller]
+    fn check_not(combine: fn([Readiness; 2]) -> Readiness, changes: &[(Verdict, Verdict, char)]) {
+        let (first, one) = part(met_by("1"));
+        let (second, two) = part(Verdict::Unknown(said("B")));
+        let mut readiness = not(combine([one, two]).on_refused(|| {}));
+        readiness.verdict();
+        for (number, (now, then, expected)) in changes.iter().enumerate() {
+            first.send_replace(now.clone());
+            second.send_replace(then.clone());
+            let verdict = match readiness.verdict() {
+                Verdict::Met(_) => 'M',
+                Verdict::Unmet(_) => 'U',
+                Verdict::Unknown(_) => '?',
+            };
+            assert_eq!(verdict, *expected, "after change {number}");
+        }
+    }
+
+    #[test]
+    fn not_of_a_combination_is_met_by_what_is_proven_now_alone() {
+        let (unmet, unknown) = (Verdict::Unmet(said("A")), Verdict::Unknown(said("A")));
+        let of_any = [
+            (unmet.clone(), unknown.clone(), '?'),
+            (unmet.clone(), unmet.clone(), 'M'),
+            (unknown.clone(), met_by("2"), 'U'),
+            (unknown.clone(), unmet.clone(), '?'),
+        ];
+        check_not(any_of, &of_any);
+        check_not(some_of, &of_any);
+        check_not(|parts| not(not(any_of(parts))), &of_any);
+        check_not(
+            all_of,
+            &[
+                (met_by("1"), met_by("2"), 'U'),
+                (met_by("3"), unknown.clone(), '?'),
+                (unknown.clone(), unmet.clone(), 'M'),
+                (unmet, unknown, 'M'),
+            ],
+        );
     }
 
     #[tokio::test]

@@ -50,6 +50,8 @@ reasons! {
     /// The discovery of the type's cluster has never run: no manager runs the cluster, or has not
     /// started it yet.
     DiscoveryNotStarted = "DiscoveryNotStarted",
+    /// The discovery of the type's cluster has ended: its runnable was removed from the manager.
+    DiscoveryEnded = "DiscoveryEnded",
     /// The server offers no list and watch for the type.
     NotWatchable = "NotWatchable",
     /// The type lacks the required subresource.

@@ -38,10 +38,11 @@ fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
         ControllerState::Starting if !report.late.is_empty() => (CheckResult::Degraded, None),
         ControllerState::Running if report.stale => (CheckResult::Degraded, Some("Stale")),
         ControllerState::Running if report.failing => (CheckResult::Degraded, Some("SyncsFailing")),
-        ControllerState::Waiting
-            if status.unmet.iter().any(|unmet| unmet.reason == Reason::DiscoveryNotStarted) =>
-        {
+        ControllerState::Waiting if waits_for(status, Reason::DiscoveryNotStarted) => {
             (CheckResult::Degraded, Some("DiscoveryNotStarted"))
+        }
+        ControllerState::Waiting if waits_for(status, Reason::DiscoveryEnded) => {
+            (CheckResult::Degraded, Some("DiscoveryEnded"))
         }
         ControllerState::Waiting
         | ControllerState::Starting
@@ -50,6 +51,10 @@ fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
         | ControllerState::BackingOff
         | ControllerState::Stopped => (CheckResult::Passed, None),
     }
+}
+
+fn waits_for(status: &RunnableStatus, reason: Reason) -> bool {
+    status.unmet.iter().any(|unmet| unmet.reason == reason)
 }
 
 #[cfg(test)]

@@ -195,13 +195,24 @@ pub(super) fn with_publisher(mut verdict: Verdict, has_publisher: bool) -> Verdi
 }
 
 /// Adds to each reason that discovery is polled, so that the wait may be long, or has never run, so
-/// that it has no end and nothing is known.
-pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
+/// that it has no end and nothing is known. Once discovery has ended, nothing is proven any longer.
+pub(super) fn with_mode(mut verdict: Verdict, type_ref: &TypeRef, mode: &DiscoveryMode) -> Verdict {
     let addition = match mode {
         DiscoveryMode::Watching => return verdict,
         DiscoveryMode::Static(reason) => format!(" (discovery is polled: {reason})"),
         DiscoveryMode::NotStarted => {
             " (discovery does not run: add the runnable of its cluster to a manager)".to_owned()
+        }
+        DiscoveryMode::Ended => {
+            let message = format!(
+                "whether {type_ref} is served is not known any longer: its cluster was removed; build \
+                 a new one, and its controllers"
+            );
+            return Verdict::Unknown(vec![UnmetRequirement {
+                reason: Reason::DiscoveryEnded,
+                message,
+                type_ref: Some(type_ref.clone()),
+            }]);
         }
     };
     let has_run = *mode != DiscoveryMode::NotStarted;
@@ -313,7 +324,6 @@ pub(super) fn not(verdict: Verdict) -> Verdict {
 }
 
 /// Returns the verdict of parts: met if any part is met, without a basis.
-#[cfg(any(test, feature = "meta"))]
 pub(super) fn some(verdicts: Vec<Verdict>) -> Verdict {
     let (mut unmet, mut unknown) = (Vec::new(), None);
     for verdict in verdicts {
@@ -428,7 +438,8 @@ pub(super) mod tests {
     #[test]
     fn reasons_mention_that_discovery_is_polled_or_does_not_run() {
         let polled = DiscoveryMode::Static("may not watch CRDs".into());
-        let waits = |mode| match with_mode(Verdict::Unmet(said("A")), mode) {
+        let widgets = TypeRef::kind("example.com", "v1", "Widget");
+        let waits = |mode| match with_mode(Verdict::Unmet(said("A")), &widgets, mode) {
             Verdict::Unmet(why) => why[0].message.clone(),
             Verdict::Met(_) | Verdict::Unknown(_) => panic!("it is proven"),
         };
@@ -437,6 +448,13 @@ pub(super) mod tests {
         assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
         let endless = "A (discovery does not run: add the runnable of its cluster to a manager)";
         assert_eq!(waits(&DiscoveryMode::NotStarted), endless);
-        assert_eq!(with_mode(met_by("1"), &polled), met_by("1"));
+        assert_eq!(with_mode(met_by("1"), &widgets, &polled), met_by("1"));
+        for verdict in [met_by("1"), Verdict::Unmet(said("A")), Verdict::Unknown(said("A"))] {
+            let Verdict::Unknown(why) = with_mode(verdict, &widgets, &DiscoveryMode::Ended) else {
+                panic!("nothing is proven");
+            };
+            assert_eq!(why[0].reason, Reason::DiscoveryEnded);
+            assert!(why[0].message.contains("Widget"), "{}", why[0].message);
+        }
     }
 }

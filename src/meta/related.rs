@@ -300,7 +300,7 @@ impl RelatedObjects {
         }
         drop(state);
         for input in left {
-            if let Some((_, Some(moving))) = context.claimed(&input) {
+            if let Ok((_, Some(moving))) = context.claimed(&input) {
                 moving.remove((parent.primary, &parent.key));
             }
         }
@@ -392,7 +392,7 @@ impl RelatedObjects {
             () = tokio::time::sleep(LIST_TIMEOUT) => {}
         }
         match (handle.state(), context.store_of(input), context.claimed(input)) {
-            (InputState::Started, Ok(store), Some((served, _))) => {
+            (InputState::Started, Ok(store), Ok((served, _))) => {
                 if let Some(related) = self.lock().types.get_mut(input) {
                     related.served = Some(Arc::clone(&served));
                 }
@@ -411,7 +411,7 @@ impl RelatedObjects {
         if let Some(related) = self.lock().types.get_mut(input) {
             related.concerned.set(parent, interests.clone());
         }
-        if let Some((_, Some(moving))) = context.claimed(input) {
+        if let Ok((_, Some(moving))) = context.claimed(input) {
             moving.set((parent.primary, &parent.key), interests);
         }
     }

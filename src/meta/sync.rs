@@ -122,7 +122,7 @@ impl ParentReconciler {
             return Ok(Outcome::Done);
         };
         let type_ref = &parent.type_ref;
-        let (Some(served), Ok(store)) = (context.served(type_ref), context.store(type_ref)) else {
+        let (Ok(served), Ok(store)) = (context.served(type_ref), context.store(type_ref)) else {
             return self.without_cache(type_ref, &request, &context);
         };
         let found = store.get(&request);
@@ -315,7 +315,7 @@ impl ParentReconciler {
     /// Returns whether the type of a parent is still the one that it was read from.
     fn is_served(&self, parent: &Parent, context: &Context) -> bool {
         let own = self.definition.parents.get(parent.key.primary);
-        let served = own.and_then(|own| context.served(&own.type_ref));
+        let served = own.and_then(|own| context.served(&own.type_ref).ok());
         let held = &parent.served.identity;
         served.is_some_and(|now| TypeChange::between(held, &now.identity) == TypeChange::Unchanged)
     }

@@ -1,6 +1,9 @@
 //! Server as a client sees it.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -60,6 +63,17 @@ async fn manager_without_a_cluster_serves_its_checks_and_metrics() {
         readiness.add("may create jobs", || Err("no"));
         let encoded = get("/readyz/?exclude=may+create%20jobs&exclude=d%61tabase").await;
         readiness.remove("may create jobs");
+        let (runs, counted) = (Arc::new(AtomicUsize::new(0)), readiness.clone());
+        let count = Arc::clone(&runs);
+        counted.add("slow", move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, String>(())
+        });
+        let others = (get("/readyz/queue").await, get("/readyz?exclude=slow").await);
+        assert_eq!(runs.load(Ordering::Relaxed), 0, "{others:?}");
+        get("/readyz/slow").await;
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        readiness.remove("slow");
         assert!(encoded.starts_with("HTTP/1.1 200 OK"), "{encoded}");
         readiness.remove("database");
         let removed = (get("/readyz").await, get("/readyz/database").await);

@@ -300,7 +300,7 @@ impl Reconciler for StatusWriter {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let (served, store) = (context.served(&self.type_ref), context.store(&self.type_ref));
-        let (Some(served), Ok(store)) = (served, store) else {
+        let (Ok(served), Ok(store)) = (served, store) else {
             return Err("the controller does not watch the type".into());
         };
         let Some(object) = store.get(&request) else { return Ok(Outcome::Done) };

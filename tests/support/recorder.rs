@@ -179,7 +179,7 @@ impl RecordingReconciler {
         context: &Context,
     ) -> Result<(), kube::Error> {
         let deleted = object.is_some_and(|it| it.header().deletion_timestamp.is_some());
-        let (true, Some(served)) = (deleted, context.served(&self.type_ref)) else {
+        let (true, Ok(served)) = (deleted, context.served(&self.type_ref)) else {
             return Ok(());
         };
         let namespace = request.namespace.as_deref().unwrap_or_default();

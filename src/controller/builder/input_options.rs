@@ -8,6 +8,7 @@ use super::{BuildError, delivers_generic_only};
 use crate::{
     controller::{
         Cluster, ConditionalSource, Handler, Predicate, WatchErrorHandler,
+        foreign_cluster::ForeignCluster,
         handler::OnSynced,
         run::input::{Input, InputConditions, InputSource},
         run::input_status::InputMode,
@@ -132,6 +133,16 @@ impl InputOptions {
         match names_objects {
             true => Err(BuildError::ObjectRequests(name.clone(), self.kind.label())),
             false => Ok(()),
+        }
+    }
+
+    /// Checks that objects of a primary type can be decoded, for a reconciler that takes them.
+    pub(super) fn check_decoded(&self, name: &ControllerName) -> Result<(), BuildError> {
+        match (self.primary(), self.kind()) {
+            (Some(type_ref), Some(kind)) if kind.filter.projection != Projection::Full => {
+                Err(BuildError::DecodedProjection(name.clone(), type_ref.clone(), "reconciler"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -292,7 +303,7 @@ impl KindOptions {
     ) -> Result<KindSource, BuildError> {
         let cluster = self.cluster.as_ref().unwrap_or(own);
         let (types, informers) = (cluster.types.clone(), cluster.informers.clone());
-        let is_foreign = !types.is(&own.types);
+        let foreign = (!types.is(&own.types)).then(|| ForeignCluster::from(cluster));
         let Self { filter, role, predicates, indexes, synced, interests, whole, .. } = self;
         let (watch_error, resync) = (self.watch_error, self.resync);
         let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
@@ -327,7 +338,7 @@ impl KindOptions {
             watch_error,
             resync,
             mode,
-            is_foreign,
+            foreign,
             types,
             informers,
         })

@@ -61,7 +61,8 @@ impl Context {
         let is_cached_whole = attached.key.projection == Projection::Full;
         let path = attached.served.identity.path(key.namespace.as_deref());
         match self.reader_of(&attached).get(key) {
-            None => Ok(None),
+            // The type may have been removed since the first line.
+            None => self.attached_of::<K>().map(|_| None).map_err(FetchError::from),
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),
             Some(_) => {
                 let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;

@@ -25,7 +25,7 @@ pub(in crate::controller) struct InputProgress {
 }
 
 impl InputProgress {
-    pub(super) fn new(name: &str, state: InputState, wake: Arc<Notify>) -> Self {
+    pub(in crate::controller) fn new(name: &str, state: InputState, wake: Arc<Notify>) -> Self {
         Self { name: name.into(), state: Arc::new(watch::Sender::new(state)), wake }
     }
 

@@ -106,7 +106,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Adds a key; returns the change to its timer, and whether a key became available.
     #[inline]
-    pub(super) fn add(&mut self, key: Hashed<K>, add: Add, now: Instant) -> (QueueTimer, bool) {
+    pub(super) fn add(
+        &mut self,
+        key: Hashed<K>,
+        add: Add,
+        now: &mut LazyNow,
+    ) -> (QueueTimer, bool) {
         if self.phase != QueuePhase::Open {
             return (QueueTimer::Keep, false);
         }
@@ -115,8 +120,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     #[inline]
-    fn add_slot(&mut self, slot: u32, add: Add, now: Instant) -> (QueueTimer, bool) {
-        self.promote_aged(&mut LazyNow::at(now));
+    fn add_slot(&mut self, slot: u32, add: Add, now: &mut LazyNow) -> (QueueTimer, bool) {
+        self.promote_aged(now);
         let delay = self.delay(slot, add, now);
         if !delay.is_zero() {
             self.metrics.retried();
@@ -128,12 +133,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 if delay.is_zero() {
                     (QueueTimer::Keep, self.make_ready(slot, now))
                 } else {
-                    (self.wait(slot, now + delay), false)
+                    (self.wait(slot, now.now() + delay), false)
                 }
             }
             SlotPlace::Waiting { until: earlier, .. } => {
                 entry.priority = entry.priority.max(add.priority);
-                let until = now + delay;
+                let until = now.now() + delay;
                 if delay.is_zero() {
                     let available = self.make_ready(slot, now);
                     (self.rearm(slot), available)
@@ -178,7 +183,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 SlotPlace::Ready { .. } => return (self.rearm(slot), false),
             }
         }
-        let available = self.make_ready(slot, now);
+        let available = self.make_ready(slot, &mut LazyNow::at(now));
         (self.rearm(slot), available)
     }
 
@@ -229,7 +234,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
             self.ready_keys -= 1;
             self.processing += 1;
             let item = Item { key, priority: entry.priority, failures: entry.failures };
-            let queued = start.map(|start| start.saturating_duration_since(since));
+            let queued =
+                start.zip(since).map(|(start, since)| start.saturating_duration_since(since));
             return Some(Popped { item, queued });
         }
         None
@@ -268,11 +274,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.processing -= 1;
         if let Some((ticket, priority, since)) = added {
             // Added meanwhile: the key keeps the position of that add.
-            let priority = match priority {
-                low @ ..NORMAL_PRIORITY => effective_priority(low, since, now.now()),
-                priority => priority,
-            };
-            self.push_ticket(priority, ticket);
+            self.push_ticket(effective_priority(priority, since, now), ticket);
         }
         let is_available = added.is_some();
         let worked = start.map(|start| now.now().saturating_duration_since(start));
@@ -324,9 +326,10 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     #[inline]
-    fn delay(&mut self, slot: u32, add: Add, now: Instant) -> Duration {
+    fn delay(&mut self, slot: u32, add: Add, now: &mut LazyNow) -> Duration {
         let mut delay = add.after;
-        if add.rate_limited || add.failed {
+        if add.counts() {
+            let now = now.now();
             let entry = self.slots.get_mut(slot);
             let requeues = entry.failures;
             entry.failures = entry.failures.saturating_add(1);
@@ -356,19 +359,21 @@ impl<K: Clone + Eq + Hash> Core<K> {
     }
 
     #[inline]
-    fn make_ready(&mut self, slot: u32, now: Instant) -> bool {
+    fn make_ready(&mut self, slot: u32, now: &mut LazyNow) -> bool {
         self.ready_keys += 1;
         let entry = self.slots.get(slot);
         self.metrics.added();
         self.metrics.entered(entry.priority);
-        if entry.priority < NORMAL_PRIORITY {
-            self.aging.push_back((now, slot));
+        let is_low = entry.priority < NORMAL_PRIORITY;
+        let since = (is_low || self.metrics.are_recorded()).then(|| now.now());
+        if let Some(since) = since.filter(|_| is_low) {
+            self.aging.push_back((since, slot));
             if self.aging.len() > 2 * self.ready_keys + SWEEP_AT_LEAST {
                 let slots = &self.slots;
                 self.aging.retain(|&(since, slot)| slots.get(slot).is_ready_since(since));
             }
         }
-        self.enqueue(slot, now)
+        self.enqueue(slot, since)
     }
 
     /// Promotes keys that have been ready for [`LOW_PRIORITY_WAIT`] to normal priority, at the
@@ -382,7 +387,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             self.aging.pop_front();
             let entry = self.slots.get(slot);
             if let SlotPlace::Ready { ticket, since: ready_since } = entry.place
-                && ready_since == since
+                && ready_since == Some(since)
                 && entry.priority < NORMAL_PRIORITY
                 && entry.processing.is_none()
             {
@@ -397,7 +402,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Puts a key behind all others of its priority; returns whether it became available.
     #[inline]
-    fn enqueue(&mut self, slot: u32, since: Instant) -> bool {
+    fn enqueue(&mut self, slot: u32, since: Option<Instant>) -> bool {
         let ticket = self.number();
         let entry = self.slots.get_mut(slot);
         entry.place = SlotPlace::Ready { ticket, since };
@@ -427,10 +432,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
 }
 
 /// Priority by which a ready key is ordered: a low one counts for [`LOW_PRIORITY_WAIT`] only.
-fn effective_priority(priority: i32, since: Instant, now: Instant) -> i32 {
-    match now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT {
-        true => priority.max(NORMAL_PRIORITY),
-        false => priority,
+fn effective_priority(priority: i32, since: Option<Instant>, now: &mut LazyNow) -> i32 {
+    match since.filter(|_| priority < NORMAL_PRIORITY) {
+        Some(since) if now.now().saturating_duration_since(since) >= LOW_PRIORITY_WAIT => {
+            NORMAL_PRIORITY
+        }
+        Some(_) | None => priority,
     }
 }
 

@@ -66,7 +66,7 @@ pub struct QueueRow<K> {
     /// State of the key.
     pub state: QueueRowState,
     /// Time at which the key is, or became, ready; `None` for a running key that was not added
-    /// again.
+    /// again, and for a ready one of a queue without metrics, unless its priority is below 0.
     pub due: Option<Instant>,
     /// Failed adds of the key since it was last forgotten.
     pub requeues: u32,

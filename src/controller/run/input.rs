@@ -129,8 +129,8 @@ impl Input {
     /// Returns the cluster of the objects; `None` for that of the controller.
     pub(in crate::controller) fn cluster(&self) -> Option<TypeRegistry> {
         match &self.source {
-            InputSource::Kind(source) if source.is_foreign => Some(source.types.clone()),
-            InputSource::Kind(_) | InputSource::Other(..) => None,
+            InputSource::Kind(source) => source.foreign.as_ref().map(|it| it.types.clone()),
+            InputSource::Other(..) => None,
         }
     }
 

@@ -16,9 +16,10 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     controller::{
         CachedResource, Lister, ListerError,
+        foreign_cluster::ForeignCluster,
         inputs::progress::{InputProgress, InputState},
     },
-    discovery::{TypeRegistry, TypeStatus},
+    discovery::{RegistryId, TypeRegistry, TypeStatus},
     informer::{CacheShare, InformerKey, MovingInterests, Projection, Store, Subscription},
     kind::{GroupKind, ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState},
@@ -100,8 +101,8 @@ pub(in crate::controller) struct Attached {
     pub(in crate::controller) store: Store,
     /// Informer key, which says which objects the cache holds.
     pub(in crate::controller) key: InformerKey,
-    /// True if the objects are those of a cluster other than the controller's.
-    pub(in crate::controller) is_foreign: bool,
+    /// Cluster of the objects; `None` for that of the controller.
+    pub(in crate::controller) foreign: Option<ForeignCluster>,
     /// Interests that the reconciler sets; `None` for a context from `Context::new`.
     pub(in crate::controller) moving: Option<MovingInterests>,
     /// Current status of the type.
@@ -322,14 +323,21 @@ impl InputStatuses {
         named().rev().find_map(|input| input.with_parts(named()))
     }
 
-    /// Returns the caches of a type of the controller's cluster, at any version.
-    pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
+    /// Returns the caches of a type at any version. `None` as the cluster means that of the
+    /// controller.
+    pub(in crate::controller) fn caches(
+        &self,
+        cluster: Option<&RegistryId>,
+        group: &str,
+        plural: &str,
+    ) -> Vec<Attached> {
         let inputs = self.inputs();
-        let own = inputs.values().filter(|input| input.is_of(None));
-        let attached = own.filter_map(|input| input.attached.as_ref());
+        let attached = inputs.values().filter_map(|input| input.attached.as_ref());
         let is = |it: &&Attached| {
             let identity = &it.served.identity;
-            *identity.group == *group && *identity.plural == *plural
+            *identity.group == *group
+                && *identity.plural == *plural
+                && it.cluster().as_ref() == cluster
         };
         attached.filter(is).cloned().collect()
     }
@@ -412,6 +420,11 @@ impl InputStatuses {
 }
 
 impl Attached {
+    /// Returns the cluster of the objects; `None` for that of the controller.
+    pub(in crate::controller) fn cluster(&self) -> Option<RegistryId> {
+        self.foreign.as_ref().map(ForeignCluster::id)
+    }
+
     /// Returns the caches of all namespaces of the input.
     fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.others)

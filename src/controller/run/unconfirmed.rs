@@ -33,7 +33,8 @@ use self::{
 };
 
 use crate::{
-    controller::{Request, run::input_status::InputStatuses},
+    controller::{Request, foreign_cluster::ForeignCluster, run::input_status::InputStatuses},
+    discovery::RegistryId,
     informer::{InformerKey, Overlay},
     kind::TypeRef,
     manager::{WriteEnd, WriteObserver, WriteRequest},
@@ -59,8 +60,10 @@ task_local! {
     static CURRENT: Request;
 }
 
-/// Live reads for one reconcile, by the cache that is behind them.
-pub(in crate::controller) type Overlays = HashMap<InformerKey, Overlay>;
+/// Live reads for one reconcile, by the cluster (`None` for that of the controller) and the cache
+/// that is behind them.
+pub(in crate::controller) type Overlays =
+    HashMap<Option<RegistryId>, HashMap<InformerKey, Overlay>>;
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
@@ -121,19 +124,23 @@ impl Behind {
 }
 
 impl UnconfirmedWrites {
-    /// Returns an observer that records each write for its request.
+    /// Returns an observer that records each write to a cluster for its request. `None` means the
+    /// cluster of the controller.
     ///
     /// A write from a task without a current request (`tokio::spawn`) counts for every request in
     /// reconcile.
-    pub(in crate::controller) fn observer(self: &Arc<Self>) -> WriteObserver {
+    pub(in crate::controller) fn observer(
+        self: &Arc<Self>,
+        cluster: Option<RegistryId>,
+    ) -> WriteObserver {
         let unconfirmed = Arc::clone(self);
         Arc::new(move |write| {
-            let unconfirmed = Arc::clone(&unconfirmed);
+            let (unconfirmed, cluster) = (Arc::clone(&unconfirmed), cluster.clone());
             let requests = match CURRENT.try_with(Clone::clone) {
                 Ok(request) => vec![request],
                 Err(_) => unconfirmed.state().active.iter().cloned().collect(),
             };
-            Box::new(move |end| unconfirmed.add(requests, &write, end))
+            Box::new(move |end| unconfirmed.add(requests, cluster, &write, end))
         })
     }
 
@@ -199,7 +206,7 @@ impl UnconfirmedWrites {
         for (request, writes) in state.open.iter_mut().filter(|(_, writes)| writes.live) {
             let mut is_deleted = false;
             for (target, expected) in &mut writes.targets {
-                let caches = statuses.caches(&target.group, &target.plural);
+                let caches = target.caches(statuses);
                 is_deleted |= expected.detach(&caches);
                 for cache in &caches {
                     match expected.reached(target, cache) {
@@ -217,21 +224,28 @@ impl UnconfirmedWrites {
         with_deleted_reads
     }
 
-    fn add(&self, requests: Vec<Request>, write: &WriteRequest, end: WriteEnd) {
+    fn add(
+        &self,
+        requests: Vec<Request>,
+        cluster: Option<RegistryId>,
+        write: &WriteRequest,
+        end: WriteEnd,
+    ) {
         let (unknown, response) = match end {
             WriteEnd::Answered(body) => (false, WriteReply::decode(write.method(), &body)),
             WriteEnd::Unknown => (true, WriteReply::default()),
         };
-        let target = Target::of(write, response.name);
+        let is_own = cluster.is_none();
+        let target = Target::of(write, cluster, response.name);
         let mut state = self.state();
         let now = Instant::now();
         state.latest = Some(now);
         state.expiry.get_or_insert(now + RETENTION);
         for request in requests {
-            // A write without a target is recorded too: the request's own object is compared.
             let writes = state.open.entry(request).or_default();
             writes.unknown |= unknown;
-            writes.own_object |= unknown;
+            // Also after a write without a target.
+            writes.own_object |= unknown && is_own;
             if let Some(target) = &target {
                 writes.expect(target.clone(), Expectation::new(response.state.clone()));
             }
@@ -273,10 +287,10 @@ impl Reconciling {
     /// # Cancel safety
     ///
     /// Cancel safe: the writes stay unconfirmed.
-    pub(in crate::controller) async fn confirm<'c>(
+    pub(in crate::controller) async fn confirm(
         &mut self,
         statuses: &InputStatuses,
-        client: impl Fn() -> &'c Client,
+        client: impl Fn(Option<&ForeignCluster>) -> Client,
         primaries: &[TypeRef],
     ) -> Result<Overlays, Behind> {
         let Some(writes) = &mut self.writes else { return Ok(Overlays::default()) };
@@ -342,7 +356,7 @@ impl RequestWrites {
     fn answers_behind(&mut self, statuses: &InputStatuses) -> Option<Unconfirmed> {
         while let Some(first) = self.targets.first_entry() {
             let (target, expected) = (first.key(), first.get());
-            for cache in statuses.caches(&target.group, &target.plural) {
+            for cache in target.caches(statuses) {
                 if target.may_be_in(&cache) {
                     match expected.answered_in(target, &cache)? {
                         AnswerCheck::Held => {}
@@ -358,23 +372,24 @@ impl RequestWrites {
     /// Compares the targets in sequence, until a cache is behind, and keeps those that were read
     /// live. A collection is read once, and is then replaced by those of its objects that the
     /// caches lack, which follow it in the order of the targets.
-    async fn confirm<'c>(
+    async fn confirm(
         &mut self,
         statuses: &InputStatuses,
-        client: impl Fn() -> &'c Client,
+        client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<Overlays, Unconfirmed> {
         let (mut overlays, mut after) = (Overlays::default(), Bound::Unbounded);
         while let Some((target, expected)) =
             self.targets.range_mut((after, Bound::Unbounded)).next()
         {
             let (target, mut missing, mut live) = (target.clone(), Vec::new(), false);
-            for cache in statuses.caches(&target.group, &target.plural) {
+            for cache in target.caches(statuses) {
                 if target.may_be_in(&cache) {
                     match expected.check(&target, &cache, &client).await? {
                         ExpectationCheck::Held => {}
                         ExpectationCheck::Missing(objects) => missing.extend(objects),
                         ExpectationCheck::Live(key, object) => {
-                            overlays.entry(cache.key).or_default().insert(key, object);
+                            let of_cluster = overlays.entry(cache.cluster()).or_default();
+                            of_cluster.entry(cache.key).or_default().insert(key, object);
                             live = true;
                         }
                     }

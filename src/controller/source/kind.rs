@@ -17,6 +17,7 @@ use crate::{
     controller::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
         SourceStart, WatchErrorHandler,
+        foreign_cluster::ForeignCluster,
         handler::OnSynced,
         run::input_status::{Attached, InputCoverage, InputMode, InputStatus},
     },
@@ -46,8 +47,8 @@ pub(in crate::controller) struct KindSource {
     /// Period in which all objects are delivered again.
     pub(in crate::controller) resync: Option<Duration>,
     pub(in crate::controller) mode: InputMode,
-    /// True if the objects are those of a cluster other than the controller's.
-    pub(in crate::controller) is_foreign: bool,
+    /// Cluster of the objects; `None` for that of the controller.
+    pub(in crate::controller) foreign: Option<ForeignCluster>,
     pub(in crate::controller) types: TypeRegistry,
     pub(in crate::controller) informers: InformerSet,
 }
@@ -227,9 +228,9 @@ impl KindSource {
             | DeliveredObjects::OwnedBy(_)
             | DeliveredObjects::Of(_) => None,
         };
-        let is_foreign = self.is_foreign;
+        let foreign = self.foreign.clone();
         let others = Vec::new();
-        let attached = Attached { served, store, key, is_foreign, status, moving, others };
+        let attached = Attached { served, store, key, foreign, status, moving, others };
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();

@@ -143,7 +143,7 @@ impl SourceContext {
             served: Arc::clone(served),
             store: subscription.store(),
             key: subscription.key().clone(),
-            is_foreign: false,
+            foreign: None,
             moving: None,
             status: None,
             others: Vec::new(),

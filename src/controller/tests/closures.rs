@@ -1,5 +1,7 @@
 //! Closures as reconcilers, and their outcomes.
 
+use kube::core::DynamicObject;
+
 use super::{typed::Widget, *};
 
 fn sized(name: &str, size: Value) -> Value {
@@ -39,6 +41,65 @@ async fn closure_takes_the_object_of_a_request() {
     assert!(error.contains("expected u32"), "{error}");
     harness.server.delete("Widget", "a");
     assert_eq!(harness.log().await, ["ns/a gone"]);
+    harness.shutdown().await;
+}
+
+/// Reconciler of objects that logs their sizes.
+struct Sizes(Log);
+
+impl ObjectReconciler<Widget> for Sizes {
+    async fn reconcile(
+        &self,
+        widget: Option<Arc<Widget>>,
+        _: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        self.0.lock().unwrap().push(format!("{:?}", widget.map(|widget| widget.spec.size)));
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_reconciled_by_a_type_of_the_program() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let reconciler = for_objects_of(Sizes(Arc::clone(&harness.log)));
+    let controller = builder().for_::<Widget>().build(&harness.cluster, reconciler).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+
+    harness.server.apply(sized("a", json!(1)));
+    assert_eq!(harness.log().await, ["Some(1)"]);
+    harness.server.delete("Widget", "a");
+    assert_eq!(harness.log().await, ["None"]);
+    harness.shutdown().await;
+}
+
+/// A namespaced object without a namespace was sent to the path of a cluster-scoped one.
+#[tokio::test(start_paused = true)]
+async fn apply_of_a_namespaced_object_without_a_namespace_says_what_to_set() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |request: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let resource = context.served(&widgets())?.api_resource();
+            let mut widget = DynamicObject::new(&format!("{}-copy", request.name), &resource);
+            let refused = context.apply_with(&widget, &resource).await.unwrap_err();
+            widget.metadata.namespace = request.namespace.as_deref().map(str::to_owned);
+            let applied = context.apply_with(&widget, &resource).await.is_ok();
+            log.lock().unwrap().push(format!("{refused}; {applied}"));
+            Ok(Outcome::Done)
+        }
+    };
+    let is_original = Predicate::new(|change| change.key.name.len() == 1);
+    let described = builder().for_type(widgets()).predicate(is_original);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+
+    harness.server.apply(widget("a", "a"));
+
+    let expected = "metadata.namespace must be set: widgets.example.com/v1 is namespaced; true";
+    assert_eq!(harness.log().await, [expected]);
     harness.shutdown().await;
 }
 

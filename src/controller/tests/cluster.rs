@@ -151,6 +151,44 @@ async fn controller_of_a_cluster_without_a_run_says_what_to_do() {
     tasks.join_next().await.unwrap().unwrap();
 }
 
+/// The controllers waited for a type as if their cluster were watched, or failed again and again.
+#[tokio::test(start_paused = true)]
+async fn controllers_of_a_removed_cluster_wait_and_say_what_to_do() {
+    let server = Server::new();
+    server.install(crd("Widget"), &["v1"]);
+    let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let manager = Manager::new(ManagerOptions::default());
+    let (handle, stop) = (manager.handle(), CancellationToken::new());
+    let mut tasks = JoinSet::new();
+    let stopped = stop.clone();
+    tasks.spawn(async move { manager.run(stopped).await.unwrap() });
+    runnable.add_to_running(&handle, "cluster").await.unwrap();
+    for (name, type_ref) in [("runs", widgets()), ("waits", parts())] {
+        let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
+        let described = Controller::builder(name).for_type(type_ref).conditional();
+        let controller = described.build(&cluster, reconcile).unwrap();
+        controller.add_to_running(&handle).await.unwrap();
+    }
+    run_until_idle().await;
+    let reason = |name: &str| handle.status_of(name).unwrap().reason.to_string();
+    assert_eq!((reason("runs").as_str(), reason("waits").as_str()), ("Running", "TypeAbsent"));
+
+    handle.remove("cluster").await;
+    sleep(Duration::from_secs(3600)).await;
+
+    for name in ["runs", "waits"] {
+        let status = handle.status_of(name).unwrap();
+        assert_eq!(status.state, ControllerState::Waiting, "{name}: {}", status.message);
+        assert_eq!(status.reason, "DiscoveryEnded", "{name}");
+        assert!(status.message.contains("its cluster was removed"), "{}", status.message);
+    }
+    let checks = handle.readiness().results();
+    let degraded = checks.iter().filter(|check| check.to_string().starts_with("[!]")).count();
+    assert_eq!(degraded, 2, "{checks:?}");
+    stop.cancel();
+    tasks.join_next().await.unwrap().unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn manager_runs_controllers_of_two_clusters_and_registers_all_metrics_by_one_call() {
     let (mut manager, log) = (Manager::new(ManagerOptions::default()), Log::default());

@@ -2,8 +2,11 @@
 
 use kube::{Api, api::PostParams, core::DynamicObject};
 
-use super::{unknown_outcome::part_resource, *};
-use crate::controller::ReconcileError;
+use super::{
+    unknown_outcome::{make, part_resource},
+    *,
+};
+use crate::{controller::ReconcileError, testing::Action};
 
 /// Reconciler of widgets that reads the part of the same name in both clusters, and creates it in
 /// the other one.
@@ -87,6 +90,65 @@ async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
     assert_eq!(harness.status().epoch, 1);
     harness.stop.cancel();
     harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote() {
+    for lost in [false, true] {
+        let mut harness = Harness::new();
+        let server = Server::new();
+        let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        runnable.add_to_running(&harness.manager, "other").await.unwrap();
+        harness.install("Widget");
+        harness.install("Part");
+        server.install(crd("Part"), &["v1"]);
+        let (log, there) = (Arc::clone(&harness.log), other.clone());
+        let reconcile = move |request: Request, context: Context| {
+            let there = context.of_cluster(&there);
+            let count = |context: &Context| context.store(&parts()).unwrap().all().len();
+            let (of_own, of_other) = (count(&context), count(&there));
+            log.lock().unwrap().push(format!("{request} here {of_own}, there {of_other}"));
+            async move {
+                if of_other == 0 {
+                    make(there.client().clone(), request.name.to_string()).await?;
+                }
+                Ok(Outcome::Done)
+            }
+        };
+        let controller = builder()
+            .for_type(widgets())
+            .owns_type(parts())
+            .watches_type(parts(), Handler::map(|_| Vec::new()))
+            .in_cluster(&other)
+            .build(&harness.cluster, reconcile);
+        controller.unwrap().add_to_running(&harness.manager).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        // The caches of both clusters have the same key, and neither receives events.
+        harness.server.withhold("parts");
+        let silence = server.withhold("parts");
+        let lists = harness.server.lists("parts");
+        if lost {
+            server.mishap(Action::Lose);
+        }
+        harness.server.apply(widget("a", "a"));
+        sleep(Duration::from_secs(5)).await;
+        let expected = ["ns/a here 0, there 0", "ns/a here 0, there 1"];
+        assert_eq!(harness.log().await, expected[..=usize::from(lost)]);
+
+        harness.server.apply(widget("a", "b"));
+        sleep(Duration::from_secs(5)).await;
+
+        assert_eq!(harness.log().await, ["ns/a here 0, there 1"], "{lost}");
+        assert_eq!((server.creations(), server.count("Part")), (1, 1), "{lost}");
+        assert_eq!(harness.server.lists("parts"), lists, "the own cluster is not read: {lost}");
+        server.release("parts", silence);
+        sleep(Duration::from_secs(60)).await;
+        harness.log().await;
+        harness.server.apply(widget("a", "c"));
+        assert_eq!(harness.log().await, ["ns/a here 0, there 1"], "{lost}");
+        harness.stop.cancel();
+        harness.tasks.join_next().await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

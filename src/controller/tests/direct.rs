@@ -67,3 +67,23 @@ async fn reconciler_of_objects_is_called_with_a_context_made_by_hand() {
     assert_eq!(outcome, Outcome::RequeueAfter(Duration::from_secs(7)));
     assert_eq!(reconciler.reconcile(request, deleted).await.unwrap(), Outcome::Done);
 }
+
+#[tokio::test]
+async fn inputs_of_another_cluster_and_by_name_are_made_by_hand() {
+    let server = Server::new();
+    let (other, _runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let widgets = ServedType::of::<Widget>(Scope::Namespaced);
+    let context = context(&server, [sized("a", 1)])
+        .with_input_of(&other, &widgets, widgets.clone(), Store::of([sized("b", 2)]))
+        .with_named_input("late", &widgets, widgets.clone(), Store::of([sized("c", 3)]));
+    let names = |store: Store| -> Vec<_> {
+        store.list().unwrap().iter().map(|widget| widget.key().to_string()).collect()
+    };
+    let there = context.of_cluster(&other);
+
+    assert_eq!(names(context.store(&TypeRef::from(&widgets)).unwrap()), ["ns/a"]);
+    assert_eq!(names(there.store(&TypeRef::from(&widgets)).unwrap()), ["ns/b"]);
+    assert_eq!(there.lister::<Widget>().unwrap().list().unwrap().len(), 1);
+    assert_eq!(names(context.store_of("late").unwrap()), ["ns/c"]);
+    assert!(context.store_of("other").is_err());
+}

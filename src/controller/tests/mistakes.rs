@@ -36,6 +36,12 @@ async fn reconciler_of_objects_needs_their_type_as_the_only_primary() {
              Context::lister"
         );
     }
+    let kept_in_part = built(builder().for_type(widgets()).metadata_only());
+    assert_eq!(
+        error(kept_in_part),
+        "widgets: the reconciler decodes widgets.example.com/v1, of which metadata_only and keys_only \
+         keep too little; read the headers of its objects"
+    );
     harness.shutdown().await;
 }
 

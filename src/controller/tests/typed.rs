@@ -10,7 +10,10 @@ use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
 use super::*;
-use crate::testing::{Action, Rule, Verb};
+use crate::{
+    informer::{ObjectKey, StoreReadError},
+    testing::{Action, Rule, Verb},
+};
 
 /// Custom resource, as a user would derive it.
 #[derive(Clone, Debug, Deserialize)]
@@ -279,13 +282,17 @@ async fn lister_of_a_running_reconcile_is_an_error_and_not_empty_once_its_type_i
                 drop(sender.send(format!("{uid} {}", store.is_gone())));
                 drop(waits.wait_for(|removed| *removed).await?);
                 let errors = [
-                    parts.get(&crate::informer::ObjectKey::namespaced("ns", "a")).map(drop),
+                    parts.get(&ObjectKey::namespaced("ns", "a")).map(drop),
                     parts.list().map(drop),
                     parts.in_namespace("ns").map(drop),
                     parts.controlled_by(&uid).map(drop),
                     parts.by_index("any", &uid).map(drop),
                 ];
-                let gone = errors.iter().all(|read| matches!(read, Err(LookupError::Gone)));
+                let is_gone = |read: &Result<(), LookupError>| {
+                    matches!(read, Err(LookupError::Store(StoreReadError::Gone)))
+                };
+                let gone =
+                    errors.iter().all(is_gone) && matches!(store.list(), Err(StoreReadError::Gone));
                 drop(sender.send(format!("{gone} {}", store.is_gone())));
                 Ok(Outcome::Done)
             }

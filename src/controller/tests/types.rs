@@ -363,7 +363,9 @@ async fn informer_that_ends_by_a_defect_deletes_nothing() {
     let failed = harness.state(ControllerState::BackingOff).await;
 
     assert!(
-        failed.message.contains("its informer ended: the set of informers was shut down"),
+        failed
+            .message
+            .contains("its informer ended: the set of informers was shut down with its cluster"),
         "{}",
         failed.message
     );

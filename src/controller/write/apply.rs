@@ -10,7 +10,10 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::controller::Context;
+use crate::{
+    controller::Context,
+    kind::{Scope, TypeRef},
+};
 
 /// Error of [`Context::apply`].
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +22,9 @@ pub enum ApplyError {
     /// The object has no `metadata.name`.
     #[error("metadata.name must be set")]
     NoName,
+    /// The object has no `metadata.namespace`, and its type is namespaced.
+    #[error("metadata.namespace must be set: {0} is namespaced")]
+    NoNamespace(TypeRef),
     /// The Rust type cannot be written as JSON.
     #[error(transparent)]
     Encode(#[from] serde_json::Error),
@@ -61,7 +67,7 @@ impl Context {
     /// # use kube::core::{DynamicObject, ObjectMeta};
     /// # use pilotlight::{controller::{Context, ReconcileError}, kind::TypeRef};
     /// # async fn example(context: Context, widgets: TypeRef) -> Result<(), ReconcileError> {
-    /// let resource = context.served(&widgets).ok_or("not served")?.api_resource();
+    /// let resource = context.served(&widgets)?.api_resource();
     /// let mut widget = DynamicObject::new("a", &resource).within("default");
     /// widget.data = serde_json::json!({ "spec": { "size": 1 } });
     /// let applied = context.apply_with(&widget, &resource).await?;
@@ -131,6 +137,13 @@ impl Context {
         K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
     {
         let name = object.meta().name.as_deref().ok_or(ApplyError::NoName)?;
+        let type_ref = TypeRef::resource(K::group(of), K::version(of), K::plural(of));
+        let served = self.types().and_then(|types| types.served(&type_ref));
+        if served.is_some_and(|served| served.identity.scope == Scope::Namespaced)
+            && object.namespace().is_none()
+        {
+            return Err(ApplyError::NoNamespace(type_ref));
+        }
         let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, of, subresource));
         let by = PatchParams::apply(self.epoch().controller().as_str()).force();
         let request = Request::new(K::url_path(of, object.namespace().as_deref()));

@@ -123,7 +123,7 @@ impl RevisionInput {
 
     /// Removes the interests of a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, parent: &Request, context: &Context) {
-        if let Some((_, Some(moving))) = context.claimed(REVISIONS) {
+        if let Ok((_, Some(moving))) = context.claimed(REVISIONS) {
             moving.remove((parent.primary, &parent.key));
         }
     }
@@ -138,7 +138,7 @@ impl RevisionInput {
 fn listed(handle: &InputHandle, context: &Context) -> Option<RevisionCache> {
     let store =
         context.store_of(REVISIONS).ok().filter(|_| handle.state() == InputState::Started)?;
-    let (served, moving) = context.claimed(REVISIONS)?;
+    let (served, moving) = context.claimed(REVISIONS).ok()?;
     Some(RevisionCache { served, store, moving })
 }
 

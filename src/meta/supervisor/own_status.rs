@@ -83,7 +83,7 @@ impl DeclarationReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
         let name = &object.key().name;
-        let Some(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
+        let Ok(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
         let run = self.manager.status_of(self.kind.runnable_name(name));
         if run.as_ref().is_some_and(|run| run.reason == Reason::Standby) {
             // This replica has just begun to lead, and the epoch is about to.

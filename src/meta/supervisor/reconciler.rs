@@ -164,8 +164,10 @@ impl DeclarationReconciler {
         if another {
             declared = declared.taken_over_by(uid.clone());
         }
-        declared.seen_under =
-            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
+        declared.seen_under = context
+            .served(&self.kind.type_ref())
+            .ok()
+            .and_then(|served| served.identity.uid.clone());
         declared.missing_since = None;
         if !self.waits(name) {
             // The new specification has replaced the previous one.
@@ -411,8 +413,10 @@ impl DeclarationReconciler {
             // again.
             return Ok(Outcome::RequeueAfter(RECHECK));
         }
-        let crd_uid =
-            context.served(&self.kind.type_ref()).and_then(|served| served.identity.uid.clone());
+        let crd_uid = context
+            .served(&self.kind.type_ref())
+            .ok()
+            .and_then(|served| served.identity.uid.clone());
         let mut crd_is_unread = false;
         if declared.seen_under == crd_uid {
             match crd_is_deleted(self.kind, context.client()).await {

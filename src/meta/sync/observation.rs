@@ -41,7 +41,7 @@ impl ParentReconciler {
         let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
-                (Some(served), Ok(store)) => {
+                (Ok(served), Ok(store)) => {
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
                         moving.set((parent.key.primary, &parent.key.key), interests.clone());
                     }

@@ -8,7 +8,10 @@ use super::{
     Core, effective_priority,
     slots::{SlotEntry, SlotPlace},
 };
-use crate::controller::queue::item::{QueueRow, QueueRowState};
+use crate::controller::queue::{
+    item::{QueueRow, QueueRowState},
+    lazy_now::LazyNow,
+};
 
 /// Rows of a queue with their order.
 pub(in crate::controller::queue) struct QueueDump<K>(Vec<(RowOrder, u64, QueueRow<K>)>);
@@ -36,7 +39,9 @@ fn row<K: Clone>(entry: &SlotEntry<K>, now: Instant) -> Option<(RowOrder, u64, Q
     let key = entry.key.clone()?;
     let due = match entry.place {
         SlotPlace::Ready { ticket, since } => Some((since, ticket)),
-        SlotPlace::Idle | SlotPlace::Waiting { .. } => entry.due(),
+        SlotPlace::Idle | SlotPlace::Waiting { .. } => {
+            entry.due().map(|(at, rank)| (Some(at), rank))
+        }
     };
     let state = match entry.place {
         _ if entry.processing.is_some() => QueueRowState::Running,
@@ -47,13 +52,13 @@ fn row<K: Clone>(entry: &SlotEntry<K>, now: Instant) -> Option<(RowOrder, u64, Q
         return None; // Known only for its failures.
     }
     let SlotEntry { priority, failures: requeues, .. } = *entry;
-    let row = QueueRow { key, priority, state, due: due.map(|(at, _)| at), requeues };
+    let row = QueueRow { key, priority, state, due: due.and_then(|(at, _)| at), requeues };
     let rank = due.map_or(0, |(_, rank)| rank);
     let order = match state {
         QueueRowState::Running => (0, 0, None),
         QueueRowState::Ready => {
-            let since = row.due.unwrap_or(now);
-            (1, -i64::from(effective_priority(priority, since, now)), None)
+            let now = &mut LazyNow::at(now);
+            (1, -i64::from(effective_priority(priority, row.due, now)), None)
         }
         QueueRowState::Waiting => (2, 0, row.due),
     };

@@ -11,6 +11,7 @@ use super::{
 use crate::controller::queue::{
     hashed::Hashed,
     item::{Add, LOW_PRIORITY, RemainingItem},
+    lazy_now::LazyNow,
 };
 
 impl<K: Clone + Eq + Hash> Core<K> {
@@ -72,7 +73,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let RemainingItem { key, priority, failures, at } = delayed;
         let slot = self.slots.intern(Hashed { hash, key });
         let after = at.saturating_duration_since(now);
-        let added = self.add_slot(slot, Add { priority, after, ..Add::default() }, now);
+        let add = Add { priority, after, ..Add::default() };
+        let added = self.add_slot(slot, add, &mut LazyNow::at(now));
         let entry = self.slots.get_mut(slot);
         entry.failures = entry.failures.max(failures);
         added

@@ -34,7 +34,8 @@ pub(super) struct SlotEntry<K> {
 pub(super) enum SlotPlace {
     Idle,
     Waiting { until: Instant, number: u64 },
-    Ready { ticket: u64, since: Instant },
+    // `since` is recorded for metrics, and for low priorities.
+    Ready { ticket: u64, since: Option<Instant> },
 }
 
 /// Processing of a key by a worker.
@@ -50,7 +51,7 @@ impl<K> SlotEntry<K> {
     }
 
     pub(super) fn is_ready_since(&self, time: Instant) -> bool {
-        matches!(self.place, SlotPlace::Ready { since, .. } if since == time)
+        matches!(self.place, SlotPlace::Ready { since, .. } if since == Some(time))
     }
 
     /// Returns the time at which a delayed key becomes ready, and its rank among the keys of the

@@ -41,7 +41,7 @@ impl QueueHarness {
     }
 
     fn add(&mut self, key: u8, add: Add) -> &mut Self {
-        let (timer, _) = self.core.add(hashed(key), add, self.now);
+        let (timer, _) = self.core.add(hashed(key), add, &mut LazyNow::at(self.now));
         self.keep(timer);
         self
     }
@@ -398,8 +398,19 @@ fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
 }
 
 #[test]
-fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
+fn dump_without_metrics_shows_ready_keys_without_the_time_unless_their_priority_is_low() {
     let mut queue = QueueHarness::new();
+    queue.add(1, NOW).add(2, Add { priority: LOW_PRIORITY, ..NOW });
+
+    let rows = queue.core.dump(queue.now).sorted();
+
+    let rows: Vec<_> = rows.iter().map(|row| (row.key, row.due)).collect();
+    assert_eq!(rows, [(1, None), (2, Some(queue.now))]);
+}
+
+#[test]
+fn dump_shows_each_key_with_its_state_due_time_and_requeues() {
+    let mut queue = QueueHarness::measured();
     let start = queue.now;
     queue.add(1, FAILED).advance(ms(5));
     queue.add(2, NOW).add(3, at(9)).add(4, after(500)).add(5, Add { priority: 20, ..after(100) });

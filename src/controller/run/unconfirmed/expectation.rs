@@ -11,7 +11,7 @@ use super::{
     target::Target,
 };
 use crate::{
-    controller::run::input_status::Attached,
+    controller::{foreign_cluster::ForeignCluster, run::input_status::Attached},
     informer::{InformerKey, LiveObject, Object, ObjectKey},
     kind::{TypeIdentity, VersionOrder},
     manager::retry_after,
@@ -191,16 +191,17 @@ impl Expectation {
     ///
     /// The cache is behind a single object that was written a moment ago, or the server cannot be
     /// read.
-    pub(super) async fn check<'c>(
+    pub(super) async fn check(
         &mut self,
         target: &Target,
         cache: &Attached,
-        client: impl Fn() -> &'c Client,
+        client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<ExpectationCheck, Unconfirmed> {
         let resource = || cache.served.identity.clone();
         let unread = |source| Unconfirmed::Unread { resource: resource(), source };
+        let client = || client(cache.foreign.as_ref());
         let Some(key) = target.key() else {
-            return read::missing(target, cache, client())
+            return read::missing(target, cache, &client())
                 .await
                 .map(ExpectationCheck::Missing)
                 .map_err(unread);
@@ -222,7 +223,7 @@ impl Expectation {
             (Some(Comparison::Behind), None) => self.since + READ_DELAY,
         };
         if due <= now {
-            let state = read::object(target, &key, cache, client()).await.map_err(unread)?;
+            let state = read::object(target, &key, cache, &client()).await.map_err(unread)?;
             let comparison = state.compare(&key, cache);
             let read = LiveRead { state, at: Some(Instant::now()), cached };
             self.reads.insert(cache.key.clone(), read);

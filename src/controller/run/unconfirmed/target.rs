@@ -6,7 +6,11 @@ use http::Method;
 use serde::Deserialize;
 
 use crate::{
-    controller::{Request, run::input_status::Attached},
+    controller::{
+        Request,
+        run::input_status::{Attached, InputStatuses},
+    },
+    discovery::RegistryId,
     informer::ObjectKey,
     kind::{Scope, ServedType},
     manager::WriteRequest,
@@ -15,6 +19,8 @@ use crate::{
 /// Object or collection that a write addressed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
+    /// `None` for the cluster of the controller.
+    pub(super) cluster: Option<RegistryId>,
     pub(super) group: Arc<str>,
     pub(super) plural: Arc<str>,
     /// `None` for cluster-scoped objects, and for a collection of all namespaces.
@@ -39,8 +45,12 @@ struct Name {
 impl Target {
     /// Returns the target of a write; `None` if its path names no object and no collection. A
     /// created object has the name in the response or, without a response, in the request.
-    pub(super) fn of(write: &WriteRequest, answered: Option<String>) -> Option<Self> {
-        let mut target = Self::at(write.path())?;
+    pub(super) fn of(
+        write: &WriteRequest,
+        cluster: Option<RegistryId>,
+        answered: Option<String>,
+    ) -> Option<Self> {
+        let mut target = Self { cluster, ..Self::at(write.path())? };
         if target.name.is_none() && *write.method() == Method::POST {
             let sent = || {
                 let named = serde_json::from_slice::<NamedBody>(&write.body()?).ok()?;
@@ -55,6 +65,7 @@ impl Target {
     /// Returns the object that a request names.
     pub(super) fn of_request(request: &Request, served: &ServedType) -> Self {
         Self {
+            cluster: None,
             group: Arc::from(&*served.identity.group),
             plural: Arc::from(&*served.identity.plural),
             namespace: request.namespace.clone(),
@@ -73,6 +84,11 @@ impl Target {
         Some(ObjectKey { namespace: self.namespace.clone(), name })
     }
 
+    /// Returns the caches of the type, at any version.
+    pub(super) fn caches(&self, statuses: &InputStatuses) -> Vec<Attached> {
+        statuses.caches(self.cluster.as_ref(), &self.group, &self.plural)
+    }
+
     /// Returns whether a cache of the type can hold the target. It may be of another namespace, and
     /// a type may have returned with another scope since the write.
     pub(super) fn may_be_in(&self, cache: &Attached) -> bool {
@@ -84,7 +100,7 @@ impl Target {
         }
     }
 
-    /// Returns the target of an API path; the path of a subresource addresses its object.
+    /// Returns the target of an API path of the controller's cluster; the path of a subresource addresses its object.
     fn at(path: &str) -> Option<Self> {
         let mut segments = path.split('/').filter(|segment| !segment.is_empty());
         let group = match segments.next()? {
@@ -106,6 +122,7 @@ impl Target {
             [] => return None,
         };
         Some(Self {
+            cluster: None,
             group: group.into(),
             plural: plural.into(),
             namespace: namespace.map(Arc::from),

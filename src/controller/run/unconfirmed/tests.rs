@@ -22,7 +22,7 @@ async fn create(unconfirmed: &Arc<UnconfirmedWrites>, code: u16) {
         std::future::ready(Ok::<_, std::io::Error>(response))
     });
     let client = Client::new(service, "default");
-    let client = Fence::new().observed_client(&client, unconfirmed.observer());
+    let client = Fence::new().observed_client(&client, unconfirmed.observer(None));
     let reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
     let request = http::Request::post("/api/v1/namespaces/ns/pods").body(Vec::new()).unwrap();
     drop(reconciling.run(client.request::<serde_json::Value>(request)).await);
@@ -66,7 +66,10 @@ async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_reques
 
     let mut reconciling = unconfirmed.begin(&request);
     let primaries = [TypeRef::of::<Pod>()];
-    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &primaries).await.unwrap();
+    reconciling
+        .confirm(&statuses, |_| unreachable!("no cache lacks it"), &primaries)
+        .await
+        .unwrap();
     drop(reconciling);
 
     assert_eq!(unconfirmed.requests(), [request]);
@@ -81,7 +84,7 @@ async fn unknown_outcome_needs_no_own_object_without_a_primary_type() {
 
     let mut reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
     assert!(reconciling.has_unknown());
-    reconciling.confirm(&statuses, || unreachable!("no cache lacks it"), &[]).await.unwrap();
+    reconciling.confirm(&statuses, |_| unreachable!("no cache lacks it"), &[]).await.unwrap();
     drop(reconciling);
 
     assert!(unconfirmed.state().open.is_empty());
