@@ -100,7 +100,8 @@ impl Target {
         }
     }
 
-    /// Returns the target of an API path of the controller's cluster; the path of a subresource addresses its object.
+    /// Returns the target of an API path of the controller's cluster; the path of a subresource
+    /// addresses its object.
     fn at(path: &str) -> Option<Self> {
         let mut segments = path.split('/').filter(|segment| !segment.is_empty());
         let group = match segments.next()? {
