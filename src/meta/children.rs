@@ -279,24 +279,23 @@ impl ChildContext<'_> {
         };
         let kind = &self.groups[child.group].served.kind;
         let observed = rewrite::text(&child.json).and_then(serde_json::from_str);
-        let observed: Value = observed.map_err(|error| {
+        let mut merged: Value = observed.map_err(|error| {
             format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
         })?;
         let wanted = self.complete_object(&desired)?;
-        let last = last_applied::read(&observed);
+        let last = last_applied::read(&merged);
         let is_remembered = last.is_some();
-        let merged = merge::apply(&observed, last, &wanted);
-        if last_applied::same(&merged, &observed) {
+        let logged = tracing::enabled!(tracing::Level::DEBUG).then(|| merged.clone());
+        if !merge::apply(&mut merged, last, wanted) {
             return Ok(None);
         }
-        if tracing::enabled!(tracing::Level::DEBUG) {
+        if let Some(observed) = logged {
             let fields = log_text::differing(&observed, &merged);
             tracing::debug!(%kind, name = %child.key, fields, "child differs");
         }
-        let metadata = observed.get("metadata");
+        let metadata = merged.get("metadata");
         let version = metadata.and_then(|metadata| metadata.get("resourceVersion")?.as_str());
         let replaces = version.map(str::to_owned);
-        drop((observed, wanted));
         let body = Bytes::from(last_applied::encode(&merged));
         let method = self.groups[child.group].strategy;
         let is_in_place = matches!(method, UpdateMethod::InPlace);

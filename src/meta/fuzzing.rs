@@ -142,22 +142,31 @@ pub fn merge(data: &[u8]) {
     };
     let (observed, last, desired) =
         (Value::Object(observed), Value::Object(last), Value::Object(desired));
-    let once = merge::merge(Some(&observed), Some(&last), &desired);
+    let merged = |object: &Value, last: &Value| {
+        let mut merged = object.clone();
+        let differs = merge::merge(&mut merged, Some(last), &desired);
+        assert_eq!(differs, !last_applied::same(&merged, object));
+        merged
+    };
+    let once = merged(&observed, &last);
     assert_foreign_fields_stay(&observed, &last, &desired, &once);
-    assert_eq!(merge::merge(Some(&once), Some(&desired), &desired), once, "twice is once");
+    assert_eq!(merged(&once, &desired), once, "twice is once");
 
     let text = last_applied::encode(&desired);
     // The last digit of a long float may change; its meaning must not.
     let read: Value = serde_json::from_str(&text).expect("what we write we can read");
     assert!(last_applied::same(&read, &desired), "{text}");
 
-    let applied = merge::apply(&observed, last_applied::read(&observed), &desired);
-    assert_eq!(
-        merge::apply(&applied, last_applied::read(&applied), &desired),
-        applied,
-        "applying settles"
-    );
-    assert_eq!(applied.get("status"), observed.get("status"));
+    let applied = |object: &Value| {
+        let mut applied = object.clone();
+        let last = last_applied::read(object);
+        let differs = merge::apply(&mut applied, last, desired.clone());
+        assert_eq!(differs, !last_applied::same(&applied, object));
+        applied
+    };
+    let once = applied(&observed);
+    assert_eq!(applied(&once), once, "applying settles");
+    assert_eq!(once.get("status"), observed.get("status"));
 }
 
 /// Checks that fields which neither version names are unchanged, at any depth of objects.

@@ -38,6 +38,7 @@ pub(crate) fn is_on(child: &Value) -> bool {
 }
 
 /// Sets the annotation of `child` to `desired`.
+#[cfg(test)]
 pub(crate) fn write(child: &mut Value, desired: &Value) {
     write_text(child, encode(desired));
 }
@@ -55,16 +56,17 @@ pub(crate) fn remove(desired: &mut Value) {
     }
 }
 
-/// Sets the annotation of `child` to an encoded object.
-pub(crate) fn write_text(child: &mut Value, text: String) {
-    if let Some(annotations) = object_at(child, "metadata")
-        .map(|metadata| metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new())))
-    {
-        if !annotations.is_object() {
-            *annotations = Value::Object(Map::new());
-        }
-        annotations[LAST_APPLIED] = Value::String(text);
+/// Sets the annotation of `child` to an encoded object. Returns whether `child` has changed.
+pub(crate) fn write_text(child: &mut Value, text: String) -> bool {
+    let Some(metadata) = object_at(child, "metadata") else { return false };
+    let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+    if !annotations.is_object() {
+        *annotations = Value::Object(Map::new());
     }
+    let annotation = &mut annotations[LAST_APPLIED];
+    let differs = *annotation != text;
+    *annotation = Value::String(text);
+    differs
 }
 
 fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
@@ -73,11 +75,6 @@ fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, 
 
 /// Returns the fields of a desired object that a hook decides: without system metadata, owners, the
 /// status, and an annotation that was copied from the live object.
-pub(crate) fn desired_fields(desired: &Value) -> Value {
-    into_desired_fields(desired.clone())
-}
-
-/// Like [`desired_fields`], but consumes the object.
 pub(crate) fn into_desired_fields(fields: Value) -> Value {
     let mut fields = without_undecided_fields(fields);
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata")
@@ -246,7 +243,7 @@ mod tests {
             "status": {}
         });
 
-        assert_eq!(desired_fields(&desired), json!({"metadata": {"name": "a"}}));
+        assert_eq!(into_desired_fields(desired), json!({"metadata": {"name": "a"}}));
     }
 
     #[test]

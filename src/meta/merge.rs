@@ -25,35 +25,49 @@ pub(crate) fn count() -> usize {
     MERGES.with(std::cell::Cell::get)
 }
 
-/// Merges `desired` into `observed`, whose last-applied annotation is `last`.
+/// Merges `desired` into `observed`, whose last-applied annotation is `last`. Returns whether the
+/// meaning of the object has changed.
 ///
 /// System metadata, the controller's owner reference and the status stay as observed. The
 /// last-applied annotation becomes the whole desired object, if its meaning or anything else
 /// changed.
-pub(crate) fn apply(observed: &Value, last: Option<Value>, desired: &Value) -> Value {
+pub(crate) fn apply(observed: &mut Value, last: Option<Value>, desired: Value) -> bool {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
-    let wanted = last_applied::desired_fields(desired);
-    let last_owners = owners(last.as_ref());
+    let remembered = last_applied::encode(&desired);
+    let (last_owners, desired_owners) = (owners(last.as_ref()), owners(Some(&desired)));
+    let wanted = last_applied::into_desired_fields(desired);
     // Fields that are neither desired now nor before stay as observed.
     let last = last.map(last_applied::without_undecided_fields);
-    let mut merged = merge(Some(observed), last.as_ref(), &wanted);
-    restore_annotation(&mut merged, observed);
-    set_owners(&mut merged, &last_owners, owners(Some(desired)));
+    // The result of further steps is compared as a whole.
+    let before = (loses_annotations(last.as_ref(), &wanted)
+        || !(last_owners.is_empty() && desired_owners.is_empty()))
+    .then(|| observed.clone());
+    let mut differs = merge(observed, last.as_ref(), &wanted);
+    if let Some(before) = before {
+        restore_annotation(observed, &before);
+        set_owners(observed, &last_owners, desired_owners);
+        differs = !last_applied::same(observed, &before);
+    }
     let is_known = last
         .is_some_and(|last| last_applied::same(&last_applied::into_desired_fields(last), &wanted));
-    if !is_known || !last_applied::same(&merged, observed) {
-        last_applied::write(&mut merged, desired);
+    if !is_known || differs {
+        differs |= last_applied::write_text(observed, remembered);
     }
-    merged
+    differs
+}
+
+/// Returns whether annotations were desired before, and none are now.
+fn loses_annotations(last: Option<&Value>, wanted: &Value) -> bool {
+    let has = |object: &Value| {
+        object.get("metadata").is_some_and(|metadata| metadata.get("annotations").is_some())
+    };
+    last.is_some_and(has) && !has(wanted)
 }
 
 /// Adds the desired owners to the observed ones, and removes those that are desired no longer. The
 /// controller of the object is neither removed nor replaced.
 fn set_owners(merged: &mut Value, last: &[Value], desired: Vec<Value>) {
-    if last.is_empty() && desired.is_empty() {
-        return;
-    }
     let mut owners = owners(Some(merged));
     let find = |owners: &[Value], owner: &Value| {
         owners.iter().position(|other| other.get("uid") == owner.get("uid"))
@@ -98,44 +112,51 @@ fn restore_annotation(merged: &mut Value, observed: &Value) {
     }
 }
 
-/// Merges one value. The kind of the observed value decides how. If it is an object or a list, a
-/// desired value of another kind counts as an empty one.
-pub(super) fn merge(observed: Option<&Value>, last: Option<&Value>, desired: &Value) -> Value {
-    match observed {
-        Some(Value::Object(observed)) => {
+/// Merges one value in place; returns whether its meaning has changed. The kind of the observed
+/// value decides how. If it is an object or a list, a desired value of another kind counts as an
+/// empty one.
+pub(super) fn merge(observed: &mut Value, last: Option<&Value>, desired: &Value) -> bool {
+    let merged = match observed {
+        Value::Object(observed) => {
             let (none, last) = (Map::new(), last.and_then(Value::as_object));
-            merge_objects(observed, last.unwrap_or(&none), desired.as_object().unwrap_or(&none))
+            let desired = desired.as_object().unwrap_or(&none);
+            return merge_objects(observed, last.unwrap_or(&none), desired);
         }
-        Some(Value::Array(observed)) => {
+        Value::Array(observed) => {
             let items = |value: Option<&Value>| {
                 value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default().to_vec()
             };
             merge_lists(observed, &items(last), items(Some(desired)))
         }
-        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | None => {
-            desired.clone()
-        }
-    }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => desired.clone(),
+    };
+    let differs = !last_applied::same(observed, &merged);
+    *observed = merged;
+    differs
 }
 
 fn merge_objects(
-    observed: &Map<String, Value>,
+    observed: &mut Map<String, Value>,
     last: &Map<String, Value>,
     desired: &Map<String, Value>,
-) -> Value {
-    let mut merged = Map::new();
-    for (key, value) in observed {
-        let value = match desired.get(key) {
-            Some(desired) => merge(Some(value), last.get(key), desired),
-            None if last.contains_key(key) => continue,
-            None => value.clone(),
+) -> bool {
+    let mut differs = false;
+    observed.retain(|key, value| {
+        let desired = desired.get(key);
+        let is_kept = desired.is_some() || !last.contains_key(key);
+        differs |= match desired {
+            Some(desired) => merge(value, last.get(key), desired),
+            None => !is_kept && !value.is_null(),
         };
-        merged.insert(key.clone(), value);
+        is_kept
+    });
+    for (key, value) in desired {
+        if !observed.contains_key(key) {
+            differs |= !value.is_null();
+            observed.insert(key.clone(), value.clone());
+        }
     }
-    for (key, value) in desired.iter().filter(|(key, _)| !observed.contains_key(*key)) {
-        merged.insert(key.clone(), merge(None, last.get(key), value));
-    }
-    Value::Object(merged)
+    differs
 }
 
 fn merge_lists(observed: &[Value], last: &[Value], desired: Vec<Value>) -> Value {
@@ -148,11 +169,13 @@ fn merge_lists(observed: &[Value], last: &[Value], desired: Vec<Value>) -> Value
     let mut merged = Vec::with_capacity(observed.len().max(desired.len()));
     let mut seen = BTreeSet::new();
     for (id, item) in &observed {
+        let mut item = (*item).clone();
         match wanted.get(id) {
-            Some(wanted) => merged.push(merge(Some(item), last.get(id).copied(), wanted)),
+            Some(wanted) => drop(merge(&mut item, last.get(id).copied(), wanted)),
             None if last.contains_key(id) => continue,
-            None => merged.push((*item).clone()),
+            None => {}
         }
+        merged.push(item);
         seen.insert(id);
     }
     for (id, item) in &desired {
@@ -200,12 +223,22 @@ mod tests {
     use super::*;
 
     fn apply(observed: &Value, desired: &Value) -> Value {
-        super::apply(observed, last_applied::read(observed), desired)
+        let mut merged = observed.clone();
+        let differs = super::apply(&mut merged, last_applied::read(observed), desired.clone());
+        assert_eq!(differs, !last_applied::same(&merged, observed), "{observed} {desired}");
+        merged
+    }
+
+    fn merge(observed: &Value, last: Option<&Value>, desired: &Value) -> Value {
+        let mut merged = observed.clone();
+        let differs = super::merge(&mut merged, last, desired);
+        assert_eq!(differs, !last_applied::same(&merged, observed), "{observed} {desired}");
+        merged
     }
 
     #[track_caller]
     fn check(observed: Value, last: Value, desired: Value, expected: Value) {
-        assert_eq!(merge(Some(&observed), Some(&last), &desired), expected);
+        assert_eq!(merge(&observed, Some(&last), &desired), expected);
     }
 
     #[test]
@@ -484,7 +517,7 @@ mod tests {
         ) {
             let lists = [&observed, &last, &desired].map(|items| Value::from(items.clone()));
 
-            let merged = merge(Some(&lists[0]), Some(&lists[1]), &lists[2]);
+            let merged = merge(&lists[0], Some(&lists[1]), &lists[2]);
 
             let find = |items: &[Value], of: &Value| {
                 items.iter().find(|item| name(item) == name(of)).cloned()
@@ -493,7 +526,7 @@ mod tests {
             for item in &observed {
                 let last = find(&last, item);
                 match find(&desired, item) {
-                    Some(wish) => expected.push(merge(Some(item), last.as_ref(), &wish)),
+                    Some(wish) => expected.push(merge(item, last.as_ref(), &wish)),
                     None if last.is_some() => {}
                     None => expected.push(item.clone()),
                 }
@@ -511,8 +544,8 @@ mod tests {
             for (field, value) in last_one.as_object().into_iter().flatten() {
                 observed[field] = value.clone();
             }
-            let first = |object: &Value| merge(Some(object), Some(&last_one), &one);
-            let second = |object: &Value| merge(Some(object), Some(&last_two), &two);
+            let first = |object: &Value| merge(object, Some(&last_one), &one);
+            let second = |object: &Value| merge(object, Some(&last_two), &two);
 
             prop_assert_eq!(second(&first(&observed)), first(&second(&observed)));
         }
@@ -521,8 +554,8 @@ mod tests {
         fn merging_twice_is_merging_once(
             observed in object(), last in object(), desired in object()
         ) {
-            let once = merge(Some(&observed), Some(&last), &desired);
-            let twice = merge(Some(&once), Some(&desired), &desired);
+            let once = merge(&observed, Some(&last), &desired);
+            let twice = merge(&once, Some(&desired), &desired);
 
             prop_assert_eq!(once, twice);
         }
@@ -531,7 +564,7 @@ mod tests {
         fn only_fields_that_were_desired_before_are_removed(
             observed in object(), last in object(), desired in object()
         ) {
-            let merged = merge(Some(&observed), Some(&last), &desired);
+            let merged = merge(&observed, Some(&last), &desired);
 
             for (key, value) in observed.as_object().unwrap() {
                 if last.get(key).is_none() && desired.get(key).is_none() {
@@ -545,7 +578,7 @@ mod tests {
 
         #[test]
         fn every_desired_field_is_in_the_result(observed in object(), last in object(), desired in object()) {
-            let merged = merge(Some(&observed), Some(&last), &desired);
+            let merged = merge(&observed, Some(&last), &desired);
 
             let mut wanted = Vec::new();
             paths(&desired, "", &mut wanted);
