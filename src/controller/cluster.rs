@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
-    ControllerDefaults, metrics::ControllerMetrics, run::carried_over::CarriedOverByName,
-    type_changes,
+    ControllerDefaults, foreign_cluster::ForeignCluster, metrics::ControllerMetrics,
+    run::carried_over::CarriedOverByName, type_changes,
 };
 use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
@@ -377,6 +377,12 @@ impl Runnable for ClusterRunnable {
 
     fn reports_running(&self) -> bool {
         true
+    }
+}
+
+impl From<&Cluster> for ForeignCluster {
+    fn from(cluster: &Cluster) -> Self {
+        Self { types: cluster.types.clone(), unfenced: cluster.client.clone() }
     }
 }
 

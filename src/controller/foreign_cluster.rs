@@ -2,7 +2,6 @@
 
 use kube::Client;
 
-use super::Cluster;
 use crate::discovery::{RegistryId, TypeRegistry};
 
 /// Cluster other than the controller's, whose objects an input watches or a reconciler writes.
@@ -17,12 +16,6 @@ impl ForeignCluster {
     /// Returns the identity by which caches and writes of the cluster belong together.
     pub(in crate::controller) fn id(&self) -> RegistryId {
         self.types.id()
-    }
-}
-
-impl From<&Cluster> for ForeignCluster {
-    fn from(cluster: &Cluster) -> Self {
-        Self { types: cluster.types.clone(), unfenced: cluster.unfenced_client().clone() }
     }
 }
 

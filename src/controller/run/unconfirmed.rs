@@ -244,7 +244,7 @@ impl UnconfirmedWrites {
         for request in requests {
             let writes = state.open.entry(request).or_default();
             writes.unknown |= unknown;
-            // Also after a write without a target.
+            // A write without a target may have changed it, too.
             writes.own_object |= unknown && is_own;
             if let Some(target) = &target {
                 writes.expect(target.clone(), Expectation::new(response.state.clone()));
