@@ -1,5 +1,8 @@
 //! Server as a client sees it.
 
+#[cfg(feature = "testing")]
+mod standby;
+
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,

@@ -144,31 +144,3 @@ async fn sources_start_once_while_a_warm_up_becomes_a_leader() {
         harness.shutdown().await;
     }
 }
-
-#[cfg(feature = "server")]
-#[tokio::test(start_paused = true)]
-async fn closure_waits_on_a_standby_while_its_cluster_and_its_server_run() {
-    let harness = Harness::standing_by();
-    let server = crate::server::HttpServer::bind("127.0.0.1:0", axum::Router::new()).unwrap();
-    let options = RunnableOptions::default;
-    harness.manager.add_runnable("server", Arc::new(server), options()).await.unwrap();
-    let closure = |epoch: Epoch| async move {
-        epoch.stopping().await;
-        Ok(())
-    };
-    harness.manager.add_runnable("closure", Arc::new(closure), options()).await.unwrap();
-    sleep(Duration::from_secs(600)).await;
-
-    for name in ["cluster", "server"] {
-        let status = harness.manager.status_of(name).unwrap();
-        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{name}");
-    }
-    let closure = harness.manager.status_of("closure").unwrap();
-    assert!(closure.reason == "Standby" && closure.epoch == 0, "{closure:?}");
-
-    harness.server.lease_to("");
-    sleep(Duration::from_secs(60)).await;
-    let closure = harness.manager.status_of("closure").unwrap();
-    assert_eq!((closure.state, closure.epoch), (ControllerState::Running, 1));
-    harness.shutdown().await;
-}
