@@ -162,7 +162,8 @@ async fn key_is_handed_out_with_its_highest_priority_and_no_depth_is_ever_below_
                     let mut added = added.lock();
                     let highest = added.entry(key).or_insert(priority);
                     *highest = priority.max(*highest);
-                    queue.add_with(key, Add { priority, ..Add::default() });
+                    let after = Duration::from_micros(u64::from(number % 3) * 300);
+                    queue.add_with(key, Add { priority, after, ..Add::default() });
                 }
             };
             thread::spawn(add)
