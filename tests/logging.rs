@@ -1,7 +1,7 @@
 //! Each fault is logged within ten seconds, with its type or controller and at a bounded rate:
 //! under paused time, on the simulated server.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use pilotlight::{
     meta::HookError,
@@ -49,6 +49,7 @@ const OF_THE_PARENT: &[(&str, &str)] = &[
     ("kind", "Widget"),
     ("namespace", "default"),
     ("name", "p"),
+    ("epoch", "1"),
 ];
 
 fn of_parents(action: Action, verb: Verb) -> Rule {
@@ -244,6 +245,17 @@ fn matches_case(case: &Case, line: &Line) -> bool {
         && case.fields.iter().all(of)
 }
 
+/// Returns the id of a reconcile that is empty, or that two failures of reconciles share.
+fn repeated_reconcile(case: &Case, lines: &[Line]) -> Option<String> {
+    if case.message != "reconcile failed" {
+        return None;
+    }
+    let failed = lines.iter().filter(|line| matches_case(case, line));
+    let mut seen = BTreeSet::from([""]);
+    let repeated = failed.map(|line| line.field("reconcile_id")).find(|id| !seen.insert(id));
+    repeated.map(|id| format!("reconcile_id {id:?} is empty or repeated"))
+}
+
 #[tokio::test(start_paused = true)]
 async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
     let mut wrong = Vec::new();
@@ -263,6 +275,7 @@ async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
 
         let early = logs.troubles();
         let logged = early.iter().filter(|line| matches_case(&case, line)).count();
+        wrong.extend(repeated_reconcile(&case, &early).map(|id| format!("{what}: {id}")));
         // Each reconcile fails on its own, with a growing back-off.
         let repeats = case.message == "reconcile failed";
         if logged == 0 || logged > 1 && !repeats {

@@ -51,6 +51,7 @@ mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
 mod leaks;
+mod list_kinds;
 #[cfg(feature = "meta")]
 mod logging;
 #[cfg(feature = "cli")]

@@ -66,6 +66,18 @@ pub struct Cluster {
 }
 
 /// Options of a cluster.
+///
+/// ```no_run
+/// # async fn example() -> kube::Result<()> {
+/// use kube::Client;
+/// use pilotlight::controller::{Cluster, ClusterOptions};
+///
+/// let options = ClusterOptions { namespace: Some("team-a".into()), ..ClusterOptions::default() };
+/// let (cluster, runnable) = Cluster::new(Client::try_default().await?, options);
+/// # drop((cluster, runnable));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
     /// Single namespace in which namespaced types are watched. `None` or the empty name means all:
@@ -90,6 +102,21 @@ pub struct ClusterOptions {
 /// fails, and a manager refuses to restart it. Controllers of a cluster that was removed wait with the
 /// reason `DiscoveryEnded`. The runnable of [`Cluster::of`] only propagates type changes, and may be
 /// started again.
+///
+/// ```
+/// use kube::Client;
+/// use pilotlight::{
+///     controller::{Cluster, ClusterOptions},
+///     manager::{AddError, ManagerHandle},
+/// };
+///
+/// /// Adds a cluster, such as that of a new tenant, to a manager that runs.
+/// async fn engage(manager: &ManagerHandle, name: &str, client: Client) -> Result<Cluster, AddError> {
+///     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+///     runnable.add_to_running(manager, name).await?;
+///     Ok(cluster)
+/// }
+/// ```
 pub struct ClusterRunnable {
     cluster: Cluster,
     work: ClusterWork,

@@ -13,6 +13,18 @@ use crate::informer::{Delta, Object};
 ///
 /// A generic event has no verb: its object has not changed ([`Handler::generic`]).
 ///
+/// ```
+/// use k8s_openapi::api::core::v1::ConfigMap;
+/// use pilotlight::controller::{Event, Predicate};
+///
+/// // Passes changes of the data, and every create and delete.
+/// let data = Predicate::typed(|event: Event<ConfigMap>| match event {
+///     Event::Update { old, new } => old.data != new.data,
+///     _ => true,
+/// });
+/// # drop(data);
+/// ```
+///
 /// [`Builder::matching`]: super::Builder::matching
 /// [`Handler::generic`]: super::Handler::generic
 #[derive(Clone, Debug, PartialEq, Eq)]

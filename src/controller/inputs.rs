@@ -51,6 +51,19 @@ pub struct Inputs {
 }
 
 /// Input that was added by name. Dropping it does not remove the input.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::controller::{InputHandle, InputState};
+/// use tokio::time::timeout;
+///
+/// /// Waits for at most a second, since the type may not be installed.
+/// async fn has_started(input: InputHandle) -> bool {
+///     drop(timeout(Duration::from_secs(1), input.started()).await);
+///     input.state() == InputState::Started
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct InputHandle {
     pub(super) state: watch::Receiver<InputState>,

@@ -25,6 +25,19 @@ use super::{
 use crate::manager::{BoxError, Epoch, Readiness};
 
 /// Context of a started source. Cheap to clone.
+///
+/// ```
+/// use pilotlight::controller::*;
+///
+/// /// Requests one reconcile for each of these objects, and ends with its epoch.
+/// async fn feed(context: SourceContext, names: Vec<String>) -> SourceEnd {
+///     for name in names {
+///         context.enqueue_with_priority(Request::cluster(name), LOW_PRIORITY);
+///     }
+///     context.stopping().await;
+///     SourceEnd::Stopped
+/// }
+/// ```
 #[derive(Clone)]
 pub struct SourceContext {
     /// Epoch that the source feeds.
@@ -135,6 +148,20 @@ pub enum SourceEnd {
 pub type SourceDone = BoxFuture<'static, SourceEnd>;
 
 /// A started source.
+///
+/// ```
+/// use futures::FutureExt;
+/// use pilotlight::controller::*;
+///
+/// /// Source without objects at the start, which runs until it is to stop.
+/// fn start(context: SourceContext) -> SourceStart {
+///     let done = async move {
+///         context.stopping().await;
+///         SourceEnd::Stopped
+///     };
+///     SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+/// }
+/// ```
 pub struct SourceStart {
     /// Resolves when the requests for all objects that existed at the start are in the queue.
     pub synced: BoxFuture<'static, Result<(), BoxError>>,

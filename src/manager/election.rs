@@ -37,6 +37,14 @@ use crate::redaction;
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Lease and identity of an election.
+///
+/// ```
+/// use pilotlight::manager::ElectionOptions;
+///
+/// let options = ElectionOptions::new("kube-system", "gear-controller");
+/// let replica = ElectionOptions { identity: "gears-0".into(), ..options };
+/// # drop(replica);
+/// ```
 #[derive(Clone, Debug)]
 pub struct ElectionOptions {
     /// Namespace of the lease.

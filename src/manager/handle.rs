@@ -49,6 +49,23 @@ pub struct ManagerHandle {
 
 /// Replacement that the manager has accepted, from [`ManagerHandle::replace`]. Its drop changes
 /// nothing.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use pilotlight::{controller::Controller, manager::*};
+///
+/// /// Replaces a controller, and waits until the new one has taken over.
+/// async fn replace(
+///     manager: &ManagerHandle,
+///     controller: Controller,
+/// ) -> Result<(), Box<dyn std::error::Error>> {
+///     let controller = Arc::new(controller);
+///     let replacement = manager.replace("gears", controller, RunnableOptions::default()).await?;
+///     replacement.installed().await?;
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Replacement {
     installed: oneshot::Receiver<()>,

@@ -5,6 +5,19 @@ use std::{num::NonZeroUsize, time::Duration};
 use super::{ManagerMetrics, RestartBackoff};
 
 /// Settings that apply to all runnables of a manager.
+///
+/// ```
+/// use std::{num::NonZeroUsize, time::Duration};
+///
+/// use pilotlight::manager::{Manager, ManagerOptions};
+///
+/// let manager = Manager::new(ManagerOptions {
+///     graceful_shutdown_timeout: Some(Duration::from_secs(10)),
+///     max_concurrent_reconciles: NonZeroUsize::new(64),
+///     ..ManagerOptions::default()
+/// });
+/// # drop(manager);
+/// ```
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
     /// Time for all runnables together to stop; 30 s. `None` waits for ever, zero for nothing, which

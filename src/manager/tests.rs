@@ -392,6 +392,11 @@ async fn a_task_that_does_not_end_holds_the_runnable_in_stopping_and_is_reported
     assert_eq!((status.state, status.epoch), (ControllerState::Stopping, 1));
     assert_eq!(status.reason, "Stuck");
     assert!(status.message.ends_with("1 task"), "{}", status.message);
+    // A failed check is a 503 of `/readyz`.
+    let checks = harness.handle.readiness().results();
+    let check = checks.into_iter().find(|it| it.name == "controller/stuck").unwrap();
+    assert!(check.result.is_failed());
+    assert_eq!(check.to_string(), "[-]controller/stuck Stopping Stuck");
 
     unblock.send(()).unwrap();
     assert_eq!(harness.next_done().await.0, 1);

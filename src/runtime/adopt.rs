@@ -25,6 +25,18 @@ const PANIC_RETRY: Duration = Duration::from_secs(30);
 type Start = dyn Fn(Epoch) -> BoxFuture<'static, RunResult> + Send + Sync;
 
 /// Controller of kube-rs that runs while its types are served; built by [`adopt`].
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+///
+/// use pilotlight::{manager::*, runtime::AdoptedController};
+///
+/// # fn example(manager: &mut Manager, adopted: AdoptedController) -> Result<(), AddError> {
+/// let options = RunnableOptions { grace: Duration::from_secs(30), ..Default::default() };
+/// manager.add("config-maps", Arc::new(adopted), options)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct AdoptedController {
     types: TypeRegistry,
     required: Vec<TypeRef>,

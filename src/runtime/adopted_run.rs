@@ -27,8 +27,9 @@ use crate::{
 /// failing watch at the latest after 60 s, and waits 30 s for a response.
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
 
-/// Maximum number of messages of failing watches that are logged until all watches are current.
-const MOST_LOGGED: usize = 8;
+/// Maximum number of messages of failing watches that are logged until all watches are current, and
+/// of those that are reported as refusals.
+const MOST_MESSAGES: usize = 8;
 
 /// Failed reconcile, after the error policy of the user has decided about it. The error itself
 /// stays in the task of the reconcile, so that its `Display` and `Drop` are guarded there.
@@ -51,6 +52,9 @@ pub(super) struct AdoptedRun {
     watch_failed: Option<(Instant, String)>,
     /// Messages of watches that were logged since all watches worked.
     logged: Vec<String>,
+    /// Messages of watches that were refused since all watches worked, with a limit of their own:
+    /// other errors must not hide a refusal from the conditions.
+    refused: Vec<String>,
     /// Error that ends the stream.
     fatal: Option<String>,
 }
@@ -63,6 +67,7 @@ impl AdoptedRun {
             synced: false,
             watch_failed: None,
             logged: Vec::new(),
+            refused: Vec::new(),
             fatal: None,
         }
     }
@@ -164,12 +169,11 @@ impl AdoptedRun {
         let message = watch_message(error);
         self.watch_failed = Some((Instant::now(), message.clone()));
         // The watches of several types may fail in turn, and a message may differ at each retry.
-        let is_new = self.logged.len() < MOST_LOGGED && !self.logged.contains(&message);
-        if is_new {
+        if remember(&mut self.logged, &message) {
             warn!(error = message, "watch failed");
-            self.logged.push(message.clone());
         }
         let forbidden = is_forbidden(error);
+        let is_refusal = forbidden && remember(&mut self.refused, &message);
         self.epoch.report(|report| {
             report.stale = self.synced;
             if forbidden {
@@ -177,7 +181,7 @@ impl AdoptedRun {
             }
             report.last_error = Some(message);
         });
-        if forbidden && is_new {
+        if is_refusal {
             // Not within the report: a condition of the user may be asked.
             self.epoch.refused();
         }
@@ -192,6 +196,7 @@ impl AdoptedRun {
     fn watches_are_current(&mut self) {
         if let Some((_, message)) = self.watch_failed.take() {
             self.logged.clear();
+            self.refused.clear();
             info!("watches no longer fail");
             self.epoch.report(|report| {
                 report.stale = false;
@@ -224,6 +229,15 @@ impl AdoptedRun {
             }
         }
     }
+}
+
+/// Adds a message unless it is known or the limit is reached; returns whether it was added.
+fn remember(messages: &mut Vec<String>, message: &str) -> bool {
+    let is_new = messages.len() < MOST_MESSAGES && !messages.iter().any(|known| known == message);
+    if is_new {
+        messages.push(message.to_owned());
+    }
+    is_new
 }
 
 fn key_of(object: &impl Resource) -> ObjectKey {

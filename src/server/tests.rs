@@ -1,5 +1,8 @@
 //! Server as a client sees it.
 
+#[cfg(feature = "testing")]
+mod standby;
+
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
@@ -178,4 +181,29 @@ async fn page_that_never_answers_ends_with_the_grace_of_the_server() {
         "{response}"
     );
     assert!(TcpStream::connect(address).await.is_err(), "it does not listen any longer");
+}
+
+#[tokio::test]
+async fn server_has_only_the_pages_it_was_given_and_ends_with_its_manager() {
+    for (serves_probes, expected) in [(true, ["200", "200", "404"]), (false, ["404", "404", "200"])]
+    {
+        let manager = Manager::new(ManagerOptions::default());
+        let handle = manager.handle();
+        let pages = if serves_probes { probes(&handle) } else { metrics(&handle) };
+        let (server, address) = bind(pages);
+
+        let codes = run(manager, server, async {
+            let mut codes = Vec::new();
+            for path in ["/healthz", "/readyz", "/metrics"] {
+                let answer = send(address, &format!("GET {path}")).await;
+                codes.push(answer.split(' ').nth(1).unwrap_or("none").to_owned());
+            }
+            codes
+        })
+        .await;
+
+        assert_eq!(codes, expected);
+        assert!(TcpStream::connect(address).await.is_err(), "it does not listen any longer");
+        HttpServer::bind(address, Router::new()).expect("the port is free");
+    }
 }

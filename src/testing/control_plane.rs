@@ -28,6 +28,19 @@ const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
 /// The control plane belongs to no runtime: its processes are plain children, and a separate thread
 /// waits for them. The processes end and their data is removed with [`stop`](Self::stop), when this
 /// value is dropped, and when this process ends, even if it is killed.
+///
+/// ```no_run
+/// use pilotlight::testing::{ControlPlane, CrdBuilder};
+///
+/// # async fn example() -> Result<(), pilotlight::testing::Error> {
+/// // One control plane for all tests of the process; a namespace and a group for each test.
+/// let scope = ControlPlane::shared().scope("gears").await?;
+/// let gears = CrdBuilder::new(&scope.group, "Gear");
+/// scope.install_crd(&gears).await?;
+/// scope.wait_served(&gears, "v1").await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ControlPlane {
     cluster: Arc<ControlPlaneParts>,

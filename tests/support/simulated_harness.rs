@@ -17,7 +17,7 @@ use kube::{Client, ResourceExt, client::Body};
 use pilotlight::{
     controller::{Cluster, ClusterOptions, Request},
     informer::InformerStatus,
-    manager::{Manager, ManagerOptions, RunnableOptions},
+    manager::{Manager, ManagerOptions},
     meta::{self, Hook, HookError, HookFactory, HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
         CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, Verb, simulated::SimulatedServer,
@@ -245,7 +245,7 @@ impl SimulatedHarness {
         let client = Client::new(service, "default");
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
-        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        runnable.add_to(&mut manager, "cluster").unwrap();
         let handle = manager.handle();
         let (hook_metrics, mut metrics) = (HookMetrics::default(), Registry::default());
         hook_metrics.register(&mut metrics);

@@ -10,6 +10,20 @@ use tokio::time::Instant;
 pub const LOW_PRIORITY: i32 = -100;
 
 /// Options of an add.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use k8s_openapi::api::core::v1::ConfigMap;
+/// use pilotlight::controller::{Add, Enqueue, Event, Handler, LOW_PRIORITY, Request};
+///
+/// // Reconciles a summary at low priority, at most a second after each change.
+/// let handler = Handler::typed(|_: Event<ConfigMap>, queue: &mut Enqueue<'_>| {
+///     let add = Add { priority: LOW_PRIORITY, after: Duration::from_secs(1), ..Add::default() };
+///     queue.add_with(Request::cluster("summary"), add);
+/// });
+/// # drop(handler);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Add {
     /// Priority; higher ones come first. A second add never lowers it. A priority below 0 counts

@@ -17,6 +17,8 @@ use crate::{
 /// passes their number. So a limiter needs a state of its own only for other rules. [`Backoff`],
 /// [`FastSlow`], [`TokenBucketLimiter`] and [`MaxOf`] are the limiters of client-go.
 ///
+/// The queue is locked while it calls a limiter, which must not block.
+///
 /// ```
 /// use std::time::Duration;
 ///
@@ -45,7 +47,7 @@ use crate::{
 /// of [`QueueOptions`] applies in its place.
 pub trait RateLimiter<K>: Send {
     /// Returns the delay of the next retry of `key`, which was requeued `requeues` times since it
-    /// was last forgotten. Called with the queue locked, so it must not block.
+    /// was last forgotten.
     fn when(&mut self, key: &K, requeues: u32, now: Instant) -> Duration;
 
     /// Drops the state of a key, whose requeues count from 0 again.
@@ -98,6 +100,16 @@ pub struct QueueOptions {
 /// Back-off of one item: `base` doubled for every failure in a row, at most `max`.
 ///
 /// Semantics: `ItemExponentialFailureRateLimiter` of client-go, with controller-runtime's numbers.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::controller::Backoff;
+///
+/// let backoff = Backoff { max: Duration::from_secs(60), ..Backoff::default() };
+/// assert_eq!(backoff.delay(1), Duration::from_millis(10));
+/// assert_eq!(backoff.delay(20), Duration::from_secs(60));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// Delay after the first failure; 5 ms.
@@ -118,6 +130,17 @@ pub struct Limit {
 /// Rate limiter with two delays: `fast` for the first attempts, then `slow`.
 ///
 /// Semantics: `ItemFastSlowRateLimiter` of client-go.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::controller::{Controller, FastSlow};
+///
+/// let (fast, slow) = (Duration::from_millis(50), Duration::from_secs(60));
+/// let builder =
+///     Controller::builder("gears").rate_limiter(FastSlow { fast, slow, fast_retries: 5 });
+/// # drop(builder);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastSlow {
     /// Delay of the first retries.
@@ -131,6 +154,15 @@ pub struct FastSlow {
 /// Rate limiter of all items together: see [`Limit`].
 ///
 /// Semantics: `BucketRateLimiter` of client-go.
+///
+/// ```
+/// use pilotlight::controller::{Controller, Limit, TokenBucketLimiter};
+///
+/// // Ten retries a second of all requests together, after the first hundred.
+/// let limiter = TokenBucketLimiter::new(Limit { per_second: 10.0, burst: 100 });
+/// let builder = Controller::builder("gears").rate_limiter(limiter);
+/// # drop(builder);
+/// ```
 #[derive(Clone, Debug)]
 pub struct TokenBucketLimiter {
     limit: Limit,
@@ -141,6 +173,18 @@ pub struct TokenBucketLimiter {
 /// Rate limiter that waits for the longer of two delays; may be nested.
 ///
 /// Both limiters count each retry. Semantics: `MaxOfRateLimiter` of client-go.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pilotlight::controller::{Backoff, Controller, FastSlow, MaxOf};
+///
+/// let (fast, slow) = (Duration::from_millis(50), Duration::from_secs(60));
+/// let fast_slow = FastSlow { fast, slow, fast_retries: 5 };
+/// let builder =
+///     Controller::builder("gears").rate_limiter(MaxOf(fast_slow, Backoff::default()));
+/// # drop(builder);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxOf<A, B>(
     /// First limiter.
@@ -271,6 +315,16 @@ mod tests {
 
         assert_eq!(delays(limiter.clone(), 0..4), [0, 0, 100, 200]);
         assert_eq!(delays(limiter, 7..9), [0, 0], "a clone has a bucket of its own");
+    }
+
+    /// Semantics: `defaultRateLimiter` of lasso.
+    #[test]
+    fn fast_slow_and_exponential_limiter_together_wait_for_the_longer_delay() {
+        let (fast, slow) = (Duration::from_millis(1), Duration::from_secs(120));
+        let backoff = Backoff { base: Duration::from_millis(5), max: Duration::from_secs(30) };
+        let limiter = MaxOf(FastSlow { fast, slow, fast_retries: 3 }, backoff);
+
+        assert_eq!(delays(limiter, 0..5), [5, 10, 20, 120_000, 120_000]);
     }
 
     #[test]

@@ -384,3 +384,43 @@ async fn metrics_of_a_cluster_and_of_a_part_come_and_go_with_it() {
     harness.stop.cancel();
     harness.tasks.join_next().await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn plain_input_of_a_missing_type_is_shown_after_its_third_sync_timeout() {
+    let harness = Harness::new();
+    harness.add(builder().for_type(widgets())).await;
+    let shown = async |failures: u32| {
+        let backs_off = |status: &RunnableStatus| {
+            status.state == ControllerState::BackingOff && status.failures == failures
+        };
+        harness.until(backs_off).await;
+        let checks = harness.manager.readiness().results();
+        assert!(!checks.iter().any(|it| it.result.is_failed()), "{checks:?}");
+        let name = format!("controller/{NAME}");
+        checks.into_iter().find(|it| it.name == name).unwrap().to_string()
+    };
+
+    for failures in [1, 2] {
+        assert_eq!(shown(failures).await, "[+]controller/widgets BackingOff RunFailed");
+    }
+    assert_eq!(shown(3).await, "[!]controller/widgets BackingOff RunFailed");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_that_has_run_says_that_another_one_must_be_built() {
+    let server = Server::new();
+    let (_cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    let first = Epoch::new("cluster", 1, Duration::ZERO);
+    let mut runs = JoinSet::new();
+    runs.spawn(runnable.start(first.clone()));
+    run_until_idle().await;
+
+    let second = runnable.start(Epoch::new("cluster", 2, Duration::ZERO)).await;
+
+    let error = second.unwrap_err().to_string();
+    assert_eq!(error, "the cluster has run before; build a new one");
+    assert!(runs.try_join_next().is_none(), "the first run continues");
+    first.stop(StopReason::Cancelled);
+    runs.join_next().await.unwrap().unwrap().unwrap();
+}

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::{types::tasks, *};
 use crate::{
     manager::{metrics_text, prometheus_client::registry::Registry},
-    testing::{Action, Reply, Rule},
+    testing::{Action, Reply, Rule, Verb},
 };
 
 /// Adds another controller, whose reconciles are not logged.
@@ -332,5 +332,37 @@ async fn series_of_a_name_that_returns_begin_anew_and_are_exported_once() {
         run_until_idle().await;
         assert_eq!(of_widgets(), [""; 0]);
     }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controllers_come_and_go_while_a_list_of_another_one_is_never_answered() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let hangs = Rule::new(Action::Hang).verb(Verb::List);
+    harness.server.fault(hangs.resource("example.com", "widgets"));
+    harness.add(controller_of_widgets(NAME)).await;
+    harness.state(ControllerState::Starting).await;
+    run_until_idle().await;
+    assert_eq!(harness.server.lists("widgets"), 1);
+    let start = Instant::now();
+
+    for epoch in 1..=2 {
+        let parts = Controller::builder("other").for_type(parts()).conditional();
+        add_other(&harness, "other", parts).await;
+        let mut watch = harness.manager.watch();
+        let runs = |it: &Arc<Snapshot>| {
+            it.get(&"other".into()).is_some_and(|it| it.state == ControllerState::Running)
+        };
+        drop(watch.wait_for(runs).await.unwrap());
+        harness.manager.remove("other").await;
+        assert!(harness.manager.status_of("other").is_none(), "{epoch}");
+    }
+
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!(harness.status().state, ControllerState::Starting);
+    harness.manager.remove(NAME).await;
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     harness.shutdown().await;
 }

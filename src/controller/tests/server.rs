@@ -142,6 +142,11 @@ impl Server {
         self.apply_in("default", lease);
     }
 
+    pub(super) fn lease_holder(&self) -> String {
+        let leases = self.simulated.list("coordination.k8s.io/v1", "Lease").unwrap();
+        leases[0]["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+    }
+
     // --- faults
 
     /// Forbids all requests to a resource.

@@ -206,7 +206,9 @@ async fn type_that_cannot_be_read_is_named_with_its_reason() {
         handled.lock().unwrap().extend([typed, untyped]);
         queue.add(change.key.clone());
     });
+    let informers = harness.cluster.informers.clone();
     let reconcile = move |_: Request, context: Context| {
+        let before = informers.status().len();
         let errors = [
             context.lister::<Part>().map(drop).unwrap_err(),
             context.lister::<k8s_openapi::api::core::v1::ConfigMap>().map(drop).unwrap_err(),
@@ -218,6 +220,7 @@ async fn type_that_cannot_be_read_is_named_with_its_reason() {
         let unnamed = context.store_of("unnamed").map(drop).unwrap_err();
         assert!(unnamed.to_string().contains("add it with Inputs::add"), "{unnamed}");
         let untyped = context.store(&Part::by_kind()).map(drop).unwrap_err();
+        assert_eq!(informers.status().len(), before, "a read creates no informer");
         let inputs = context.inputs().unwrap();
         let add = |input: Builder| input.watches_type(parts(), Handler::Object).optional();
         inputs.add("named", add).map(drop).unwrap_or_default();
@@ -356,5 +359,69 @@ async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
     harness.state(ControllerState::Running).await;
 
     assert_eq!(harness.log().await, ["1 of 3", "1 of 3", "1 of 3"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controllers_share_an_informer_for_each_type_and_projection() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let named = Controller::builder;
+    let described = [
+        named("typed").for_::<Widget>(),
+        named("untyped").for_type(widgets()),
+        named("metadata").for_type(widgets()).metadata_only(),
+    ];
+    for described in described {
+        let controller = harness.build(described.conditional());
+        controller.add_to_running(&harness.manager).await.unwrap();
+    }
+    sleep(Duration::from_secs(60)).await;
+
+    let informers = harness.cluster.informers.status();
+    let mut subscribers: Vec<_> = informers.iter().map(|it| it.subscribers).collect();
+    subscribers.sort_unstable();
+    assert_eq!(subscribers, [1, 2], "{informers:?}");
+    assert_eq!(harness.server.watches(WIDGETS), 2);
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(harness.server.watches(crds), 1, "one discovery");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn type_without_an_input_is_read_from_the_server_and_opens_no_watch() {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Api;
+
+    use crate::controller::FetchError;
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(sized("a", json!(1)));
+    harness.server.apply(json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "c" },
+        "data": { "size": "7" },
+    }));
+    let log = Arc::clone(&harness.log);
+    let reconcile = move |_: Request, context: Context| {
+        let log = Arc::clone(&log);
+        async move {
+            let found =
+                Api::<ConfigMap>::namespaced(context.client().clone(), "ns").get("c").await?;
+            let size = found.data.unwrap_or_default().remove("size").unwrap_or_default();
+            let fetched = context.fetch::<ConfigMap>(&ObjectKey::namespaced("ns", "c")).await;
+            let is_refused = matches!(fetched, Err(FetchError::Lister(ListerError::NotAnInput(_))));
+            log.lock().unwrap().push(format!("{size} {is_refused}"));
+            Ok(Outcome::Done)
+        }
+    };
+    let controller = builder().for_type(widgets()).conditional();
+    let controller = controller.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    assert_eq!(harness.log().await, ["7 true"]);
+    assert_eq!(harness.server.requests_of("/api/v1/configmaps/c"), 1);
+    assert_eq!(harness.server.requests_of("/api/v1/configmaps"), 0, "no list and no watch");
+    assert_eq!(harness.cluster.informers.status().len(), 1);
     harness.shutdown().await;
 }

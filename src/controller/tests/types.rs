@@ -250,12 +250,17 @@ async fn a_namespace_restricts_no_type_that_has_none() {
 #[tokio::test(start_paused = true)]
 async fn types_whose_lists_have_unusual_kinds_are_reconciled_with_and_without_a_warm_up() {
     for warms_up in [true, false] {
-        let harness = Harness::new();
+        let harness = Harness::standing_by();
         harness.server.install_with_list_kind(&crd("Widget"), "WidgetArray");
         harness.server.install_with_list_kind(&crd("Part"), "AllOfTheParts");
         harness.server.apply(widget("a", "first"));
         let described = builder().for_type(widgets()).owns_type(parts()).conditional();
         harness.add(described.warm_up(warms_up)).await;
+        let lists = || ["widgets", "parts"].map(|plural| harness.server.lists(plural));
+        harness.standby().await;
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!((lists(), harness.log().await.len()), ([usize::from(warms_up); 2], 0));
+        harness.server.lease_to("");
         harness.state(ControllerState::Running).await;
         let served = harness.cluster.types.served(&widgets()).unwrap();
         assert_eq!((&*served.kind, &*served.list_kind), ("Widget", "WidgetArray"));
@@ -270,8 +275,7 @@ async fn types_whose_lists_have_unusual_kinds_are_reconciled_with_and_without_a_
         harness.server.delete("Widget", "a");
         assert_eq!(harness.log().await, ["ns/a gone"]);
 
-        let lists = ["widgets", "parts"].map(|plural| harness.server.lists(plural));
-        assert_eq!(lists, [1, 1], "no list is repeated");
+        assert_eq!(lists(), [1, 1], "no list is repeated");
         harness.shutdown().await;
     }
 }
@@ -378,19 +382,28 @@ async fn stores_are_empty_and_watches_closed_when_done_fires() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
-    let controller = harness.build(builder().for_type(widgets()).conditional());
+    let (sender, mut stores) = tokio::sync::mpsc::unbounded_channel();
+    let reconcile = move |_: Request, context: Context| {
+        let read = context.store(&widgets()).map(|store| sender.send(store.clone()));
+        drop(read.unwrap());
+        async { Ok(Outcome::Done) }
+    };
+    let controller = builder().for_type(widgets()).conditional();
+    let controller = controller.build(&harness.cluster, reconcile).unwrap();
     run_until_idle().await;
     let epoch = Epoch::new(NAME, 1, Duration::from_secs(5));
     let mut runs = JoinSet::new();
     runs.spawn(controller.start(epoch.clone()));
     epoch.subscribe().wait_for(|report| report.running).await.unwrap();
+    let store = stores.recv().await.unwrap();
+    assert_eq!((harness.server.watches(WIDGETS), store.len()), (1, 1));
 
     harness.server.uninstall("widgets");
     run_until_idle().await;
     epoch.stop(StopReason::TypeGone);
     runs.join_next().await.unwrap().unwrap().unwrap();
 
-    assert_eq!(harness.server.watches(WIDGETS), 0);
+    assert_eq!((harness.server.watches(WIDGETS), store.len()), (0, 0));
     assert!(harness.cluster.informers.status().is_empty());
     harness.shutdown().await;
 }

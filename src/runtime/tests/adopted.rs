@@ -480,3 +480,35 @@ async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_
     assert_eq!(refusals.load(Ordering::SeqCst), 1, "once, however often the watch is refused");
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn refusal_after_many_other_errors_of_a_watch_reaches_the_conditions() {
+    let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
+    harness.install().await;
+    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
+        let reconcile =
+            |_: Arc<Widget>, _: Arc<()>| async { Ok::<_, Refused>(Action::await_change()) };
+        let policy = |_: Arc<Widget>, _: &Refused, _| Action::await_change();
+        (controller(&client), reconcile, policy, Arc::new(()))
+    });
+    let adopted = Arc::new(counting_refusals(adopted, &refusals));
+    harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
+    harness.until(|it| it.state == ControllerState::Running).await;
+    for number in 0..8 {
+        let reply = Reply::status(500, "InternalError", &format!("broken {number}"));
+        harness
+            .faults
+            .add(Rule::new(Fault::Reply(reply)).resource("example.com", "widgets").times(1));
+    }
+
+    harness.server.set_rbac([AccessRule::deny().verbs(["list", "watch"])]);
+    harness.faults.cut_open(|info| info.resource == "widgets");
+    let broken = harness
+        .until(|it| it.report.last_error.as_ref().is_some_and(|error| error.contains("broken 7")));
+    assert!(broken.await.report.forbidden.is_empty());
+    sleep(Duration::from_secs(300)).await;
+
+    assert!(!harness.status().report.forbidden.is_empty());
+    assert_eq!(refusals.load(Ordering::SeqCst), 1, "once, however often the watch is refused");
+    harness.shutdown().await;
+}

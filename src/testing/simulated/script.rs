@@ -65,6 +65,26 @@ pub struct SimulatedOptions {
 ///
 /// No task runs in the background: each access first runs the control plane's work that was due, at
 /// its due time.
+///
+/// ```
+/// use k8s_openapi::api::core::v1::ConfigMap;
+/// use kube::Api;
+/// use pilotlight::testing::simulated::SimulatedServer;
+/// use serde_json::json;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = SimulatedServer::new();
+/// server.apply(json!({
+///     "apiVersion": "v1", "kind": "ConfigMap",
+///     "metadata": { "name": "colours", "namespace": "default" },
+/// }))?;
+///
+/// let config_maps = Api::<ConfigMap>::default_namespaced(server.client());
+/// assert!(config_maps.get_opt("colours").await?.is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct SimulatedServer {
     shared: Arc<SharedServer>,

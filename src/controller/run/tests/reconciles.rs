@@ -431,3 +431,60 @@ async fn existing_objects_are_reconciled_under_constant_changes() {
     }
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn failing_request_delays_no_other() {
+    let (sender, channel) = ChannelSource::new(8);
+    for name in ["bad", "worse", "good"] {
+        sender.try_send(key(name)).unwrap();
+    }
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut harness = make().input(InputMode::Plain, channel).run(move |request, context| {
+        notes.note(&request, &context, start);
+        async move {
+            match (&*request.name, context.attempt()) {
+                ("bad", 0..3) => failed(),
+                ("worse", _) => Err(ReconcileError::Terminal("hopeless".into())),
+                _ => ok(),
+            }
+        }
+    });
+    harness.running().await;
+
+    sleep(Duration::from_millis(10)).await;
+    sender.send(key("late")).await.unwrap();
+    sleep(Duration::from_secs(3600)).await;
+
+    let mut times = HashMap::<String, Vec<u64>>::new();
+    for (name, _, millis) in log.0.lock().unwrap().iter() {
+        times.entry(name.clone()).or_default().push(*millis);
+    }
+    let expected = [
+        ("ns/bad", vec![0, 5, 15, 35]),
+        ("ns/worse", vec![0]),
+        ("ns/good", vec![0]),
+        ("ns/late", vec![10]),
+    ];
+    assert_eq!(times, expected.map(|(name, times)| (name.to_owned(), times)).into());
+    harness.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_are_counted_by_their_kind_from_0() {
+    let requeue: fn() -> _ = || Ok(Outcome::Requeue);
+    let later: fn() -> _ = || Ok(Outcome::RequeueAfter(Duration::from_secs(1)));
+    let (mut harness, _log) = ends(vec![failed, requeue, later]);
+    let counts = |harness: &Harness| {
+        ["success", "error", "requeue", "requeue_after"].map(|result| {
+            let total = "controller_runtime_reconcile_total{controller=\"widgets\",result=";
+            harness.metric(&format!("{total}\"{result}\"}}"))
+        })
+    };
+
+    assert_eq!(counts(&harness), ["0"; 4], "before the first reconcile");
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(counts(&harness), ["1"; 4]);
+    harness.stop(StopReason::Cancelled).await.unwrap();
+}

@@ -322,3 +322,17 @@ async fn plain_source_that_has_ended_is_not_started_again() {
     assert_eq!((short_lived.starts(), harness.runs.len()), (1, 1));
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn plain_source_that_does_not_sync_in_time_fails_the_run_and_leaves_no_task() {
+    let slow = Fake::new("slow", &[]).unsynced();
+    let controller = make().input(InputMode::Plain, slow.clone());
+    let before = Handle::current().metrics().num_alive_tasks();
+    let mut harness = controller.run(|_, _| async { ok() });
+
+    let error = harness.done().await.unwrap_err();
+
+    assert_eq!(error, "sync timeout after 2 min: slow is syncing");
+    assert_eq!((harness.start.elapsed().as_secs(), slow.starts()), (120, 1));
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+}
