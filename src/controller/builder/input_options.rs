@@ -264,7 +264,7 @@ impl KindOptions {
         self.filter.transform = self.filter.transform.or(transform);
         self.filter.labels = self.filter.labels.or(of_type.labels);
         self.filter.fields = self.filter.fields.or(of_type.fields);
-        self.resync = self.resync.or(of_type.resync);
+        self.resync = self.resync.or(of_type.resync).filter(|period| !period.is_zero());
         self.watch_error = self.watch_error.or(of_type.on_watch_error);
         let chosen = [mem::take(&mut self.namespaces), of_type.namespaces];
         let chosen = chosen.into_iter().find(|namespaces| !namespaces.is_empty());

@@ -214,8 +214,9 @@ impl Builder {
     }
 
     /// Delivers all objects of this input again in each period (1 s at least), as updates whose old
-    /// and new object are the same. Reconciles can repair state outside of the cluster then. None
-    /// by default.
+    /// and new object are the same. Reconciles can repair state outside of the cluster then.
+    /// [`Duration::ZERO`] means none, and by default that of the type applies
+    /// ([`TypeDefaults::resync`](crate::controller::TypeDefaults::resync)).
     ///
     /// The objects are read from the cache, without a request to the server, and spread over the
     /// period. Their requests have low priority. An object that changes meanwhile is delivered once,
