@@ -209,6 +209,9 @@ impl Builder {
     /// Adds an index of this input's objects, which
     /// [`Store::by_index`](crate::informer::Store::by_index) reads. Objects that the input keeps as
     /// metadata entries are in no index: build it with [`Builder::whole`] to find all objects.
+    ///
+    /// Inputs of one type share their indexes, so that two indexes of one name and different
+    /// functions are an error of the build.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
     }
