@@ -15,8 +15,12 @@ use crate::{
         metrics::Series,
         queue::Queue,
         run::delivery::Deliveries,
+        run::human,
         run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
-        source::{kind::KindSource, mapping::SourceHandlers},
+        source::{
+            kind::{KindSource, SharedKindSource},
+            mapping::SourceHandlers,
+        },
     },
     discovery::{TypeChange, TypeRegistry},
     duration::{after, doubled},
@@ -83,7 +87,7 @@ pub(in crate::controller) struct InputRun {
 impl Input {
     pub(in crate::controller) fn source(&self) -> Arc<dyn ConditionalSource> {
         match &self.source {
-            InputSource::Kind(source) => Arc::new(Arc::clone(source)),
+            InputSource::Kind(source) => Arc::new(SharedKindSource(Arc::clone(source))),
             InputSource::Other(source, _) => Arc::clone(source),
         }
     }
