@@ -185,6 +185,7 @@ impl InputStatuses {
         let mut inputs = self.inputs();
         let before = inputs.get_mut(&number).map(|input| {
             input.offered = Some(Arc::clone(&attached.served));
+            input.cluster = attached.foreign.as_ref().map(|foreign| foreign.types.clone());
             input.attached.replace(attached)
         });
         drop(inputs);
@@ -290,7 +291,10 @@ impl InputStatuses {
     }
 
     /// Returns a cluster if it is not that of the controller.
-    fn foreign<'a>(&self, cluster: Option<&'a TypeRegistry>) -> Option<&'a TypeRegistry> {
+    pub(in crate::controller) fn foreign<'a>(
+        &self,
+        cluster: Option<&'a TypeRegistry>,
+    ) -> Option<&'a TypeRegistry> {
         cluster.filter(|cluster| !self.types.as_ref().is_some_and(|own| own.is(cluster)))
     }
 
