@@ -158,9 +158,9 @@ impl InputRun {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
     pub(in crate::controller) async fn run(self) -> InputEnd {
         let (source, name) = (self.input.source(), self.input.name());
-        let mut readiness = match guard::run(|| self.input.ready()) {
+        let mut readiness = match self.subscribe(&name).await {
             Ok(readiness) => readiness,
-            Err(panic) => return failed(&name, &format!("its condition panicked: {panic}")),
+            Err(end) => return end,
         };
         let mut first = None;
         let mut restarts = 0_u32;
@@ -208,9 +208,34 @@ impl InputRun {
             if is_kept {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
-                    () = sleep(doubled(FIRST_PAUSE, restarts, LONGEST_PAUSE)) => {
-                        restarts = restarts.saturating_add(1);
-                    }
+                    () = sleep(pause) => restarts = restarts.saturating_add(1),
+                }
+            }
+        }
+    }
+
+    /// Subscribes to the condition of the input. An optional input whose condition panics waits, and
+    /// asks again after a pause.
+    ///
+    /// # Errors
+    ///
+    /// The end of the input, if the epoch stops or the condition of another input panics.
+    async fn subscribe(&self, name: &str) -> Result<Readiness, InputEnd> {
+        let mut panics = 0_u32;
+        loop {
+            let error = match guard::run(|| self.input.ready()) {
+                Ok(readiness) => return Ok(readiness),
+                Err(panic) => format!("its condition panicked: {panic}"),
+            };
+            if self.input.mode != InputMode::Optional {
+                return Err(failed(name, &error));
+            }
+            warn!(input = name, error, "optional input waits");
+            self.statuses.change(self.number, |input| input.wait(error));
+            select! {
+                () = self.feed.cancelled() => return Err(InputEnd::Stopped),
+                () = sleep(doubled(FIRST_PAUSE, panics, LONGEST_PAUSE)) => {
+                    panics = panics.saturating_add(1);
                 }
             }
         }
