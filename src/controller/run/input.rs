@@ -38,6 +38,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Beginning of the reason why an input with an ended source cannot be read.
+const ENDED: &str = "its source has ended";
+
 /// Description of an input of a controller, which every epoch starts.
 #[derive(Clone)]
 pub(in crate::controller) struct Input {
@@ -184,6 +187,7 @@ impl InputRun {
                 };
             }
             let is_kept = readiness.verdict().change_since(&basis) == TypeChange::Unchanged;
+            let pause = doubled(FIRST_PAUSE, restarts, LONGEST_PAUSE);
             match (end, self.input.mode) {
                 (SourceEnd::Failed(error), InputMode::Optional) => {
                     warn!(input = name, %error, "optional source failed");
@@ -199,8 +203,16 @@ impl InputRun {
                 }
                 (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && is_kept => {
                     // A plain source that has ended does not end the run.
+                    let why = Some(format!("{ENDED} and is not started again in this epoch"));
+                    self.statuses.change(self.number, |input| input.error = why);
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
+                }
+                (SourceEnd::Stopped | SourceEnd::TypeGone, _)
+                    if self.input.is_custom() && is_kept =>
+                {
+                    let why = format!("{ENDED}; it is started again in {}", human(pause));
+                    self.detach_and_wait(why);
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
@@ -239,6 +251,16 @@ impl InputRun {
                 }
             }
         }
+    }
+
+    /// Records that a source whose cache is gone does not run, with the reason.
+    fn detach_and_wait(&self, why: String) {
+        let lost = self.statuses.change(self.number, |input| {
+            let lost = input.detach();
+            input.wait(why);
+            lost
+        });
+        drop(lost);
     }
 
     /// Ends a required source that is done. If its condition is lost, the manager is about to stop
@@ -294,12 +316,11 @@ impl InputRun {
                     messages(verdict.reasons())
                 }
             };
-            let lost = self.statuses.change(self.number, |input| {
-                let lost = is_lost.then(|| input.detach());
-                input.wait(why);
-                lost
-            });
-            drop(lost);
+            if is_lost {
+                self.detach_and_wait(why);
+            } else {
+                self.statuses.change(self.number, |input| input.wait(why));
+            }
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

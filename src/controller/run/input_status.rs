@@ -282,7 +282,7 @@ impl InputStatuses {
                     format!("its input has {} of {}", identity.plural, identity.api_version());
                 ListerError::Unavailable { type_ref, why }
             }
-            Some(input) if input.state == WatchState::Synced => {
+            Some(input) if input.state == WatchState::Synced && input.error.is_none() => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
@@ -325,6 +325,16 @@ impl InputStatuses {
             |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
         let named = || inputs.values().map(|input| &**input).filter(is_named);
         named().rev().find_map(|input| input.with_parts(named()))
+    }
+
+    /// Returns the current error of the input that was added by this name.
+    pub(in crate::controller) fn error_of(&self, name: &str) -> Option<String> {
+        let inputs = self.inputs();
+        let is_named = |input: &InputStatus| {
+            input.progress.as_ref().is_some_and(|progress| *progress.name == *name)
+        };
+        let named = inputs.values().rev().filter(|input| is_named(input));
+        named.filter_map(|input| input.error.clone()).next()
     }
 
     /// Returns the caches of a type at any version. `None` as the cluster means that of the
