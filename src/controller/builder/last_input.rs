@@ -159,9 +159,10 @@ impl Builder {
     }
 
     /// Watches these namespaces, instead of the cluster's default: by a watch for each, so that no
-    /// right in others is needed. Listers and stores read all of them, once all are listed. Without
-    /// any namespace the default applies, which may be all namespaces. With the empty name among
-    /// them, all are watched.
+    /// right in others is needed. Listers and stores read all of them, once all are listed. No change
+    /// is delivered before, also while a namespace may not be listed. Without any namespace the
+    /// default applies, which may be all namespaces. With the empty name among them, all are
+    /// watched. A cluster-scoped type is watched once.
     ///
     /// Not for `claims_type`, which has one namespace at most.
     pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {

@@ -28,7 +28,7 @@ use crate::{
         Projection, Subscription, Transform,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
-    manager::{Readiness, type_served},
+    manager::{Readiness, WatchState, type_served},
 };
 
 /// Description of a source: the objects watched, and the mapping of their changes to requests.
@@ -219,6 +219,10 @@ impl KindSource {
             KindRun::new(self, context.clone()).delete_all(None);
         }
         let prepared = context.statuses.change(context.input, |input| input.prepared.take());
+        if context.statuses.begin(context.input, served.identity.scope == Scope::Cluster) {
+            drop(prepared);
+            return stand_by(&context, synced).await;
+        }
         let mut subscription = prepared
             .filter(|prepared| self.is_current(prepared, &served))
             .unwrap_or_else(|| self.subscribe(&served));
