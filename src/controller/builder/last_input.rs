@@ -18,8 +18,9 @@ use crate::{
 
 impl Builder {
     /// Adds a condition to the input, in addition to its served type. A required input with an
-    /// unmet condition keeps the controller waiting. An optional input starts and stops alone. A
-    /// plain input takes no condition; call `conditional` or `optional` too.
+    /// unmet condition keeps the controller waiting. An optional input starts and stops alone, with
+    /// the deletions of [`Builder::optional`]. A plain input takes no condition; call `conditional`
+    /// or `optional` too.
     ///
     /// ```
     /// # use pilotlight::{controller::{Builder, Handler}, kind::TypeRef};
@@ -67,8 +68,13 @@ impl Builder {
         self.mode("conditional", InputMode::Required)
     }
 
-    /// Makes the input optional: its source starts and stops with its type, without a restart of
-    /// the controller.
+    /// Makes the input optional: its source starts and stops with its type and its conditions,
+    /// without a restart of the controller.
+    ///
+    /// When it stops, each of its objects is delivered as deleted
+    /// ([`Event::Delete`](crate::controller::Event::Delete)), since it is out of sight. It may exist
+    /// all the same: if a condition was lost, or its type is served at another version.
+    /// [`Context::store`](crate::controller::Context::store) is an error meanwhile.
     pub fn optional(self) -> Self {
         self.mode("optional", InputMode::Optional)
     }
