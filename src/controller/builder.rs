@@ -26,8 +26,8 @@ use crate::{
 
 /// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
 /// `predicate`, `matching`, `named`, `whole`, `labels`, `fields`, `namespace`, `namespaces`,
-/// `in_cluster`, `managed_fields`, `transform`, `index`, `resync`, `on_synced` and `on_watch_error`
-/// apply to the last input.
+/// `in_cluster`, `managed_fields`, `transform`, `index`, `resync`, `on_synced`, `on_watch_error`,
+/// `input_when` and `subresource` apply to the last input.
 ///
 /// ```
 /// # use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};

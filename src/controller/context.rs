@@ -321,7 +321,10 @@ impl Context {
         }
         let why = match self.shared.named.as_ref().and_then(|named| named.state_of(input)) {
             Some(InputState::Pending(why)) => why,
-            Some(InputState::Started) => "its source offers no cache".to_owned(),
+            Some(InputState::Started) => {
+                let error = self.shared.statuses.error_of(input);
+                error.unwrap_or_else(|| "its source offers no cache".to_owned())
+            }
             Some(InputState::Ended) => "it has ended".to_owned(),
             None => "no input has this name; add it with Inputs::add".to_owned(),
         };

@@ -59,7 +59,8 @@ pub struct TypeDefaults {
     /// Transform of cached objects, as by [`Builder::transform`](super::Builder::transform), in
     /// place of that of all types. Inputs with `keys_only` have none.
     pub transform: Option<Transform>,
-    /// Period of resyncs, as by [`Builder::resync`](super::Builder::resync); none by default.
+    /// Period of resyncs, as by [`Builder::resync`](super::Builder::resync); none by default. An
+    /// input opts out by a period of zero.
     pub resync: Option<Duration>,
     /// Handler of watch errors; none by default. See
     /// [`Builder::on_watch_error`](super::Builder::on_watch_error).

@@ -44,7 +44,9 @@ pub enum Event<O> {
         /// Object as it is now.
         new: O,
     },
-    /// The object is deleted.
+    /// The object is deleted, or is out of sight: it has ceased to match, its type is gone, or the
+    /// condition of its optional input is lost. Read the object from the server before anything is
+    /// removed for good.
     Delete {
         /// Last known state of the object.
         old: O,

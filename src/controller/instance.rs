@@ -259,7 +259,7 @@ impl Builder {
             limit: self.retry_limit.or(defaults.retry_limit),
         };
         let (name, event_filters) = (self.name, self.event_filters);
-        let inputs = with_all_indexes(self.inputs, cluster).into_iter().enumerate();
+        let inputs = with_all_indexes(self.inputs, &name, cluster)?.into_iter().enumerate();
         let inputs = inputs.map(|(number, input)| {
             input.inputs(number, &name, &primaries, &event_filters, cluster)
         });

@@ -155,6 +155,10 @@ impl ObjectCondition {
         }])
     }
 
+    fn unread(&self, error: &str) -> Verdict {
+        self.unknown(&format!("cannot be read: {error}"))
+    }
+
     fn judge(&self, object: Option<&Object>) -> Verdict {
         let unmet = |message: &str| {
             let message = format!("{} {message}", self.describe());
@@ -187,18 +191,25 @@ impl ObjectCondition {
         key.fields = Some(format!("metadata.name={}", self.key.name).into());
         let mut subscription = self.cluster.informers.subscribe(&served, key);
         let mut progress = subscription.progress();
+        publish(&self.verdicts, self.unknown("is being read"));
+        // True once this run has read the object.
+        let mut is_read = false;
         loop {
             // Judged after each change of the watch too: one that recovers need not deliver a
             // change of the object.
             let verdict = match &*progress.borrow_and_update() {
                 InformerProgress::Synced => {
+                    is_read = true;
                     Some(self.judge(subscription.store().get(&self.key).as_ref()))
                 }
                 InformerProgress::Forbidden(error) => {
                     Some(self.unknown(&format!("may not be read: {error}")))
                 }
-                InformerProgress::ConversionFailed(error) => {
-                    Some(self.unknown(&format!("cannot be read: {error}")))
+                InformerProgress::ConversionFailed(error) => Some(self.unread(error)),
+                InformerProgress::Syncing(Some(error)) | InformerProgress::Stale(error)
+                    if !is_read =>
+                {
+                    Some(self.unread(error))
                 }
                 // The last verdict holds while the watch is down.
                 InformerProgress::Syncing(_) | InformerProgress::Stale(_) => None,

@@ -273,7 +273,8 @@ impl EpochRun {
                     pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
                     let is_plain = |input: &&usize| self.statuses.mode(**input) == InputMode::Plain;
                     let late = pending.iter().filter(is_plain);
-                    let inputs: Vec<_> = late.map(|&input| self.statuses.explanation(input)).collect();
+                    let late: Vec<_> = late.copied().collect();
+                    let inputs = self.statuses.reasons(&late);
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
                     }

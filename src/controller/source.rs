@@ -187,6 +187,7 @@ impl std::fmt::Debug for SourceStart {
 ///
 /// An implementor describes a source, which is started once in each epoch without state of earlier
 /// epochs. State kept from one epoch would pin that epoch's caches, and prevent another start.
+/// An `Arc` of a source is a source, too.
 ///
 /// A source of the program's own, which requests a reconcile at each message:
 ///
@@ -257,5 +258,27 @@ pub trait ConditionalSource: Send + Sync + 'static {
     /// [`Handler::delta`](super::Handler::delta), since nothing would reach it.
     fn delivers_generic_only(&self) -> bool {
         false
+    }
+}
+
+impl<S: ConditionalSource + ?Sized> ConditionalSource for Arc<S> {
+    fn ready(&self) -> Readiness {
+        (**self).ready()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        (**self).start_notify_done(context)
+    }
+
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn delivers(&self) -> bool {
+        (**self).delivers()
+    }
+
+    fn delivers_generic_only(&self) -> bool {
+        (**self).delivers_generic_only()
     }
 }

@@ -50,6 +50,7 @@ mod lifetimes;
 mod many_types;
 mod mistakes;
 mod named;
+mod namespaces;
 mod object_conditions;
 mod optional_types;
 mod options;

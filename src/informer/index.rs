@@ -1,6 +1,7 @@
 //! Secondary index of a store, defined by a function of the user.
 
 use std::{
+    any::TypeId,
     fmt,
     hash::{Hash, Hasher},
     sync::Arc,
@@ -34,6 +35,8 @@ pub struct Index {
     panics: Option<watch::Sender<Option<IndexPanic>>>,
     // True if the function decodes the objects.
     decodes: bool,
+    // Type of a function that captures no value; `None` for any other.
+    function: Option<TypeId>,
 }
 
 /// Panic of an index function.
@@ -54,9 +57,10 @@ impl Index {
         name: impl Into<Arc<str>>,
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
+        let function = function_of(&values);
         let values = GuardedDrop::new(values);
         let (name, values) = (name.into(), Arc::new(move |object: &Object| values(object)));
-        Self { name, values, panics: None, decodes: false }
+        Self { name, values, panics: None, decodes: false, function }
     }
 
     /// Creates an index of objects that are decoded to their Rust type. An object that cannot be
@@ -70,6 +74,13 @@ impl Index {
             Err(_) => Vec::new(),
         });
         Self { decodes: true, ..index }
+    }
+
+    /// Returns whether both have the same function for certain: one is a clone of the other, or both
+    /// were created at one place of the code by a function that captures no value.
+    pub(crate) fn has_function_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.values, &other.values)
+            || (self.function.is_some() && self.function == other.function)
     }
 
     /// Returns whether the function decodes the objects to a Rust type.
@@ -97,6 +108,11 @@ impl Index {
             Vec::new()
         })
     }
+}
+
+/// Returns the type of a function, if it is the only value of that type.
+fn function_of<F: 'static>(function: &F) -> Option<TypeId> {
+    (size_of_val(function) == 0).then(TypeId::of::<F>)
 }
 
 impl PartialEq for Index {

@@ -90,6 +90,10 @@ pub enum BuildError {
     /// Call `namespace`, or add the type once for each namespace.
     #[error("{0}: claims_type watches one namespace or all, and {1} has several; call namespace")]
     OneNamespace(ControllerName, TypeRef),
+    /// Give one of the indexes another name. Inputs of one type share their indexes, since a
+    /// reconciler reads the type by one of them: two indexes of one name must be clones.
+    #[error("{0}: {1} has two indexes of the name {2}; give one of them another name")]
+    IndexTwice(ControllerName, TypeRef, String),
     /// Allow at least one concurrent reconcile.
     #[error("{0}: max_concurrent_reconciles is 0; give it at least 1")]
     NoWorkers(ControllerName),

@@ -62,10 +62,15 @@ pub(super) struct KindOptions {
 
 /// Gives each input the indexes of all inputs of its type, since reconcilers read the type by one of
 /// them.
+///
+/// # Errors
+///
+/// [`BuildError::IndexTwice`] if two of them have one name, but perhaps not one function.
 pub(in crate::controller) fn with_all_indexes(
     mut inputs: Vec<InputOptions>,
+    name: &ControllerName,
     own: &Cluster,
-) -> Vec<InputOptions> {
+) -> Result<Vec<InputOptions>, BuildError> {
     let of_type = |kind: &KindOptions| (kind.filter.type_ref.clone(), kind.types(own).clone());
     let indexes = inputs.iter().filter_map(InputOptions::kind);
     let indexes = indexes.filter(|kind| !kind.indexes.is_empty());
@@ -78,15 +83,12 @@ pub(in crate::controller) fn with_all_indexes(
         }
         for ((type_ref, types), indexes) in &indexes {
             if kind.filter.type_ref == *type_ref && kind.types(own).is(types) {
-                let new = indexes
-                    .iter()
-                    .filter(|index| kind.indexes.iter().all(|own| own.name() != index.name()));
-                let new: Vec<_> = new.cloned().collect();
-                kind.indexes.extend(new);
+                kind.indexes.extend_from_slice(indexes);
+                kind.merge_indexes(name)?;
             }
         }
     }
-    inputs
+    Ok(inputs)
 }
 
 /// Use of a type by a controller.
@@ -172,8 +174,9 @@ impl InputOptions {
                 }
                 Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
             },
-            InputKind::Kind(kind) => {
+            InputKind::Kind(mut kind) => {
                 kind.check(name, event_filters)?;
+                kind.merge_indexes(name)?;
                 let namespaces = kind.restrict(name, cluster)?;
                 let source = |kind: KindOptions| {
                     let source = kind.source(name, primaries, event_filters, mode, cluster)?;
@@ -239,6 +242,27 @@ impl KindOptions {
         }
     }
 
+    /// Removes the clones of an index.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::IndexTwice`] if two indexes have one name, but perhaps not one function.
+    fn merge_indexes(&mut self, name: &ControllerName) -> Result<(), BuildError> {
+        let mut merged: Vec<Index> = Vec::new();
+        for index in mem::take(&mut self.indexes) {
+            match merged.iter().find(|known| known.name() == index.name()) {
+                None => merged.push(index),
+                Some(known) if known.has_function_of(&index) => {}
+                Some(_) => {
+                    let (type_ref, index) = (self.filter.type_ref.clone(), index.name().to_owned());
+                    return Err(BuildError::IndexTwice(name.clone(), type_ref, index));
+                }
+            }
+        }
+        self.indexes = merged;
+        Ok(())
+    }
+
     /// Returns the types of the cluster of the objects.
     fn types<'a>(&'a self, own: &'a Cluster) -> &'a TypeRegistry {
         &self.cluster.as_ref().unwrap_or(own).types
@@ -264,7 +288,7 @@ impl KindOptions {
         self.filter.transform = self.filter.transform.or(transform);
         self.filter.labels = self.filter.labels.or(of_type.labels);
         self.filter.fields = self.filter.fields.or(of_type.fields);
-        self.resync = self.resync.or(of_type.resync);
+        self.resync = self.resync.or(of_type.resync).filter(|period| !period.is_zero());
         self.watch_error = self.watch_error.or(of_type.on_watch_error);
         let chosen = [mem::take(&mut self.namespaces), of_type.namespaces];
         let chosen = chosen.into_iter().find(|namespaces| !namespaces.is_empty());

@@ -18,8 +18,9 @@ use crate::{
 
 impl Builder {
     /// Adds a condition to the input, in addition to its served type. A required input with an
-    /// unmet condition keeps the controller waiting. An optional input starts and stops alone. A
-    /// plain input takes no condition; call `conditional` or `optional` too.
+    /// unmet condition keeps the controller waiting. An optional input starts and stops alone, with
+    /// the deletions of [`Builder::optional`]. A plain input takes no condition; call `conditional`
+    /// or `optional` too.
     ///
     /// ```
     /// # use pilotlight::{controller::{Builder, Handler}, kind::TypeRef};
@@ -67,8 +68,13 @@ impl Builder {
         self.mode("conditional", InputMode::Required)
     }
 
-    /// Makes the input optional: its source starts and stops with its type, without a restart of
-    /// the controller.
+    /// Makes the input optional: its source starts and stops with its type and its conditions,
+    /// without a restart of the controller.
+    ///
+    /// When it stops, each of its objects is delivered as deleted
+    /// ([`Event::Delete`](crate::controller::Event::Delete)), since it is out of sight. It may exist
+    /// all the same: if a condition was lost, or its type is served at another version.
+    /// [`Context::store`](crate::controller::Context::store) is an error meanwhile.
     pub fn optional(self) -> Self {
         self.mode("optional", InputMode::Optional)
     }
@@ -159,9 +165,10 @@ impl Builder {
     }
 
     /// Watches these namespaces, instead of the cluster's default: by a watch for each, so that no
-    /// right in others is needed. Listers and stores read all of them, once all are listed. Without
-    /// any namespace the default applies, which may be all namespaces. With the empty name among
-    /// them, all are watched.
+    /// right in others is needed. Listers and stores read all of them, once all are listed. No change
+    /// is delivered before, also while a namespace may not be listed. Without any namespace the
+    /// default applies, which may be all namespaces. With the empty name among them, all are
+    /// watched. A cluster-scoped type is watched once.
     ///
     /// Not for `claims_type`, which has one namespace at most.
     pub fn namespaces(self, namespaces: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Self {
@@ -209,13 +216,17 @@ impl Builder {
     /// Adds an index of this input's objects, which
     /// [`Store::by_index`](crate::informer::Store::by_index) reads. Objects that the input keeps as
     /// metadata entries are in no index: build it with [`Builder::whole`] to find all objects.
+    ///
+    /// Inputs of one type share their indexes, so that two indexes of one name and different
+    /// functions are an error of the build.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
     }
 
     /// Delivers all objects of this input again in each period (1 s at least), as updates whose old
-    /// and new object are the same. Reconciles can repair state outside of the cluster then. None
-    /// by default.
+    /// and new object are the same. Reconciles can repair state outside of the cluster then.
+    /// [`Duration::ZERO`] means none, and by default that of the type applies
+    /// ([`TypeDefaults::resync`](crate::controller::TypeDefaults::resync)).
     ///
     /// The objects are read from the cache, without a request to the server, and spread over the
     /// period. Their requests have low priority. An object that changes meanwhile is delivered once,

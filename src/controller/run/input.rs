@@ -15,8 +15,12 @@ use crate::{
         metrics::Series,
         queue::Queue,
         run::delivery::Deliveries,
+        run::human,
         run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
-        source::{kind::KindSource, mapping::SourceHandlers},
+        source::{
+            kind::{KindSource, SharedKindSource},
+            mapping::SourceHandlers,
+        },
     },
     discovery::{TypeChange, TypeRegistry},
     duration::{after, doubled},
@@ -33,6 +37,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Beginning of the reason why an input with an ended source cannot be read.
+const ENDED: &str = "its source has ended";
 
 /// Description of an input of a controller, which every epoch starts.
 #[derive(Clone)]
@@ -83,7 +90,7 @@ pub(in crate::controller) struct InputRun {
 impl Input {
     pub(in crate::controller) fn source(&self) -> Arc<dyn ConditionalSource> {
         match &self.source {
-            InputSource::Kind(source) => Arc::new(Arc::clone(source)),
+            InputSource::Kind(source) => Arc::new(SharedKindSource(Arc::clone(source))),
             InputSource::Other(source, _) => Arc::clone(source),
         }
     }
@@ -154,9 +161,9 @@ impl InputRun {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
     pub(in crate::controller) async fn run(self) -> InputEnd {
         let (source, name) = (self.input.source(), self.input.name());
-        let mut readiness = match guard::run(|| self.input.ready()) {
+        let mut readiness = match self.subscribe(&name).await {
             Ok(readiness) => readiness,
-            Err(panic) => return failed(&name, &format!("its condition panicked: {panic}")),
+            Err(end) => return end,
         };
         let mut first = None;
         let mut restarts = 0_u32;
@@ -180,6 +187,7 @@ impl InputRun {
                 };
             }
             let is_kept = readiness.verdict().change_since(&basis) == TypeChange::Unchanged;
+            let pause = doubled(FIRST_PAUSE, restarts, LONGEST_PAUSE);
             match (end, self.input.mode) {
                 (SourceEnd::Failed(error), InputMode::Optional) => {
                     warn!(input = name, %error, "optional source failed");
@@ -195,8 +203,16 @@ impl InputRun {
                 }
                 (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && is_kept => {
                     // A plain source that has ended does not end the run.
+                    let why = Some(format!("{ENDED} and is not started again in this epoch"));
+                    self.statuses.change(self.number, |input| input.error = why);
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
+                }
+                (SourceEnd::Stopped | SourceEnd::TypeGone, _)
+                    if self.input.is_custom() && is_kept =>
+                {
+                    let why = format!("{ENDED}; it is started again in {}", human(pause));
+                    self.detach_and_wait(why);
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
@@ -204,12 +220,47 @@ impl InputRun {
             if is_kept {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
-                    () = sleep(doubled(FIRST_PAUSE, restarts, LONGEST_PAUSE)) => {
-                        restarts = restarts.saturating_add(1);
-                    }
+                    () = sleep(pause) => restarts = restarts.saturating_add(1),
                 }
             }
         }
+    }
+
+    /// Subscribes to the condition of the input. An optional input whose condition panics waits, and
+    /// asks again after a pause.
+    ///
+    /// # Errors
+    ///
+    /// The end of the input, if the epoch stops or the condition of another input panics.
+    async fn subscribe(&self, name: &str) -> Result<Readiness, InputEnd> {
+        let mut panics = 0_u32;
+        loop {
+            let error = match guard::run(|| self.input.ready()) {
+                Ok(readiness) => return Ok(readiness),
+                Err(panic) => format!("its condition panicked: {panic}"),
+            };
+            if self.input.mode != InputMode::Optional {
+                return Err(failed(name, &error));
+            }
+            warn!(input = name, error, "optional input waits");
+            self.statuses.change(self.number, |input| input.wait(error));
+            select! {
+                () = self.feed.cancelled() => return Err(InputEnd::Stopped),
+                () = sleep(doubled(FIRST_PAUSE, panics, LONGEST_PAUSE)) => {
+                    panics = panics.saturating_add(1);
+                }
+            }
+        }
+    }
+
+    /// Records that a source whose cache is gone does not run, with the reason.
+    fn detach_and_wait(&self, why: String) {
+        let lost = self.statuses.change(self.number, |input| {
+            let lost = input.detach();
+            input.wait(why);
+            lost
+        });
+        drop(lost);
     }
 
     /// Ends a required source that is done. If its condition is lost, the manager is about to stop
@@ -265,12 +316,11 @@ impl InputRun {
                     messages(verdict.reasons())
                 }
             };
-            let lost = self.statuses.change(self.number, |input| {
-                let lost = is_lost.then(|| input.detach());
-                input.wait(why);
-                lost
-            });
-            drop(lost);
+            if is_lost {
+                self.detach_and_wait(why);
+            } else {
+                self.statuses.change(self.number, |input| input.wait(why));
+            }
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

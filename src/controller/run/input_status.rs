@@ -1,8 +1,9 @@
 //! Statuses of a run's inputs: their states for the report, their caches for the reconciler.
 
+mod parts;
+
 use std::{
     collections::BTreeMap,
-    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,8 +12,9 @@ use std::{
 
 use kube::core::ApiResource;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
+use self::parts::{parts_of, waits};
 use crate::{
     controller::{
         CachedResource, Lister, ListerError,
@@ -58,6 +60,8 @@ pub(in crate::controller) struct InputStatuses {
     // Inputs of the builder that are synced or not waited for. Capacity is their number, since each
     // is sent once.
     settled: mpsc::Sender<usize>,
+    // Notified when a namespace of an input has changed.
+    part_changed: Notify,
 }
 
 /// Statuses by number. Boxed: a node of the map has room for eleven, and most controllers have two.
@@ -90,6 +94,10 @@ pub(in crate::controller) struct InputStatus {
     pub(in crate::controller) progress: Option<InputProgress>,
     // State and error at the loss of the condition, to return to with the condition.
     interrupted: Option<(WatchState, Option<String>)>,
+    /// True if another namespace of the input has all objects, since the type has no namespaces.
+    is_covered: bool,
+    /// True once all objects that existed at the start of the source are delivered.
+    is_drained: bool,
     synced: bool,
     settled: bool,
 }
@@ -126,6 +134,7 @@ impl InputStatuses {
             overdue: AtomicBool::new(false),
             inputs: Mutex::new(inputs),
             settled,
+            part_changed: Notify::new(),
         };
         statuses.report(&statuses.inputs());
         (Arc::new(statuses), numbers)
@@ -159,24 +168,19 @@ impl InputStatuses {
         let input =
             &mut **inputs.get_mut(&number).expect("an input is removed after its task has ended");
         let changed = change(input);
-        let settled = match input.mode {
-            _ if input.synced => true,
-            // An optional input with an error is not waited for.
-            InputMode::Optional => input.error.is_some(),
-            InputMode::Required | InputMode::Plain => false,
-        };
-        if settled && !mem::replace(&mut input.settled, true) && input.progress.is_none() {
-            // Fails only after the run has stopped waiting.
-            self.settled.try_send(number).ok();
-        }
+        let is_part = input.part_of.is_some();
+        self.settle(&mut inputs, number);
         if let Some(progress) = &inputs[&number].progress {
-            let mut parts = inputs.values().filter(|input| input.is_part_with(&inputs[&number]));
-            progress.set(match parts.find(|part| !part.synced) {
+            let late = parts_of(&inputs, number).filter(|(_, part)| !part.synced);
+            progress.set(match late.min_by_key(|(part, _)| waits(&inputs, *part)) {
                 None => InputState::Started,
-                Some(part) => InputState::Pending(part.explanation()),
+                Some((_, part)) => InputState::Pending(part.explanation()),
             });
         }
         self.report(&inputs);
+        if is_part {
+            self.part_changed.notify_waiters();
+        }
         changed
     }
 
@@ -185,6 +189,7 @@ impl InputStatuses {
         let mut inputs = self.inputs();
         let before = inputs.get_mut(&number).map(|input| {
             input.offered = Some(Arc::clone(&attached.served));
+            input.cluster = attached.foreign.as_ref().map(|foreign| foreign.types.clone());
             input.attached.replace(attached)
         });
         drop(inputs);
@@ -273,7 +278,7 @@ impl InputStatuses {
         });
         let type_ref = type_ref.clone();
         // The first input that is not listed yet, if there are several namespaces.
-        match of_type.map(|input| &**input).min_by_key(|input| input.attached.is_some()) {
+        match of_type.map(|input| &**input).min_by_key(|input| input.is_listed()) {
             // The input is of any version, for example, and the type of another one.
             Some(InputStatus { attached: Some(attached), .. }) => {
                 let identity = &attached.served.identity;
@@ -281,7 +286,7 @@ impl InputStatuses {
                     format!("its input has {} of {}", identity.plural, identity.api_version());
                 ListerError::Unavailable { type_ref, why }
             }
-            Some(input) if input.state == WatchState::Synced => {
+            Some(input) if input.state == WatchState::Synced && input.error.is_none() => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
@@ -290,7 +295,10 @@ impl InputStatuses {
     }
 
     /// Returns a cluster if it is not that of the controller.
-    fn foreign<'a>(&self, cluster: Option<&'a TypeRegistry>) -> Option<&'a TypeRegistry> {
+    pub(in crate::controller) fn foreign<'a>(
+        &self,
+        cluster: Option<&'a TypeRegistry>,
+    ) -> Option<&'a TypeRegistry> {
         cluster.filter(|cluster| !self.types.as_ref().is_some_and(|own| own.is(cluster)))
     }
 
@@ -321,6 +329,16 @@ impl InputStatuses {
             |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
         let named = || inputs.values().map(|input| &**input).filter(is_named);
         named().rev().find_map(|input| input.with_parts(named()))
+    }
+
+    /// Returns the current error of the input that was added by this name.
+    pub(in crate::controller) fn error_of(&self, name: &str) -> Option<String> {
+        let inputs = self.inputs();
+        let is_named = |input: &InputStatus| {
+            input.progress.as_ref().is_some_and(|progress| *progress.name == *name)
+        };
+        let named = inputs.values().rev().filter(|input| is_named(input));
+        named.filter_map(|input| input.error.clone()).next()
     }
 
     /// Returns the caches of a type at any version. `None` as the cluster means that of the
@@ -354,11 +372,6 @@ impl InputStatuses {
         self.inputs().values().any(|input| input.stale())
     }
 
-    /// Returns the reason why an input is not synced.
-    pub(in crate::controller) fn explanation(&self, input: usize) -> String {
-        self.inputs()[&input].explanation()
-    }
-
     /// Records that the sync timeout is over: from now on the report names the late inputs.
     pub(in crate::controller) fn overdue(&self) {
         self.overdue.store(true, Ordering::Relaxed);
@@ -382,8 +395,8 @@ impl InputStatuses {
         self.inputs.lock()
     }
 
-    fn report(&self, inputs: &StatusByNumber) {
-        let inputs = || inputs.values().map(|input| &**input);
+    fn report(&self, by_number: &StatusByNumber) {
+        let inputs = || by_number.values().map(|input| &**input);
         let typed = |input: &InputStatus| input.type_ref.clone();
         let watches = inputs()
             .filter_map(|input| {
@@ -398,9 +411,13 @@ impl InputStatuses {
         };
         let forbidden = errors(WatchState::Forbidden);
         let unconverted = errors(WatchState::ConversionFailed);
-        let waited_for = |input: &&InputStatus| !input.settled && input.mode != InputMode::Optional;
+        let is_late = |number: &usize, input: &InputStatus| {
+            let is_waited_for = !input.settled && input.mode != InputMode::Optional;
+            is_waited_for && !waits(by_number, *number)
+        };
+        let late = by_number.iter().filter(|(number, input)| is_late(number, input));
         let late = match self.overdue.load(Ordering::Relaxed) {
-            true => inputs().filter(waited_for).map(InputStatus::explanation).collect(),
+            true => late.map(|(_, input)| input.explanation()).collect(),
             false => Vec::new(),
         };
         let mut missing: Vec<_> = inputs()
@@ -479,6 +496,8 @@ impl InputStatus {
             prepared: None,
             progress: None,
             interrupted: None,
+            is_covered: false,
+            is_drained: false,
             synced: false,
             settled: false,
         }
@@ -498,29 +517,6 @@ impl InputStatus {
             (Some(own), Some(cluster)) => own.is(cluster),
             (None, Some(_)) | (Some(_), None) => false,
         }
-    }
-
-    /// Returns the cache of the input, joined with those of its other namespaces among these inputs;
-    /// `None` until all are listed.
-    fn with_parts<'a>(&self, inputs: impl Iterator<Item = &'a Self>) -> Option<Attached> {
-        let mut attached = self.attached.clone()?;
-        for part in inputs.filter(|input| self.part_of.is_some() && input.is_part_with(self)) {
-            let part = part.attached.clone()?;
-            // A cluster-scoped type has one informer for all namespaces.
-            let is_known = attached.all().any(|known| known.key == part.key);
-            attached.others.extend((!is_known).then_some(part));
-        }
-        Some(attached)
-    }
-
-    /// Returns whether two inputs are namespaces of one.
-    fn is_part_with(&self, other: &Self) -> bool {
-        self.part_of == other.part_of
-            && match (&self.progress, &other.progress) {
-                (None, None) => true,
-                (Some(one), Some(other)) => one.is(other),
-                (None, Some(_)) | (Some(_), None) => false,
-            }
     }
 
     /// Returns the reason why the input is not synced.
@@ -554,6 +550,7 @@ impl InputStatus {
     /// Removes the caches of the input and returns them. A removed optional input is not stale.
     pub(in crate::controller) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
         self.synced &= self.mode != InputMode::Optional;
+        self.is_covered = false;
         (self.attached.take(), self.held.take())
     }
 

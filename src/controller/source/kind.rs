@@ -28,7 +28,7 @@ use crate::{
         Projection, Subscription, Transform,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
-    manager::{Readiness, type_served},
+    manager::{Readiness, WatchState, type_served},
 };
 
 /// Description of a source: the objects watched, and the mapping of their changes to requests.
@@ -52,6 +52,9 @@ pub(in crate::controller) struct KindSource {
     pub(in crate::controller) types: TypeRegistry,
     pub(in crate::controller) informers: InformerSet,
 }
+
+/// Source of a type: its description, which each of its runs shares.
+pub(in crate::controller) struct SharedKindSource(pub(in crate::controller) Arc<KindSource>);
 
 /// Selection of objects, and the parts of them to cache.
 #[derive(Clone, Debug)]
@@ -216,6 +219,10 @@ impl KindSource {
             KindRun::new(self, context.clone()).delete_all(None);
         }
         let prepared = context.statuses.change(context.input, |input| input.prepared.take());
+        if context.statuses.begin(context.input, served.identity.scope == Scope::Cluster) {
+            drop(prepared);
+            return stand_by(&context, synced).await;
+        }
         let mut subscription = prepared
             .filter(|prepared| self.is_current(prepared, &served))
             .unwrap_or_else(|| self.subscribe(&served));
@@ -362,13 +369,22 @@ impl KindSource {
     }
 }
 
-impl ConditionalSource for Arc<KindSource> {
+/// Waits for the stop of a source whose objects another namespace of its input delivers.
+async fn stand_by(context: &SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
+    context.statuses.change(context.input, |input| input.set(WatchState::Synced, None));
+    // The receiver is dropped if the run has failed meanwhile.
+    synced.send(()).ok();
+    context.stopping().await;
+    SourceEnd::Stopped
+}
+
+impl ConditionalSource for SharedKindSource {
     fn ready(&self) -> Readiness {
-        type_served(&self.types, self.type_ref())
+        type_served(&self.0.types, self.0.type_ref())
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let source = Arc::clone(self);
+        let source = Arc::clone(&self.0);
         let (synced, is_synced) = oneshot::channel();
         SourceStart {
             synced: async move { Ok(is_synced.await?) }.boxed(),
@@ -377,6 +393,6 @@ impl ConditionalSource for Arc<KindSource> {
     }
 
     fn name(&self) -> String {
-        self.type_ref().to_string()
+        self.0.type_ref().to_string()
     }
 }

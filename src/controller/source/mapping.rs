@@ -7,7 +7,8 @@ use tracing::error;
 
 use crate::{
     controller::{
-        Enqueue, Handler, Predicate, SourceContext,
+        Cluster, Enqueue, Handler, Predicate, SourceContext,
+        foreign_cluster::ForeignCluster,
         handler::MappedRequest,
         queue::{Add, LOW_PRIORITY},
         run::input_status::Attached,
@@ -84,7 +85,8 @@ impl SourceContext {
 
     /// Offers the cache of a subscription to the reconcilers and handlers of the controller, once
     /// its first list is complete. [`Context::store`] and [`Context::lister`] return it by its
-    /// type, and reconciles wait until it holds their writes. Deliver no change before.
+    /// type, and reconciles wait until it holds their writes. Deliver no change before. For objects
+    /// of another cluster call [`SourceContext::offer_of`].
     ///
     /// The cache is withdrawn when the condition of the source is lost, or the source is done. The
     /// source should end when [`SourceContext::released`] resolves, and not before. Never resolves
@@ -139,11 +141,34 @@ impl SourceContext {
         served: &Arc<ServedType>,
         subscription: &Subscription,
     ) -> impl Future<Output = ()> + Send + use<> {
+        self.offer_cache(served, subscription, None)
+    }
+
+    /// Offers the cache of a subscription to the objects of another cluster, as
+    /// [`SourceContext::offer`]. [`Context::of_cluster`] reads it.
+    ///
+    /// [`Context::of_cluster`]: super::super::Context::of_cluster
+    pub fn offer_of(
+        &self,
+        cluster: &Cluster,
+        served: &Arc<ServedType>,
+        subscription: &Subscription,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let is_foreign = self.statuses.foreign(Some(&cluster.types)).is_some();
+        self.offer_cache(served, subscription, is_foreign.then(|| cluster.into()))
+    }
+
+    fn offer_cache(
+        &self,
+        served: &Arc<ServedType>,
+        subscription: &Subscription,
+        foreign: Option<ForeignCluster>,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let attached = Attached {
             served: Arc::clone(served),
             store: subscription.store(),
             key: subscription.key().clone(),
-            foreign: None,
+            foreign,
             moving: None,
             status: None,
             others: Vec::new(),

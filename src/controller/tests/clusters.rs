@@ -6,7 +6,12 @@ use super::{
     unknown_outcome::{make, part_resource},
     *,
 };
-use crate::{controller::ReconcileError, testing::Action};
+use crate::{
+    controller::ReconcileError,
+    informer::InformerKey,
+    manager::{Readiness, type_served},
+    testing::Action,
+};
 
 /// Reconciler of widgets that reads the part of the same name in both clusters, and creates it in
 /// the other one.
@@ -258,6 +263,73 @@ async fn check_of_a_removed_cluster_is_removed() {
     run_until_idle().await;
 
     assert!(!is_checked());
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+/// Source of all objects of a type of a cluster.
+struct AllThere(Cluster, TypeRef);
+
+impl ConditionalSource for AllThere {
+    fn ready(&self) -> Readiness {
+        type_served(&self.0.types, &self.1)
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let served = self.0.types.served(&self.1).unwrap();
+        let key = InformerKey::new(served.identity.clone());
+        let mut changes = self.0.informers.subscribe(&served, key);
+        let (drained, there) = (changes.drained(), self.0.clone());
+        let done = async move {
+            let run = async {
+                context.offer_of(&there, &served, &changes).await;
+                while let Ok(change) = changes.next().await {
+                    context.deliver(&change);
+                }
+            };
+            tokio::select! {
+                () = context.released() => {}
+                () = run => {}
+            }
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: drained.map(Ok).boxed(), done: done.boxed() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_that_a_custom_source_offers_is_that_of_its_cluster() {
+    let mut harness = Harness::new();
+    let server = Server::new();
+    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    harness.install("Widget");
+    harness.install("Part");
+    server.install(crd("Part"), &["v1"]);
+    server.apply(object("Part", "b", "other"));
+    let mirror = Mirror { other: other.clone(), log: Arc::clone(&harness.log) };
+    let described = builder()
+        .for_type(widgets())
+        .source(AllThere(other, parts()))
+        .conditional()
+        .source(AllThere(harness.cluster.clone(), widgets()))
+        .conditional();
+    let controller = described.build(&harness.cluster, mirror).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/b here missing, there other"]);
+
+    // The reconcile that follows a write waits for the cache of its cluster.
+    let silence = server.withhold("parts");
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a here missing, there none"]);
+    harness.server.apply(widget("a", "again"));
+    assert_eq!(harness.log().await, [""; 0]);
+    server.release("parts", silence);
+    sleep(Duration::from_secs(5)).await;
+    let log = harness.log().await;
+    assert!(!log.is_empty(), "the cache holds the part");
+    assert!(log.iter().all(|it| it == "ns/a here missing, there created"), "{log:?}");
     harness.stop.cancel();
     harness.tasks.join_next().await.unwrap().unwrap();
 }

@@ -1,5 +1,7 @@
 //! Conditions of the library: permissions, absent types, and conditions of inputs.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use tokio::sync::watch;
 
 use super::{
@@ -436,4 +438,88 @@ async fn condition_is_removed_by_the_name_under_which_it_was_added() {
     assert_eq!(hour().await, alone);
     assert_eq!(tasks().await, before);
     harness.shutdown().await;
+}
+
+/// Source whose condition panics while a flag is set.
+struct Panicking {
+    panics: Arc<AtomicBool>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Panicking {
+    fn new() -> Self {
+        Self { panics: Arc::new(AtomicBool::new(true)), asked: Arc::default() }
+    }
+
+    fn sharing(&self) -> Self {
+        Self { panics: Arc::clone(&self.panics), asked: Arc::clone(&self.asked) }
+    }
+}
+
+impl ConditionalSource for Panicking {
+    fn ready(&self) -> Readiness {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.panics.load(Ordering::Relaxed), "boom");
+        always()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let done = async move {
+            context.enqueue(Request::namespaced("ns", "started"));
+            context.stopping().await;
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_input_whose_condition_panics_waits_and_is_asked_less_and_less_often() {
+    for place in ["a condition", "a source", "a late source"] {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Part");
+        harness.server.apply(object("Part", "started", "a"));
+        let shared = Panicking::new();
+        let source = shared.sharing();
+        let described = builder().for_type(widgets());
+        let described = match place {
+            "a condition" => described
+                .watches_type(parts(), Handler::Object)
+                .optional()
+                .input_when(move || source.ready()),
+            "a source" => described.source(shared.sharing()).optional(),
+            _ => described,
+        };
+        let controller = harness.build(described);
+        let inputs = controller.inputs();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        let late = (place == "a late source").then(|| {
+            inputs.add("late", |input| input.source(shared.sharing()).conditional()).unwrap()
+        });
+        harness.state(ControllerState::Running).await;
+        sleep(Duration::from_secs(3600)).await;
+
+        let asked = shared.asked.load(Ordering::Relaxed);
+        assert!((60..70).contains(&asked), "{place}: {asked}");
+        assert_eq!(harness.status().epoch, 1, "{place}");
+        if place == "a condition" {
+            let watches = &harness.status().report.watches;
+            let error = watches[1].error.clone().unwrap();
+            assert!(error.contains("its condition panicked: boom"), "{error}");
+        }
+        if let Some(late) = &late {
+            let state = format!("{:?}", late.state());
+            assert!(state.contains("its condition panicked: boom"), "{state}");
+        }
+        assert_eq!(harness.log().await, [""; 0]);
+
+        shared.panics.store(false, Ordering::Relaxed);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(harness.log().await, ["ns/started gone"], "{place}");
+        if let Some(late) = late {
+            late.started().await.unwrap();
+        }
+        harness.shutdown().await;
+    }
 }

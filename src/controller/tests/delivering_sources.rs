@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     controller::InputState,
-    informer::{Delta, InformerKey},
+    informer::{Delta, InformerKey, Store},
     manager::{DoneReason, Readiness, Verdict, all_of, type_served},
 };
 
@@ -280,4 +280,65 @@ async fn optional_custom_source_whose_condition_is_off_waits_and_is_not_stale() 
         wants.send_replace(wanted());
     }
     harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_of_a_custom_source_is_the_reason_why_its_cache_cannot_be_read() {
+    let again = "its source has ended; it is started again in 1 s";
+    let never = "its source has ended and is not started again in this epoch";
+    for (is_late, is_optional) in [(false, true), (false, false), (true, true), (true, false)] {
+        let harness = Harness::new();
+        harness.install("Part");
+        harness.install("Widget");
+        let source = harness.all_of(widgets());
+        let ends = Arc::clone(&source.ends);
+        let log = Arc::clone(&harness.log);
+        let reconcile = move |_: Request, context: Context| {
+            let read = |found: Result<Store, ListerError>| {
+                found.map_or_else(|error| error.to_string(), |_| "read".to_owned())
+            };
+            log.lock().unwrap().push(read(context.store(&widgets())));
+            if is_late {
+                log.lock().unwrap().push(read(context.store_of("late")));
+            }
+            assert!(!context.stale());
+            async { Ok(Outcome::Done) }
+        };
+        let add = |builder: Builder| match is_optional {
+            true => builder.source(source).optional(),
+            false => builder.source(source),
+        };
+        let described = builder().for_type(parts());
+        let (controller, late) = match is_late {
+            false => (add(described).build(&harness.cluster, reconcile).unwrap(), None),
+            true => {
+                let controller = described.build(&harness.cluster, reconcile).unwrap();
+                let added = controller.inputs().add("late", add).unwrap();
+                (controller, Some(added))
+            }
+        };
+        controller.add_to_running(&harness.manager).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        run_until_idle().await;
+        let expected = if is_optional { again } else { never };
+
+        ends.notify_one();
+        run_until_idle().await;
+        harness.server.apply(object("Part", "a", "a"));
+
+        let log = harness.log().await;
+        assert_eq!(log.len(), 1 + usize::from(is_late), "{log:?}");
+        assert!(log.iter().all(|why| why.ends_with(expected)), "{log:?}");
+        if let (Some(late), true) = (&late, is_optional) {
+            assert_eq!(late.state(), InputState::Pending(again.to_owned()));
+        }
+        sleep(Duration::from_secs(5)).await;
+        harness.server.apply(object("Part", "b", "b"));
+        let log = harness.log().await;
+        assert_eq!(log.iter().all(|read| read == "read"), is_optional, "{log:?}");
+        if let Some(late) = &late {
+            assert_eq!(late.state(), InputState::Started);
+        }
+        harness.shutdown().await;
+    }
 }

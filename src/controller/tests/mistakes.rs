@@ -2,6 +2,7 @@
 
 use super::{typed::Widget, *};
 use crate::{
+    informer::{Index, Object},
     kind::GroupKind,
     manager::{Readiness, always},
 };
@@ -195,5 +196,40 @@ async fn plain_input_takes_no_condition() {
     let late =
         late.add("late", |input| input.watches_type(widgets(), Handler::Object).input_when(always));
     assert_eq!(late.unwrap_err().to_string(), format!("widgets: {message}"));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_index_of_one_name_with_another_function_is_refused() {
+    let harness = Harness::new();
+    let built = |builder: Builder| {
+        builder.build(&harness.cluster, LoggingReconciler { log: Log::default() })
+    };
+    let by_name = || Index::new("by", |object: &Object| vec![object.key().name.to_string()]);
+    let by_size = || Index::typed("by", |widget: &Widget| vec![widget.spec.size.to_string()]);
+    let by_text = |text: &'static str| Index::new("by", move |_: &Object| vec![text.to_owned()]);
+    let watched = || builder().watches_type(widgets(), Handler::Object).index(by_name());
+    let message = "widgets: widgets.example.com/v1 has two indexes of the name by; give one of \
+                   them another name";
+
+    for twice in [
+        watched().index(by_size()),
+        watched().watches_type(widgets(), Handler::Object).index(by_size()),
+        watched().for_type(widgets()).index(by_text("a")),
+        builder().for_type(widgets()).index(by_text("a")).index(by_text("b")),
+        watched().watches_type(widgets(), Handler::Object).metadata_only().index(by_text("a")),
+    ] {
+        assert_eq!(error(built(twice)), message);
+    }
+    let text = by_text("a");
+    for once in [
+        watched().index(by_name()),
+        watched().watches_type(widgets(), Handler::Object).index(by_name()),
+        watched().watches_type(parts(), Handler::Object).index(by_size()),
+        builder().for_type(widgets()).index(by_size()).owns_type(widgets()).index(by_size()),
+        builder().for_type(widgets()).index(text.clone()).owns_type(widgets()).index(text),
+    ] {
+        drop(built(once).unwrap());
+    }
     harness.shutdown().await;
 }

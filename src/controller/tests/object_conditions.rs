@@ -8,6 +8,7 @@ use super::{
 use crate::{
     informer::{Object, ObjectKey},
     manager::Verdict,
+    testing::{Action, Reply, Rule, Verb},
 };
 
 #[tokio::test(start_paused = true)]
@@ -137,5 +138,37 @@ async fn controller_lives_with_a_label_of_the_crd_twice_round() {
         sleep(Duration::from_secs(20)).await;
         assert_absent(&harness, WIDGETS, before).await;
     }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_cannot_be_listed_is_named_with_the_error() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let key = ObjectKey::namespaced("ns", "switch");
+    let switch = ObjectCondition::new(&harness.cluster, parts(), key, |_| true);
+    harness.add(builder().for_type(widgets()).when(switch.clone())).await;
+    let waiting = harness.until(|status| status.message.contains("was not read yet")).await;
+    assert!(waiting.message.contains("call ObjectCondition::add_to"), "{}", waiting.message);
+    let fails = Action::Instead(Reply::status(500, "InternalError", "no quorum"));
+    let fails = Rule::new(fails).resource("example.com", "parts").verb(Verb::List);
+    let fails = harness.server.fault(fails);
+
+    add_condition(&harness, switch.clone()).await;
+    let waiting = harness.until(|status| status.message.contains("no quorum")).await;
+    assert!(waiting.message.contains("ns/switch of parts"), "{}", waiting.message);
+    assert!(waiting.message.contains("cannot be read: "), "{}", waiting.message);
+
+    harness.server.remove(fails);
+    harness.until(|status| status.reason == "ObjectStateUnmet").await;
+    harness.server.apply(object("Part", "switch", "on"));
+    harness.state(ControllerState::Running).await;
+    // A verdict of this run holds while the watch is down.
+    let fails = Action::Instead(Reply::status(500, "InternalError", "no quorum"));
+    harness.server.fault(Rule::new(fails).resource("example.com", "parts"));
+    harness.server.cut_watches("parts");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(switch.verdict(), Verdict::Met(Vec::new()));
     harness.shutdown().await;
 }

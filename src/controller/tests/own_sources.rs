@@ -261,3 +261,30 @@ async fn function_and_interval_add_requests_in_each_epoch_and_end_with_it() {
     assert_eq!(starts.load(Ordering::SeqCst), 2);
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn shared_source_is_the_source_that_it_shares() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let hourly = FunctionSource::interval(Duration::from_secs(3600), Request::cluster("hourly"));
+    let shared = Arc::new(ShortLived::default());
+    let sources: Vec<Arc<dyn ConditionalSource>> = vec![Arc::new(hourly), shared.clone()];
+    let none = |source: &Arc<dyn ConditionalSource>| builder().source(Arc::clone(source));
+    let requests_only = none(&sources[0]).predicate(Predicate::new(|_| true));
+    let built = requests_only.build(&harness.cluster, LoggingReconciler { log: Log::default() });
+    assert!(matches!(built, Err(BuildError::RequestsOnly(..))), "{built:?}");
+    let events: Arc<dyn ConditionalSource> = Arc::new(EventSource::new(1).1);
+    let changes_only = builder().watches_source(events, Handler::delta(|_, _| {}));
+    let built = changes_only.build(&harness.cluster, LoggingReconciler { log: Log::default() });
+    assert!(matches!(built, Err(BuildError::ChangesOnly(_))), "{built:?}");
+
+    let described = sources.into_iter().fold(builder().for_type(widgets()), Builder::source);
+    harness.add(described.source(Arc::clone(&shared))).await;
+    harness.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(3700)).await;
+
+    assert_eq!(harness.log().await, ["hourly gone"]);
+    assert_eq!(shared.0.load(Ordering::SeqCst), 2, "it is an input twice");
+    assert_eq!(ConditionalSource::name(&shared), "a source");
+    harness.shutdown().await;
+}

@@ -171,3 +171,27 @@ async fn resync_and_watch_errors_of_a_type_are_those_of_the_input_or_the_default
     assert_eq!(harness.log().await, ["ns/a a"]);
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn resync_of_no_time_is_none_also_where_the_type_has_one() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let second = Some(Duration::from_secs(1));
+    for resync in [None, second] {
+        let of_type = TypeDefaults { resync, ..TypeDefaults::default() };
+        let defaults = ControllerDefaults::default().of_type(widgets(), of_type);
+        let cluster = harness.cluster.clone().with_defaults(defaults);
+        let reconciler = LoggingReconciler { log: Arc::clone(&harness.log) };
+        let described = builder().for_type(widgets()).resync(Duration::ZERO);
+        let controller = described.build(&cluster, reconciler).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
+        harness.state(ControllerState::Running).await;
+
+        sleep(PERIOD).await;
+
+        assert_eq!(harness.log().await, ["ns/a a"], "{resync:?}");
+        harness.manager.remove(NAME).await;
+    }
+    harness.shutdown().await;
+}

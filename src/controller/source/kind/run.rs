@@ -1,6 +1,6 @@
 //! Run of a built-in source: delivers changes of objects as requests.
 
-use std::{collections::HashSet, fmt::Display, pin::pin};
+use std::{collections::HashSet, fmt::Display, pin::pin, sync::Arc};
 
 use tokio::{
     select,
@@ -26,15 +26,15 @@ use crate::{
 pub(super) struct KindRun<'a> {
     source: &'a KindSource,
     context: SourceContext,
-    // True once the cache is attached, from when on changes are delivered.
-    is_attached: bool,
+    // True once all namespaces of the input are listed, from when on changes are delivered.
+    delivers: bool,
     // Kept for its capacity.
     requests: Vec<MappedRequest>,
 }
 
 impl<'a> KindRun<'a> {
     pub(super) fn new(source: &'a KindSource, context: SourceContext) -> Self {
-        Self { source, context, is_attached: false, requests: Vec::new() }
+        Self { source, context, delivers: false, requests: Vec::new() }
     }
 
     pub(super) fn context(&self) -> &SourceContext {
@@ -53,12 +53,13 @@ impl<'a> KindRun<'a> {
         let mut progress = subscription.progress();
         let (mut complete, mut drained) =
             (pin!(subscription.complete()), pin!(subscription.drained()));
+        let mut listed = pin!(Arc::clone(&self.context.statuses).listed(self.context.input));
         let mut synced = Some(synced);
         let mut panics = self.source.panics.subscribe();
         // Existing objects are indexed already, so that an index function may have panicked.
         panics.mark_changed();
         // Attached once the first list is complete: a reconcile must not mistake a part of the
-        // objects for all of them. No change is delivered before that.
+        // objects for all of them. No change is delivered before the input can be read.
         let mut attached = Some(attached);
         let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
         if let InformerProgress::Ended(ended) = self.report_current(&mut progress, false) {
@@ -73,7 +74,8 @@ impl<'a> KindRun<'a> {
                 () = &mut complete, if attached.is_some() => {
                     self.replace(attached.take(), &store).await;
                 }
-                () = &mut drained, if attached.is_none() && synced.is_some() => {
+                () = &mut listed, if attached.is_none() && !self.delivers => self.delivers = true,
+                () = &mut drained, if self.delivers && synced.is_some() => {
                     self.enqueue_synced();
                     self.report(&progress.borrow_and_update(), true);
                     // The receiver is dropped if the run has failed meanwhile.
@@ -88,13 +90,13 @@ impl<'a> KindRun<'a> {
                 }
                 Ok(()) = progress.changed() => {
                     let now = self.report_current(&mut progress, synced.is_none());
-                    // Before the first list is complete the branch below, which returns the end, is
+                    // Before the input can be read the branch below, which returns the end, is
                     // disabled.
-                    if let (InformerProgress::Ended(ended), true) = (now, attached.is_some()) {
+                    if let (InformerProgress::Ended(ended), false) = (now, self.delivers) {
                         return Some(ended);
                     }
                 }
-                delta = subscription.next(), if attached.is_none() => match delta {
+                delta = subscription.next(), if self.delivers => match delta {
                     Ok(delta) => {
                         self.deliver(&delta);
                         // Yields, so that a long initial list does not block other tasks.
@@ -179,13 +181,15 @@ impl<'a> KindRun<'a> {
     /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
     /// held one had. The initial changes that follow are creations only.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
-        self.is_attached = true;
         let held = self.context.statuses.change(self.context.input, |input| {
             input.attached = attached;
             input.held.take()
         });
         if let Some(held) = held {
-            for change in last_changes(&held) {
+            // Without a list of another namespace nothing was delivered yet.
+            let was_delivered = self.context.statuses.is_listed(self.context.input);
+            let changes = if was_delivered { last_changes(&held) } else { Vec::new() };
+            for change in changes {
                 if let Some(change) = replaced(change, store) {
                     self.deliver(&change);
                 }
@@ -197,7 +201,7 @@ impl<'a> KindRun<'a> {
     /// Delivers the changes that are pending when the deliveries end, of a subscription that is to
     /// be held.
     pub(super) fn deliver_pending(&mut self, subscription: &Subscription) {
-        if self.is_attached {
+        if self.delivers {
             for change in subscription.take_pending() {
                 self.deliver(&change);
             }
@@ -211,7 +215,9 @@ impl<'a> KindRun<'a> {
         let changes = match (&held, subscription) {
             // The lost cache is the held one: its replacement has delivered nothing yet.
             (Some(held), _) => last_changes(held),
-            (None, Some(subscription)) if lost.is_some() => last_changes(subscription),
+            (None, Some(subscription)) if lost.is_some() && self.delivers => {
+                last_changes(subscription)
+            }
             (None, _) => Vec::new(),
         };
         drop((lost, held));
@@ -221,10 +227,12 @@ impl<'a> KindRun<'a> {
         }
     }
 
-    /// Enqueues the requests of the `on_synced` handler.
+    /// Enqueues the requests of the `on_synced` handler once all namespaces of the input are
+    /// delivered.
     fn enqueue_synced(&mut self) {
         let Self { source, context, requests, .. } = self;
-        if let Some(OnSynced(handler)) = &source.synced
+        if context.statuses.drained(context.input)
+            && let Some(OnSynced(handler)) = &source.synced
             && !context.feed.is_cancelled()
         {
             let (input, about) = (source.type_ref(), "its synced input");

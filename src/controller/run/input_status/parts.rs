@@ -1,0 +1,125 @@
+//! Parts of an input: its namespaces, which are read, and deliver, once all of them are listed.
+//!
+//! A request of a namespace that is listed early would find the input unreadable, and no event would
+//! follow for its object once the last namespace is listed.
+
+use std::{pin::pin, sync::Arc};
+
+use super::{Attached, InputMode, InputStatus, InputStatuses, StatusByNumber};
+
+impl InputStatuses {
+    /// Begins a start of a built-in source. Returns whether another namespace of its input has all
+    /// objects: those of a cluster-scoped type are delivered by the first one.
+    pub(in crate::controller) fn begin(&self, number: usize, is_cluster_scoped: bool) -> bool {
+        let first = parts_of(&self.inputs(), number).map(|(part, _)| part).next();
+        let is_covered = is_cluster_scoped && first != Some(number);
+        self.change(number, |input| {
+            (input.is_covered, input.is_drained) = (is_covered, is_covered);
+        });
+        is_covered
+    }
+
+    /// Returns whether all namespaces of an input are listed.
+    pub(in crate::controller) fn is_listed(&self, number: usize) -> bool {
+        parts_of(&self.inputs(), number).all(|(_, part)| part.is_listed())
+    }
+
+    /// Waits until all namespaces of an input are listed. Cancel safe.
+    pub(in crate::controller) async fn listed(self: Arc<Self>, number: usize) {
+        loop {
+            let changed = pin!(self.part_changed.notified());
+            if self.is_listed(number) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Records that a namespace of an input has delivered all objects that existed. Returns whether
+    /// all namespaces have.
+    pub(in crate::controller) fn drained(&self, number: usize) -> bool {
+        self.change(number, |input| input.is_drained = true);
+        parts_of(&self.inputs(), number).all(|(_, part)| part.is_drained)
+    }
+
+    /// Returns the reasons why inputs are not synced, without those that wait for another namespace.
+    pub(in crate::controller) fn reasons(&self, late: &[usize]) -> Vec<String> {
+        let inputs = self.inputs();
+        let late = late.iter().filter(|number| !waits(&inputs, **number));
+        late.map(|number| inputs[number].explanation()).collect()
+    }
+
+    /// Records the parts of an input that are not waited for from now on.
+    pub(super) fn settle(&self, inputs: &mut StatusByNumber, number: usize) {
+        // An optional input with an error is not waited for.
+        let is_optional = inputs[&number].mode == InputMode::Optional;
+        let is_excused =
+            is_optional && parts_of(inputs, number).any(|(_, part)| part.error.is_some());
+        let is_due = |part: &InputStatus| !part.settled && (part.synced || is_excused);
+        let due = parts_of(inputs, number).filter(|(_, part)| is_due(part));
+        let due: Vec<_> = due.map(|(part, _)| part).collect();
+        for part in due {
+            let input = inputs.get_mut(&part).expect("the number is one of the map");
+            input.settled = true;
+            if input.progress.is_none() {
+                // Fails only after the run has stopped waiting.
+                self.settled.try_send(part).ok();
+            }
+        }
+    }
+}
+
+impl InputStatus {
+    /// Returns the cache of the input, joined with those of its other namespaces among these inputs;
+    /// `None` until all are listed.
+    pub(super) fn with_parts<'a>(
+        &self,
+        inputs: impl Iterator<Item = &'a Self>,
+    ) -> Option<Attached> {
+        let mut attached = self.attached.clone()?;
+        for part in inputs.filter(|input| self.part_of.is_some() && input.is_part_with(self)) {
+            if part.is_covered {
+                continue;
+            }
+            let part = part.attached.clone()?;
+            // The first part is this input, for example.
+            let is_known = attached.all().any(|known| known.key == part.key);
+            attached.others.extend((!is_known).then_some(part));
+        }
+        Some(attached)
+    }
+
+    /// Returns whether two inputs are namespaces of one.
+    pub(super) fn is_part_with(&self, other: &Self) -> bool {
+        self.part_of == other.part_of
+            && match (&self.progress, &other.progress) {
+                (None, None) => true,
+                (Some(one), Some(other)) => one.is(other),
+                (None, Some(_)) | (Some(_), None) => false,
+            }
+    }
+
+    /// Returns whether the objects of the namespace can be read.
+    pub(super) fn is_listed(&self) -> bool {
+        self.attached.is_some() || self.is_covered
+    }
+}
+
+/// Returns an input, with the other namespaces of the same one, in order.
+pub(super) fn parts_of(
+    inputs: &StatusByNumber,
+    number: usize,
+) -> impl Iterator<Item = (usize, &InputStatus)> {
+    let of = inputs.get(&number);
+    let is_part = move |part: &InputStatus| {
+        part.part_of.is_some() && of.is_some_and(|of| part.is_part_with(of))
+    };
+    let numbered = inputs.iter().map(|(part, input)| (*part, &**input));
+    numbered.filter(move |(part, input)| *part == number || is_part(input))
+}
+
+/// Returns whether a listed input waits until another of its namespaces is listed.
+pub(super) fn waits(inputs: &StatusByNumber, number: usize) -> bool {
+    inputs.get(&number).is_some_and(|input| input.is_listed() && !input.synced)
+        && parts_of(inputs, number).any(|(_, part)| !part.is_listed())
+}
