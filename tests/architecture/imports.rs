@@ -47,7 +47,7 @@ const SMALL: [&str; 7] =
     ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 5] = [
+const OF_TESTS: [(&str, &[&str]); 6] = [
     // The API server of an election.
     ("manager", &["testing"]),
     ("controller", &["testing"]),
@@ -55,6 +55,8 @@ const OF_TESTS: [(&str, &[&str]); 5] = [
     ("runtime", &["testing"]),
     // A fence and its epoch; a request of discovery.
     ("transport", &["discovery", "manager"]),
+    // The cluster and the election of a replica.
+    ("server", &["controller", "testing"]),
 ];
 
 /// Rooms with a number, in their order.

@@ -67,7 +67,7 @@ fn has_example(source: &str, name: &str) -> bool {
             rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
         })
     };
-    let Some(item) = lines.iter().position(|line| is_item(line)) else { return false };
+    let Some(item) = lines.iter().position(is_item) else { return false };
     // Attributes may stand between the documentation and its item.
     let above = lines[..item].iter().rev().take_while(|line| !line.is_empty());
     above.filter(|line| line.starts_with("/// ```")).count() >= 2

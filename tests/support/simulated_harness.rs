@@ -17,7 +17,7 @@ use kube::{Client, ResourceExt, client::Body};
 use pilotlight::{
     controller::{Cluster, ClusterOptions, Request},
     informer::InformerStatus,
-    manager::{Manager, ManagerOptions},
+    manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{self, Hook, HookError, HookFactory, HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
         CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, Verb, simulated::SimulatedServer,

@@ -170,10 +170,10 @@ async fn key_is_handed_out_with_its_highest_priority_and_no_depth_is_ever_below_
         })
         .collect();
 
+    let has_ended = || producers.iter().all(thread::JoinHandle::is_finished);
     let emptied = async {
-        while !producers.iter().all(thread::JoinHandle::is_finished)
-            || !(added.lock().is_empty() && held.lock().is_empty())
-        {
+        while !(has_ended() && added.lock().is_empty() && held.lock().is_empty()) {
+            assert!(consumers.try_join_next().is_none(), "a consumer failed");
             sleep(Duration::from_millis(1)).await;
         }
     };
