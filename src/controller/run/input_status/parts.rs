@@ -38,8 +38,12 @@ impl InputStatuses {
     /// Records that a namespace of an input has delivered all objects that existed. Returns whether
     /// all namespaces have.
     pub(in crate::controller) fn drained(&self, number: usize) -> bool {
-        self.change(number, |input| input.is_drained = true);
-        parts_of(&self.inputs(), number).all(|(_, part)| part.is_drained)
+        // Under one lock, so that one of two namespaces is the last one.
+        let mut inputs = self.inputs();
+        if let Some(input) = inputs.get_mut(&number) {
+            input.is_drained = true;
+        }
+        parts_of(&inputs, number).all(|(_, part)| part.is_drained)
     }
 
     /// Returns the reasons why inputs are not synced, without those that wait for another namespace.
