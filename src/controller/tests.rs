@@ -167,6 +167,13 @@ impl Harness {
         std::mem::take(&mut *self.log.lock().unwrap())
     }
 
+    /// Returns the same in alphabetical order.
+    async fn sorted_log(&self) -> Vec<String> {
+        let mut log = self.log().await;
+        log.sort();
+        log
+    }
+
     async fn shutdown(mut self) {
         self.stop.cancel();
         self.tasks.join_next().await.unwrap().unwrap();

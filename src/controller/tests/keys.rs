@@ -40,12 +40,6 @@ impl Harness {
         };
         self.add_keyed(builder, reconcile).await;
     }
-
-    async fn sorted_log(&self) -> Vec<String> {
-        let mut log = self.log().await;
-        log.sort();
-        log
-    }
 }
 
 #[tokio::test(start_paused = true)]

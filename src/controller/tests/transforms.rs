@@ -42,12 +42,6 @@ async fn add(harness: &Harness, cluster: &Cluster, builder: Builder, name: &'sta
 }
 
 /// Returns the log since the last call, in the order of its lines.
-async fn sorted_log(harness: &Harness) -> Vec<String> {
-    let mut log = harness.log().await;
-    log.sort();
-    log
-}
-
 fn informers_of_widgets(harness: &Harness) -> Vec<InformerStatus> {
     let informers = harness.cluster.informers.status().into_iter();
     informers.filter(|informer| &*informer.key.identity.plural == "widgets").collect()
@@ -65,18 +59,18 @@ async fn clones_of_a_transform_share_a_watch_and_other_inputs_read_the_objects_a
         let builder = described(name).transform(transform.clone());
         add(&harness, &harness.cluster, builder, name).await;
     }
-    assert_eq!(sorted_log(&harness).await, ["one 7", "two 7"]);
+    assert_eq!(harness.sorted_log().await, ["one 7", "two 7"]);
     assert_eq!(harness.server.watches(WIDGETS), 1);
     add(&harness, &harness.cluster, described("plain"), "plain").await;
 
-    assert_eq!(sorted_log(&harness).await, ["plain 1"]);
+    assert_eq!(harness.sorted_log().await, ["plain 1"]);
     assert_eq!(harness.server.watches(WIDGETS), 2);
     let mut informers = informers_of_widgets(&harness);
     informers.sort_by_key(|informer| informer.subscribers);
     let keys = informers.iter().map(|it| (it.subscribers, it.key.transform.clone()));
     assert_eq!(keys.collect::<Vec<_>>(), [(1, None), (2, Some(transform))]);
     harness.server.apply(sized("a", 2));
-    assert_eq!(sorted_log(&harness).await, ["one 7", "plain 2", "two 7"]);
+    assert_eq!(harness.sorted_log().await, ["one 7", "plain 2", "two 7"]);
     harness.shutdown().await;
 }
 
@@ -105,7 +99,7 @@ async fn transform_is_that_of_the_input_then_of_its_type_then_of_all_types() {
         add(&harness, &cluster, builder, name).await;
     }
 
-    assert_eq!(sorted_log(&harness).await, ["all 1", "none 9", "own 3", "type 2"]);
+    assert_eq!(harness.sorted_log().await, ["all 1", "none 9", "own 3", "type 2"]);
     let cluster = harness.cluster.clone().with_defaults(of_all);
     let log = LoggingReconciler { log: Log::default() };
     let builder = builder().watches_type(widgets(), Handler::delta(|_, _| {})).keys_only();
