@@ -169,7 +169,7 @@ impl Context {
     /// Returns the context for another cluster. Its caches are those of the inputs of
     /// [`Builder::in_cluster`](super::Builder::in_cluster). Its client sends to that cluster,
     /// behind the fence of this epoch. The next reconcile of the request waits until those caches
-    /// hold what it wrote, as in the controller's cluster.
+    /// hold what it wrote, as in the controller's cluster, unless the server there cannot be read.
     #[must_use]
     pub fn of_cluster(&self, cluster: &Cluster) -> Self {
         Self {

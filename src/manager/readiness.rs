@@ -146,7 +146,7 @@ pub fn not(part: Readiness) -> Readiness {
     match part.0 {
         // The verdicts of these depend on the past, so that an epoch ends by proof. An opposite of such
         // a verdict would begin without proof.
-        Node::AllOf(parts, _) => some_of(parts.into_iter().map(not)),
+        Node::AllOf(parts, _) if !parts.is_empty() => some_of(parts.into_iter().map(not)),
         Node::AnyOf(parts, _) | Node::SomeOf(parts) => all_of(parts.into_iter().map(not)),
         Node::OnRefused(part, refused) => Readiness(Node::OnRefused(Box::new(not(*part)), refused)),
         Node::Always
@@ -154,6 +154,7 @@ pub fn not(part: Readiness) -> Readiness {
         | Node::Published { .. }
         | Node::Flag { .. }
         | Node::Type { .. }
+        | Node::AllOf(..)
         | Node::Optional(_)
         | Node::Not(_) => Readiness(Node::Not(Box::new(part))),
     }
@@ -498,6 +499,14 @@ mod tests {
                 (unmet, unknown, 'M'),
             ],
         );
+    }
+
+    #[test]
+    fn not_of_no_condition_has_a_reason() {
+        let Verdict::Unmet(why) = not(all_of([])).verdict() else { panic!("the part is met") };
+
+        assert_eq!(why[0].reason, Reason::ConditionMet);
+        assert_eq!(not(any_of([])).verdict(), Verdict::Met(Vec::new()));
     }
 
     #[tokio::test]

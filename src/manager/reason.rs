@@ -42,6 +42,14 @@ macro_rules! reasons {
     };
 }
 
+#[cfg(feature = "meta")]
+impl Reason {
+    /// Returns whether it is not known if the type is served.
+    pub(crate) fn is_of_unknown_type(&self) -> bool {
+        matches!(self, Self::TypeUnknown | Self::DiscoveryNotStarted | Self::DiscoveryEnded)
+    }
+}
+
 reasons! {
     /// The type is proven not to exist.
     TypeAbsent = "TypeAbsent",

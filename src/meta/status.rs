@@ -137,7 +137,7 @@ impl View<'_> {
         };
         if let Some(first) = run.unmet.first() {
             let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
-            let status = if run.unmet.iter().all(|unmet| unmet.reason == Reason::TypeUnknown) {
+            let status = if run.unmet.iter().all(|unmet| unmet.reason.is_of_unknown_type()) {
                 ConditionStatus::Unknown
             } else {
                 ConditionStatus::False

@@ -217,8 +217,8 @@ impl Builder {
     /// [`Store::by_index`](crate::informer::Store::by_index) reads. Objects that the input keeps as
     /// metadata entries are in no index: build it with [`Builder::whole`] to find all objects.
     ///
-    /// Inputs of one type share their indexes, so that two indexes of one name and different
-    /// functions are an error of the build.
+    /// Inputs of one type share their indexes, so that two indexes of one name are an error of the
+    /// build, unless one is a clone of the other or their function is the same and captures nothing.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
     }

@@ -7,11 +7,11 @@ use tokio::sync::{Notify, watch};
 /// State of an input that was added by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputState {
-    /// The input is to start: no epoch runs, its type is not served, its first list is in progress,
-    /// or its source has ended and is started again. Holds the reason.
+    /// The input is to start: no epoch runs, its type is not served, or its first list is in
+    /// progress. Holds the reason.
     Pending(String),
-    /// The input has started: the requests for all objects that existed are in the queue. A plain
-    /// custom source may have ended since.
+    /// The input has started: the requests for all objects that existed are in the queue. A custom
+    /// source may have ended since.
     Started,
     /// The input was removed or replaced, or has ended with its epoch. Nothing of it runs.
     Ended,

@@ -203,16 +203,14 @@ impl InputRun {
                 }
                 (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && is_kept => {
                     // A plain source that has ended does not end the run.
-                    let why = Some(format!("{ENDED} and is not started again in this epoch"));
-                    self.statuses.change(self.number, |input| input.error = why);
+                    self.ended(format!("{ENDED} and is not started again in this epoch"));
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _)
                     if self.input.is_custom() && is_kept =>
                 {
-                    let why = format!("{ENDED}; it is started again in {}", human(pause));
-                    self.detach_and_wait(why);
+                    self.ended(format!("{ENDED}; it is started again in {}", human(pause)));
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
@@ -231,7 +229,8 @@ impl InputRun {
     ///
     /// # Errors
     ///
-    /// The end of the input, if the epoch stops or the condition of another input panics.
+    /// The end of the input, if the epoch stops, or if the condition of an input that is not optional
+    /// panics.
     async fn subscribe(&self, name: &str) -> Result<Readiness, InputEnd> {
         let mut panics = 0_u32;
         loop {
@@ -253,14 +252,10 @@ impl InputRun {
         }
     }
 
-    /// Records that a source whose cache is gone does not run, with the reason.
-    fn detach_and_wait(&self, why: String) {
-        let lost = self.statuses.change(self.number, |input| {
-            let lost = input.detach();
-            input.wait(why);
-            lost
-        });
-        drop(lost);
+    /// Records that a source has ended by itself. The input has started all the same: a source may do
+    /// its work and end at once.
+    fn ended(&self, why: String) {
+        self.statuses.change(self.number, |input| input.error = Some(why));
     }
 
     /// Ends a required source that is done. If its condition is lost, the manager is about to stop
@@ -316,11 +311,12 @@ impl InputRun {
                     messages(verdict.reasons())
                 }
             };
-            if is_lost {
-                self.detach_and_wait(why);
-            } else {
-                self.statuses.change(self.number, |input| input.wait(why));
-            }
+            let lost = self.statuses.change(self.number, |input| {
+                let lost = is_lost.then(|| input.detach());
+                input.wait(why);
+                lost
+            });
+            drop(lost);
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,

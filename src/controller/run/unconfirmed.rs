@@ -98,6 +98,13 @@ struct RequestWrites {
     live: bool,
 }
 
+/// Result of the comparison of all caches with the writes of a request.
+struct Confirmed {
+    overlays: Overlays,
+    // True if another cluster could not be read.
+    unread: bool,
+}
+
 /// Marks a request as in reconcile until dropped, and holds its unconfirmed writes.
 #[derive(Debug)]
 pub(in crate::controller) struct Reconciling {
@@ -304,11 +311,13 @@ impl Reconciling {
             writes.expect(own, Expectation::new(None));
         }
         let count = writes.targets.len();
-        let overlays = match writes.confirm(statuses, client).await {
-            Ok(overlays) => overlays,
+        let Confirmed { overlays, unread } = match writes.confirm(statuses, client).await {
+            Ok(confirmed) => confirmed,
             Err(why) => return Err(writes.behind(why, count)),
         };
-        // Every outcome is known. What a cache lacks is compared again before the next reconcile.
+        // What a cache lacks is compared again before the next reconcile. Every outcome is known,
+        // unless another cluster could not be read.
+        let unknown = writes.unknown && unread;
         let targets = mem::take(&mut writes.targets);
         // Before its type is listed, the request's own object cannot be compared.
         let own_object = writes.own_object;
@@ -317,7 +326,7 @@ impl Reconciling {
             targets,
             live,
             own_object,
-            unknown: own_object,
+            unknown: own_object || unknown,
             ..RequestWrites::default()
         });
         Ok(overlays)
@@ -376,26 +385,32 @@ impl RequestWrites {
         &mut self,
         statuses: &InputStatuses,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
-    ) -> Result<Overlays, Unconfirmed> {
+    ) -> Result<Confirmed, Unconfirmed> {
         let (mut overlays, mut after) = (Overlays::default(), Bound::Unbounded);
+        let mut unread = false;
         while let Some((target, expected)) =
             self.targets.range_mut((after, Bound::Unbounded)).next()
         {
-            let (target, mut missing, mut live) = (target.clone(), Vec::new(), false);
+            let (target, mut missing, mut is_open) = (target.clone(), Vec::new(), false);
             for cache in target.caches(statuses) {
                 if target.may_be_in(&cache) {
-                    match expected.check(&target, &cache, &client).await? {
-                        ExpectationCheck::Held => {}
-                        ExpectationCheck::Missing(objects) => missing.extend(objects),
-                        ExpectationCheck::Live(key, object) => {
+                    match expected.check(&target, &cache, &client).await {
+                        Ok(ExpectationCheck::Held) => {}
+                        Ok(ExpectationCheck::Missing(objects)) => missing.extend(objects),
+                        Ok(ExpectationCheck::Live(key, object)) => {
                             let of_cluster = overlays.entry(cache.cluster()).or_default();
                             of_cluster.entry(cache.key).or_default().insert(key, object);
-                            live = true;
+                            is_open = true;
                         }
+                        // Another cluster that does not answer holds up no work for the others.
+                        Err(Unconfirmed::Unread { .. }) if target.cluster.is_some() => {
+                            (is_open, unread) = (true, true);
+                        }
+                        Err(why) => return Err(why),
                     }
                 }
             }
-            if !live {
+            if !is_open {
                 self.targets.remove(&target);
             }
             for (key, state) in missing {
@@ -403,7 +418,7 @@ impl RequestWrites {
             }
             after = Bound::Excluded(target);
         }
-        Ok(overlays)
+        Ok(Confirmed { overlays, unread })
     }
 }
 

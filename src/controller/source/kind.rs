@@ -375,6 +375,7 @@ async fn stand_by(context: &SourceContext, synced: oneshot::Sender<()>) -> Sourc
     // The receiver is dropped if the run has failed meanwhile.
     synced.send(()).ok();
     context.stopping().await;
+    drop(context.statuses.change(context.input, InputStatus::detach));
     SourceEnd::Stopped
 }
 

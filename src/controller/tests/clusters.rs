@@ -10,7 +10,7 @@ use crate::{
     controller::ReconcileError,
     informer::InformerKey,
     manager::{Readiness, type_served},
-    testing::Action,
+    testing::{Action, Reply, Rule, Verb},
 };
 
 /// Reconciler of widgets that reads the part of the same name in both clusters, and creates it in
@@ -154,6 +154,60 @@ async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote(
         harness.stop.cancel();
         harness.tasks.join_next().await.unwrap().unwrap();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_cluster_that_cannot_be_read_after_a_write_holds_up_no_reconcile() {
+    let mut harness = Harness::new();
+    let server = Server::new();
+    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    harness.install("Widget");
+    server.install(crd("Part"), &["v1"]);
+    let (log, there) = (Arc::clone(&harness.log), other.clone());
+    let reconcile = move |request: Request, context: Context| {
+        let there = context.of_cluster(&there);
+        let (seen, unknown) = (there.store(&parts()).unwrap().all().len(), there.after_unknown());
+        log.lock().unwrap().push(format!("{request} {seen} {unknown}"));
+        async move {
+            if seen == 0 && !unknown {
+                make(there.client().clone(), request.name.to_string()).await?;
+            }
+            Ok(Outcome::Done)
+        }
+    };
+    let controller = builder()
+        .for_type(widgets())
+        .watches_type(parts(), Handler::map(|_| Vec::new()))
+        .in_cluster(&other)
+        .build(&harness.cluster, reconcile);
+    controller.unwrap().add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let silence = server.withhold("parts");
+    let down = Reply::status(503, "ServiceUnavailable", "it is down");
+    let down = Rule::new(Action::Instead(down)).verb(Verb::List).resource("example.com", "parts");
+    let down = server.fault(down);
+    server.mishap(Action::Lose);
+
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a 0 false", "ns/a 0 true"]);
+    harness.server.apply(widget("a", "b"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a 0 true"], "the outcome is still unknown");
+
+    server.remove(down);
+    harness.server.apply(widget("a", "c"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    server.release("parts", silence);
+    sleep(Duration::from_secs(60)).await;
+    harness.server.apply(widget("a", "d"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a 1 false"]);
+    assert_eq!(server.creations(), 1);
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

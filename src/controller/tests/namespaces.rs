@@ -1,7 +1,12 @@
 //! Inputs of several namespaces: they begin, and are read, as one.
 
+use tokio::sync::watch;
+
 use super::*;
-use crate::testing::{Action, Rule, Verb};
+use crate::{
+    manager::{Readiness, WatchState},
+    testing::{Action, Rule, Verb},
+};
 
 /// Log of the events of a handler, and a handler that adds to it.
 fn logging(log: &Log) -> Handler {
@@ -162,6 +167,35 @@ async fn cluster_scoped_type_is_delivered_once_whatever_its_namespaces() {
         harness.state(ControllerState::Waiting).await;
         take(&events);
         harness.log().await;
+    }
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_scoped_input_of_several_namespaces_is_not_stale_while_its_condition_is_off() {
+    let harness = Harness::new();
+    harness.install("Part");
+    harness.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    let flag = watch::Sender::new(true);
+    let on = flag.subscribe();
+    let described = builder()
+        .for_type(parts())
+        .watches_type(widgets(), Handler::Object)
+        .namespaces(["one", "two"])
+        .optional()
+        .input_when(move || Readiness::flag(on.clone(), "Off", "it is off"));
+    let reconcile = |_: Request, _: Context| async { Ok(Outcome::Done) };
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    for is_on in [false, true, false, true] {
+        flag.send_replace(is_on);
+        run_until_idle().await;
+
+        let report = harness.status().report.clone();
+        assert!(!report.stale, "{is_on}: {report:?}");
+        let synced = report.watches.iter().filter(|it| it.state == WatchState::Synced).count();
+        assert_eq!(synced, if is_on { 3 } else { 1 }, "{report:?}");
     }
     harness.shutdown().await;
 }

@@ -41,7 +41,6 @@ async fn add(harness: &Harness, cluster: &Cluster, builder: Builder, name: &'sta
     drop(timeout(Duration::from_secs(3600), runs).await.unwrap().unwrap());
 }
 
-/// Returns the log since the last call, in the order of its lines.
 fn informers_of_widgets(harness: &Harness) -> Vec<InformerStatus> {
     let informers = harness.cluster.informers.status().into_iter();
     informers.filter(|informer| &*informer.key.identity.plural == "widgets").collect()

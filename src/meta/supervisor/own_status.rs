@@ -183,7 +183,7 @@ fn wait_before_write(
 
 /// Returns the Event of a controller that waits, once the state of its types is known.
 fn waiting(run: &RunnableStatus) -> Option<WaitingEvent> {
-    let known = |unmet: &&UnmetRequirement| unmet.reason != Reason::TypeUnknown;
+    let known = |unmet: &&UnmetRequirement| !unmet.reason.is_of_unknown_type();
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
         return None;
