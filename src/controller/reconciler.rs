@@ -137,9 +137,10 @@ impl fmt::Display for ReconcileError {
 
 /// Reconciler: brings the state of one object in line with its specification.
 ///
-/// A closure is a reconciler too: see [`for_object`] for one that takes the object, and
-/// [`for_key`](super::for_key) for one that takes a key of the program's own type. A type that takes
-/// such keys implements [`KeyReconciler`](super::KeyReconciler).
+/// A closure is a reconciler too: see [`for_object`](super::for_object) for one that takes the object,
+/// and [`for_key`](super::for_key) for one that takes a key of the program's own type. A type that
+/// takes objects implements [`ObjectReconciler`](super::ObjectReconciler), and one that takes such
+/// keys [`KeyReconciler`](super::KeyReconciler).
 ///
 /// Called for deleted objects too. Two calls for the same request never overlap. Each call is
 /// delayed until the caches of the controller's inputs hold the writes that the last call sent

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     controller::Request,
     kind::{TypeName, TypeRef},
-    manager::{ControllerState, Reason, RunnableStatus, WatchState},
+    manager::{ControllerState, RunnableStatus, WatchState},
 };
 
 /// Longest message of a condition, in characters; a specification may have very many problems.

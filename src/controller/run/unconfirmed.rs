@@ -315,8 +315,8 @@ impl Reconciling {
             Ok(confirmed) => confirmed,
             Err(why) => return Err(writes.behind(why, count)),
         };
-        // What a cache lacks is compared again before the next reconcile. Every outcome is known,
-        // unless another cluster could not be read.
+        // Every outcome is known, unless another cluster could not be read. What a cache lacks is
+        // compared again before the next reconcile.
         let unknown = writes.unknown && unread;
         let targets = mem::take(&mut writes.targets);
         // Before its type is listed, the request's own object cannot be compared.
@@ -402,7 +402,7 @@ impl RequestWrites {
                             of_cluster.entry(cache.key).or_default().insert(key, object);
                             is_open = true;
                         }
-                        // Another cluster that does not answer holds up no work for the others.
+                        // Another cluster that does not answer delays no work for the others.
                         Err(Unconfirmed::Unread { .. }) if target.cluster.is_some() => {
                             (is_open, unread) = (true, true);
                         }

@@ -157,7 +157,7 @@ async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote(
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_cluster_that_cannot_be_read_after_a_write_holds_up_no_reconcile() {
+async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
     let mut harness = Harness::new();
     let server = Server::new();
     let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
