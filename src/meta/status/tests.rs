@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    manager::{RunnableGroup, UnmetRequirement, WatchReport},
+    manager::{Reason, RunnableGroup, UnmetRequirement, WatchReport},
     meta::{HookKind, hook_health::Failure},
 };
 
