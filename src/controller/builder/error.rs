@@ -91,8 +91,8 @@ pub enum BuildError {
     #[error("{0}: claims_type watches one namespace or all, and {1} has several; call namespace")]
     OneNamespace(ControllerName, TypeRef),
     /// Give one of the indexes another name. Inputs of one type share their indexes, since a
-    /// reconciler reads the type by one of them: two indexes of one name
-    /// must be clones, or be made at one place by a function that captures nothing.
+    /// reconciler reads the type by one of them: two indexes of one name must be clones, or be made
+    /// at one place by a function that captures nothing.
     #[error("{0}: {1} has two indexes of the name {2}; give one of them another name")]
     IndexTwice(ControllerName, TypeRef, String),
     /// Allow at least one concurrent reconcile.

@@ -325,19 +325,14 @@ impl InputStatuses {
     /// replacement.
     pub(in crate::controller) fn named(&self, name: &str) -> Option<Attached> {
         let inputs = self.inputs();
-        let is_named =
-            |input: &&InputStatus| input.progress.as_ref().is_some_and(|it| *it.name == *name);
-        let named = || inputs.values().map(|input| &**input).filter(is_named);
+        let named = || inputs.values().map(|input| &**input).filter(|input| input.is_named(name));
         named().rev().find_map(|input| input.with_parts(named()))
     }
 
     /// Returns the current error of the input that was added by this name.
     pub(in crate::controller) fn error_of(&self, name: &str) -> Option<String> {
         let inputs = self.inputs();
-        let is_named = |input: &InputStatus| {
-            input.progress.as_ref().is_some_and(|progress| *progress.name == *name)
-        };
-        let named = inputs.values().rev().filter(|input| is_named(input));
+        let named = inputs.values().rev().filter(|input| input.is_named(name));
         named.filter_map(|input| input.error.clone()).next()
     }
 
@@ -517,6 +512,11 @@ impl InputStatus {
             (Some(own), Some(cluster)) => own.is(cluster),
             (None, Some(_)) | (Some(_), None) => false,
         }
+    }
+
+    /// Returns whether the input was added by this name.
+    fn is_named(&self, name: &str) -> bool {
+        self.progress.as_ref().is_some_and(|progress| *progress.name == *name)
     }
 
     /// Returns the reason why the input is not synced.

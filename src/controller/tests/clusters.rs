@@ -50,16 +50,20 @@ impl Reconciler for Mirror {
     }
 }
 
+impl Harness {
+    /// Adds another cluster, named `other`, to the manager.
+    async fn other_cluster(&self) -> (Server, Cluster) {
+        let server = Server::new();
+        let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        runnable.add_to_running(&self.manager, "other").await.unwrap();
+        (server, other)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
     let mut harness = Harness::new();
-    let server = Server::new();
-    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-    harness
-        .manager
-        .add_runnable("other", Arc::new(runnable), RunnableOptions::fail_fast())
-        .await
-        .unwrap();
+    let (server, other) = harness.other_cluster().await;
     harness.install("Widget");
     harness.install("Part");
     harness.server.apply(widget("a", "a"));
@@ -101,9 +105,7 @@ async fn input_of_another_cluster_has_a_cache_and_a_life_of_its_own() {
 async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote() {
     for lost in [false, true] {
         let mut harness = Harness::new();
-        let server = Server::new();
-        let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-        runnable.add_to_running(&harness.manager, "other").await.unwrap();
+        let (server, other) = harness.other_cluster().await;
         harness.install("Widget");
         harness.install("Part");
         server.install(crd("Part"), &["v1"]);
@@ -159,9 +161,7 @@ async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote(
 #[tokio::test(start_paused = true)]
 async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
     let mut harness = Harness::new();
-    let server = Server::new();
-    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    let (server, other) = harness.other_cluster().await;
     harness.install("Widget");
     server.install(crd("Part"), &["v1"]);
     let (log, there) = (Arc::clone(&harness.log), other.clone());
@@ -213,9 +213,7 @@ async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
 #[tokio::test(start_paused = true)]
 async fn handler_reads_the_caches_of_another_cluster() {
     let mut harness = Harness::new();
-    let server = Server::new();
-    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    let (server, other) = harness.other_cluster().await;
     harness.install("Widget");
     server.install(crd("Widget"), &["v1"]);
     server.apply(widget("a", "there"));
@@ -354,9 +352,7 @@ impl ConditionalSource for AllThere {
 #[tokio::test(start_paused = true)]
 async fn cache_that_a_custom_source_offers_is_that_of_its_cluster() {
     let mut harness = Harness::new();
-    let server = Server::new();
-    let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
-    runnable.add_to_running(&harness.manager, "other").await.unwrap();
+    let (server, other) = harness.other_cluster().await;
     harness.install("Widget");
     harness.install("Part");
     server.install(crd("Part"), &["v1"]);

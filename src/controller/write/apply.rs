@@ -3,7 +3,7 @@
 use std::fmt;
 
 use kube::{
-    Resource, ResourceExt,
+    Resource,
     api::{Patch, PatchParams},
     core::{Request, request},
 };
@@ -137,16 +137,17 @@ impl Context {
         K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned,
     {
         let name = object.meta().name.as_deref().ok_or(ApplyError::NoName)?;
-        let type_ref = TypeRef::resource(K::group(of), K::version(of), K::plural(of));
-        let served = self.types().and_then(|types| types.served(&type_ref));
-        if served.is_some_and(|served| served.identity.scope == Scope::Namespaced)
-            && object.namespace().is_none()
-        {
-            return Err(ApplyError::NoNamespace(type_ref));
+        let namespace = object.meta().namespace.as_deref();
+        if namespace.is_none() {
+            let type_ref = TypeRef::resource(K::group(of), K::version(of), K::plural(of));
+            let served = self.types().and_then(|types| types.served(&type_ref));
+            if served.is_some_and(|served| served.identity.scope == Scope::Namespaced) {
+                return Err(ApplyError::NoNamespace(type_ref));
+            }
         }
         let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, of, subresource));
         let by = PatchParams::apply(self.epoch().controller().as_str()).force();
-        let request = Request::new(K::url_path(of, object.namespace().as_deref()));
+        let request = Request::new(K::url_path(of, namespace));
         let request = match subresource {
             None => request.patch(name, &by, &patch)?,
             Some(subresource) => request.patch_subresource(subresource, name, &by, &patch)?,

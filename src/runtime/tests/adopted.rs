@@ -458,8 +458,9 @@ async fn adopted_controller_runs_outside_a_manager_for_tests() {
     harness.shutdown().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_it() {
+/// Returns a harness with a running controller that does nothing, and the number of refusals that its
+/// condition has received.
+async fn idle_with_refusals() -> (Harness, Arc<AtomicUsize>) {
     let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
     harness.install().await;
     let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
@@ -471,6 +472,12 @@ async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_
     let adopted = Arc::new(counting_refusals(adopted, &refusals));
     harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
     harness.until(|it| it.state == ControllerState::Running).await;
+    (harness, refusals)
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_it() {
+    let (harness, refusals) = idle_with_refusals().await;
 
     harness.server.set_rbac([AccessRule::deny().verbs(["list", "watch"])]);
     harness.faults.cut_open(|info| info.resource == "widgets");
@@ -483,17 +490,7 @@ async fn refused_watch_of_an_adopted_controller_reaches_the_conditions_added_to_
 
 #[tokio::test(start_paused = true)]
 async fn refusal_after_many_other_errors_of_a_watch_reaches_the_conditions() {
-    let (harness, refusals) = (Harness::new(), Arc::new(AtomicUsize::new(0)));
-    harness.install().await;
-    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
-        let reconcile =
-            |_: Arc<Widget>, _: Arc<()>| async { Ok::<_, Refused>(Action::await_change()) };
-        let policy = |_: Arc<Widget>, _: &Refused, _| Action::await_change();
-        (controller(&client), reconcile, policy, Arc::new(()))
-    });
-    let adopted = Arc::new(counting_refusals(adopted, &refusals));
-    harness.manager.add(NAME, adopted, RunnableOptions::default()).await.unwrap();
-    harness.until(|it| it.state == ControllerState::Running).await;
+    let (harness, refusals) = idle_with_refusals().await;
     for number in 0..8 {
         let reply = Reply::status(500, "InternalError", &format!("broken {number}"));
         harness
