@@ -19,6 +19,7 @@ mod check;
 mod checks;
 mod command;
 mod condition;
+mod condition_watch;
 mod conditional;
 mod election;
 mod end;

@@ -231,7 +231,10 @@ impl std::fmt::Debug for SourceStart {
 /// # }
 /// ```
 pub trait ConditionalSource: Send + Sync + 'static {
-    /// Returns the condition under which the source can be started.
+    /// Returns the condition under which the source can be started. Called by the manager for a
+    /// required source, as
+    /// [`ConditionalRunnable::ready`](crate::manager::ConditionalRunnable::ready), and before each
+    /// start of the source.
     fn ready(&self) -> Readiness;
 
     /// Starts the source for one epoch; must not block.

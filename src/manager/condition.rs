@@ -17,8 +17,8 @@ use super::{Readiness, always};
 /// [`StopReason::TypeGone`](super::StopReason::TypeGone).
 ///
 /// [`Condition::watch`] is called on the manager's own task, so it must not block; the publisher of
-/// the verdict does the work. If `watch` panics, the runnable waits and its status says so. If the
-/// publisher is silent, its last verdict stands. If the condition flaps, its epochs start less and
+/// the verdict does the work. If `watch` panics, the runnable waits, its status says so, and `watch`
+/// is called again after a pause of 1 s, which doubles up to 60 s. If the publisher is silent, its last verdict stands. If the condition flaps, its epochs start less and
 /// less often ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Other runnables are not
 /// affected by any of these.
 ///
@@ -49,7 +49,8 @@ use super::{Readiness, always};
 /// assert!(matches!(switch.watch().verdict(), Verdict::Met(_)));
 /// ```
 pub trait Condition: Send + Sync + 'static {
-    /// Returns a subscription to the current verdict and every later one.
+    /// Returns a subscription to the current verdict and every later one. Called as
+    /// [`ConditionalRunnable::ready`](super::ConditionalRunnable::ready).
     fn watch(&self) -> Readiness;
 
     /// Reports to the condition that the API server has refused (403) a request of its controller,

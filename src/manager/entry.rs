@@ -10,6 +10,7 @@ use super::{
     ControllerName, ControllerState, Done, Epoch, Reason, Report, RunnableStatus, UnmetRequirement,
     Verdict,
     command::ManagerReply,
+    condition_watch::ConditionWatch,
     end::RunEnd,
     lifecycle::{Lifecycle, StopCause},
     runnable_spec::RunnableSpec,
@@ -18,13 +19,12 @@ use super::{
 /// New specification that waits to take over.
 pub(super) struct PendingReplacement {
     pub(super) spec: RunnableSpec,
-    /// Serial number; results of an earlier specification carry another one.
+    /// Serial number; timers of an earlier specification carry another one.
     pub(super) serial: u64,
     pub(super) verdict: Verdict,
     pub(super) why: String,
     pub(super) preparation: Preparation,
-    /// Stops the watch of its condition.
-    pub(super) watching: CancellationToken,
+    pub(super) condition: ConditionWatch,
     /// Timer for the next attempt to prepare it.
     pub(super) retry: Option<delay_queue::Key>,
     /// Waiter for the installation, who learns by the drop that it is discarded.
@@ -54,7 +54,7 @@ impl PendingReplacement {
 pub(super) struct RunnableEntry {
     pub(super) name: ControllerName,
     pub(super) spec: RunnableSpec,
-    pub(super) serial: u64,
+    pub(super) condition: ConditionWatch,
     pub(super) lifecycle: Lifecycle,
     pub(super) epoch: Option<Epoch>,
     pub(super) epoch_number: u64,
@@ -62,7 +62,6 @@ pub(super) struct RunnableEntry {
     pub(super) removers: Vec<oneshot::Sender<()>>,
     /// Callers that wait for the epoch to be done, to be restarted.
     pub(super) restarters: Vec<ManagerReply>,
-    pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
     /// End of the epoch's run, once it has returned.
     pub(super) returned: Option<RunEnd>,
@@ -201,6 +200,10 @@ impl RunnableEntry {
             ControllerState::BackingOff if self.lifecycle.is_flapping() => (
                 Reason::ConditionFlaps,
                 "its condition flaps; the next epoch is delayed".to_owned(),
+            ),
+            ControllerState::BackingOff if failed().is_empty() => (
+                Reason::Completed,
+                "its run has ended; the next one begins after a pause".to_owned(),
             ),
             ControllerState::BackingOff => (Reason::RunFailed, failed().to_owned()),
             ControllerState::Stopped => match &self.last_done {

@@ -23,6 +23,13 @@ pub enum AddError {
     /// The runnable can be started only once, such as a cluster; remove it and add a new one.
     #[error("{0} can be started only once; remove it, and add a new one")]
     RunsOnce(ControllerName),
+    /// The runnable can be started only once, such as a cluster, and so has no condition, whose loss
+    /// would end it for good; add the condition to the controllers.
+    #[error(
+        "{0} can be started only once, and so cannot have a condition; add the condition to its \
+         controllers"
+    )]
+    ConditionOfRunsOnce(ControllerName),
     /// The manager is stopping or has ended; nothing more can be started.
     #[error("the manager is stopping or has ended; add runnables to another manager")]
     Stopping,

@@ -4,10 +4,16 @@
 //! ends its epochs directly. Inputs may arrive in any order and repeatedly. The machine never
 //! begins an epoch before the previous one is done.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, end::RunEnd};
 use crate::token_bucket::TokenBucket;
+
+/// Length of a run after which the end of a required source is followed by the first delay again,
+/// as that of an optional source.
+const HEALTHY_SOURCE: Duration = Duration::from_secs(60);
 
 /// Reason for which an epoch is stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +88,10 @@ pub(super) struct Lifecycle {
     removed: bool,
     policy: RestartPolicy,
     backoff: RestartBackoff,
+    /// Failed runs in a row.
     failures: u32,
+    /// Number of runs in a row that were followed by a back-off; determines the next one.
+    restarts: u32,
     not_before: Option<Instant>,
     /// Limit on losses of the condition; `None` before the first loss.
     flaps: Option<TokenBucket>,
@@ -111,6 +120,7 @@ impl Lifecycle {
             policy,
             backoff,
             failures: 0,
+            restarts: 0,
             not_before: None,
             flaps: None,
             flapping: false,
@@ -181,10 +191,11 @@ impl Lifecycle {
         debug_assert!(!self.live(), "a live epoch keeps its specification");
         self.policy = policy;
         self.verdict = Verdict::Unknown(Vec::new());
-        self.failures = 0;
+        (self.failures, self.restarts) = (0, 0);
         self.not_before = None;
         self.flaps = None;
         self.flapping = false;
+        self.is_source_done = false;
         self.state = State::Waiting;
     }
 
@@ -253,6 +264,9 @@ impl Lifecycle {
     }
 
     fn begin(&mut self, now: Instant) -> Vec<LifecycleAction> {
+        if self.is_source_done && matches!(self.verdict, Verdict::Unmet(_)) {
+            self.source_lost(now);
+        }
         let Verdict::Met(basis) = &self.verdict else {
             self.state = State::Waiting;
             return Vec::new();
@@ -267,6 +281,7 @@ impl Lifecycle {
                 vec![LifecycleAction::WakeAt(until)]
             }
             _ => {
+                self.is_source_done = false;
                 self.state = State::Live { since: now, running: false, basis: basis.clone() };
                 vec![LifecycleAction::Start]
             }
@@ -278,7 +293,7 @@ impl Lifecycle {
         if let State::Live { since, .. } = self.state
             && now.duration_since(since) >= self.backoff.healthy
         {
-            self.failures = 0;
+            (self.failures, self.restarts) = (0, 0);
         }
         self.state = State::Stopping { cause: StopCause::Signalled(reason), overdue: false };
         vec![LifecycleAction::Stop(reason)]
@@ -296,9 +311,19 @@ impl Lifecycle {
             RunEnd::Aborted => DoneReason::Cancelled,
         };
         if self.restarts(&reason) {
-            let healthy = now.duration_since(since) >= self.backoff.healthy;
-            self.failures = if healthy { 1 } else { self.failures.saturating_add(1) };
-            self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
+            let healthy = match self.is_source_done {
+                true => self.backoff.healthy.min(HEALTHY_SOURCE),
+                false => self.backoff.healthy,
+            };
+            if now.duration_since(since) >= healthy {
+                (self.failures, self.restarts) = (0, 0);
+            }
+            self.failures = match reason.error() {
+                Some(_) => self.failures.saturating_add(1),
+                None => 0,
+            };
+            self.restarts = self.restarts.saturating_add(1);
+            self.not_before = Some(now + self.backoff.wait(self.restarts, jitter));
             self.flapping = false;
         }
         self.state = State::Stopping { cause: StopCause::Returned(reason), overdue: false };
@@ -320,15 +345,11 @@ impl Lifecycle {
         let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
         let (reason, state) = match cause {
             StopCause::Signalled(reason) => {
-                if *reason == StopReason::TypeGone {
-                    let limit = self.flaps.get_or_insert_with(|| self.backoff.flap_limit(now));
-                    let wait = limit.reserve(now);
-                    if !wait.is_zero() {
-                        self.not_before = Some(now + wait);
-                        self.flapping = true;
-                    }
+                let reason = *reason;
+                if reason == StopReason::TypeGone {
+                    self.limit_flaps(now);
                 }
-                (DoneReason::from(*reason), State::Waiting)
+                (DoneReason::from(reason), State::Waiting)
             }
             StopCause::Returned(reason) if self.restarts(reason) => {
                 (reason.clone(), State::Waiting)
@@ -337,6 +358,25 @@ impl Lifecycle {
         };
         self.state = state;
         vec![LifecycleAction::Done(reason)]
+    }
+
+    /// Treats the end of a required source as a loss of the condition, which was proven only after
+    /// the source was done.
+    fn source_lost(&mut self, now: Instant) {
+        self.is_source_done = false;
+        self.restarts = 0;
+        self.not_before = None;
+        self.limit_flaps(now);
+    }
+
+    /// Delays the next epoch if the condition was lost too often.
+    fn limit_flaps(&mut self, now: Instant) {
+        let limit = self.flaps.get_or_insert_with(|| self.backoff.flap_limit(now));
+        let wait = limit.reserve(now);
+        if !wait.is_zero() {
+            self.not_before = Some(now + wait);
+            self.flapping = true;
+        }
     }
 }
 

@@ -216,6 +216,22 @@ impl Readiness {
         }
     }
 
+    /// Returns whether the condition always holds.
+    pub(super) fn is_always(&self) -> bool {
+        match &self.0 {
+            Node::Always | Node::Optional(_) => true,
+            Node::AllOf(parts, _) => parts.iter().all(Self::is_always),
+            Node::OnRefused(part, _) => part.is_always(),
+            Node::Fixed(_)
+            | Node::Published { .. }
+            | Node::Flag { .. }
+            | Node::Type { .. }
+            | Node::AnyOf(..)
+            | Node::SomeOf(_)
+            | Node::Not(_) => false,
+        }
+    }
+
     /// Returns a verdict that never changes.
     pub(super) fn fixed(verdict: Verdict) -> Self {
         Self(Node::Fixed(verdict))

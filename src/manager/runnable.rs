@@ -63,8 +63,10 @@ pub trait Runnable: Send + Sync + 'static {
         None
     }
 
-    /// Returns whether the runnable can be started only once. A handle refuses to
-    /// [`restart`](super::ManagerHandle::restart) or [`replace`](super::ManagerHandle::replace) it.
+    /// Returns whether the runnable can be started only once. It is never restarted, and has no
+    /// condition: [`AddError::ConditionOfRunsOnce`](super::AddError::ConditionOfRunsOnce). A handle
+    /// refuses to [`restart`](super::ManagerHandle::restart) or
+    /// [`replace`](super::ManagerHandle::replace) it.
     fn runs_once(&self) -> bool {
         false
     }
@@ -117,8 +119,8 @@ pub trait Runnable: Send + Sync + 'static {
 
 /// Runnable that runs while a condition holds.
 ///
-/// The manager subscribes to `ready`, waits until it is met and calls `start`. When that run is
-/// done it waits for `ready` again. A condition that is lost during a run stops the run.
+/// The manager calls `ready`, waits until its condition is met and calls `start`. When that run is
+/// done, it calls `ready` again. A condition that is lost during a run stops the run.
 ///
 /// [`RunnableWithCondition`](super::RunnableWithCondition) adds a condition to a runnable that has none:
 ///
@@ -139,7 +141,8 @@ pub trait Runnable: Send + Sync + 'static {
 /// # }
 /// ```
 pub trait ConditionalRunnable: Runnable {
-    /// Returns a subscription to the condition under which this can run.
+    /// Returns a subscription to the condition under which this can run. Called at the addition, after
+    /// each epoch that may be followed by another, and at a restart; after a panic again in 1 s to 60 s.
     fn ready(&self) -> Readiness;
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::{
-    AddError, ConditionalRunnable, ControllerName, Epoch, Readiness, Reason, RunnableGroup,
-    RunnableOptions, UnmetRequirement, Verdict,
+    AddError, ConditionalRunnable, ControllerName, Epoch, Readiness, Reason, RestartPolicy,
+    RunnableGroup, RunnableOptions, UnmetRequirement, Verdict,
 };
 use crate::guard::{self, GuardedDrop};
 
@@ -62,29 +62,43 @@ impl RunnableSpec {
         }
     }
 
+    /// Checks that a runnable that can be started only once has no condition.
+    pub(super) fn check_condition(
+        &self,
+        name: &ControllerName,
+        ready: &Result<Readiness, String>,
+    ) -> Result<(), AddError> {
+        match ready {
+            Ok(readiness) if readiness.is_always() => Ok(()),
+            Ok(_) | Err(_) if self.runs_once => Err(AddError::ConditionOfRunsOnce(name.clone())),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// Returns whether the runnable runs on the leader only.
     pub(super) fn needs_leadership(&self) -> bool {
         self.group == RunnableGroup::LeaderElection
     }
 
-    /// Returns the runnable's condition; unknown if `ready` panics, because a panic of user code
-    /// must not affect other runnables.
-    pub(super) fn ready(&self) -> Readiness {
-        let unknown = |reason, message| {
-            Readiness::fixed(Verdict::Unknown(vec![UnmetRequirement {
-                reason,
-                message,
-                type_ref: None,
-            }]))
-        };
+    /// Returns the runnable's condition, or the message of a panic of `ready`. The condition of a
+    /// runnable whose properties panicked stays unknown.
+    pub(super) fn ready(&self) -> Result<Readiness, String> {
         if let Some(panic) = &self.broken {
             let message =
                 format!("a property of the runnable, such as its group, panicked: {panic}");
-            return unknown(Reason::RunnablePanicked, message);
+            let reason = Reason::RunnablePanicked;
+            let unmet = UnmetRequirement { reason, message, type_ref: None };
+            return Ok(Readiness::fixed(Verdict::Unknown(vec![unmet])));
         }
-        guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
-            unknown(Reason::ConditionPanicked, format!("its condition panicked: {panic}"))
-        })
+        guard::run(|| self.runnable.ready())
+    }
+
+    /// Returns the restart policy. What runs once is never started again.
+    pub(super) fn restart_policy(&self) -> RestartPolicy {
+        match self.runs_once {
+            true => RestartPolicy::Never,
+            false => self.options.restart,
+        }
     }
 
     /// Releases the resources of `prepare`. A panic is reported in the status of the epoch that

@@ -15,7 +15,8 @@ pub enum ControllerState {
     Running,
     /// An epoch drains: it was signalled to stop, or its run has returned.
     Stopping,
-    /// A run has failed, or the condition flaps; the next epoch begins after a delay.
+    /// A run has failed or ended by itself, or the condition flaps; the next epoch begins after a
+    /// delay.
     BackingOff,
     /// The run ended, and the restart policy does not restart it.
     Stopped,
@@ -97,7 +98,7 @@ pub struct RunnableStatus {
     /// True if the epoch does not end although its grace is over; no new epoch begins. The message
     /// names the work that has not ended.
     pub stuck: bool,
-    /// Failed runs in a row.
+    /// Number of failed runs in a row.
     pub failures: u32,
 }
 

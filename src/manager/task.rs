@@ -1,5 +1,6 @@
 //! Task that owns the state of every runnable: its event loop lists everything that can happen.
 
+mod conditions;
 mod effect;
 mod event;
 mod last_epoch_numbers;
@@ -153,8 +154,8 @@ impl ManagerTask {
         self.runs.abort_all();
         self.prepares.shutdown().await;
         self.election.ended().await;
-        for entry in self.entries.values() {
-            entry.watching.cancel();
+        for entry in self.entries.values_mut() {
+            conditions::end(&mut entry.condition, &mut self.timers);
             self.metrics.removed(&entry.name);
         }
         self.snapshot.send_replace(Arc::default());
@@ -257,27 +258,25 @@ impl ManagerTask {
         if self.names.contains_key(&name) {
             return Err(AddError::AlreadyThere(name));
         }
-        let (id, serial) = (self.serial(), self.serial());
-        let watching = CancellationToken::new();
-        let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
-        let mut readiness = spec.ready();
-        let verdict = readiness.verdict();
+        let ready = spec.ready();
+        spec.check_condition(&name, &ready)?;
+        let id = self.serial();
+        let lifecycle = Lifecycle::new(spec.restart_policy(), self.options.restart_backoff.clone());
+        let (condition, verdict) = self.subscribe(id, &name, ready, 0);
         let standby = self.stands_by(&spec);
         let allowed = self.allows(&spec);
-        self.watch(id, serial, readiness, &watching);
         self.entries.insert(
             id,
             RunnableEntry {
                 epoch_number: 0,
                 name: name.clone(),
                 spec,
-                serial,
+                condition,
                 lifecycle,
                 epoch: None,
                 pending: None,
                 removers: Vec::new(),
                 restarters: Vec::new(),
-                watching,
                 last_done: None,
                 returned: None,
                 ended_by_itself: false,
@@ -296,22 +295,6 @@ impl ManagerTask {
         self.step(id, LifecycleInput::Allowed(allowed));
         self.step(id, LifecycleInput::Verdict(verdict));
         Ok(())
-    }
-
-    /// Passes a new verdict to the specification in place, or to the one that waits to replace it.
-    fn on_verdict(&mut self, id: Id, serial: u64, mut readiness: Readiness) {
-        let Some(entry) = self.entries.get(&id) else { return };
-        let verdict = readiness.verdict();
-        if entry.serial == serial {
-            let watching = entry.watching.clone();
-            self.watch(id, serial, readiness, &watching);
-            self.step(id, LifecycleInput::Verdict(verdict));
-            self.install_if_due(id);
-        } else if let Some(pending) = entry.pending.as_ref().filter(|new| new.serial == serial) {
-            let watching = pending.watching.clone();
-            self.watch(id, serial, readiness, &watching);
-            self.judge_pending(id, verdict);
-        }
     }
 
     fn on_reported(&mut self, id: Id, epoch: u64, mut report: watch::Receiver<Report>) {
@@ -384,9 +367,11 @@ impl ManagerTask {
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, LifecycleInput::Ended);
-        self.install_if_due(id);
+        let is_installed = self.install_if_due(id);
         if restarts && !self.is_closing() {
             self.start_again_if_stopped(id);
+        } else if !is_installed && self.begins_again(id) {
+            self.ask_again(id);
         }
         self.step(id, LifecycleInput::Wake);
     }
@@ -412,6 +397,7 @@ impl ManagerTask {
                     self.step(id, LifecycleInput::Overdue);
                 }
             }
+            EntryTimer::Ask(serial) => self.ask_after_panic(id, serial),
             EntryTimer::Retry(serial) => {
                 if let Some(pending) =
                     entry.pending.as_mut().filter(|pending| pending.serial == serial)
@@ -424,19 +410,12 @@ impl ManagerTask {
         }
     }
 
-    fn watch(&self, id: Id, serial: u64, mut readiness: Readiness, watching: &CancellationToken) {
-        let ended = watching.clone().cancelled_owned();
-        self.watches.push(
-            async move {
-                tokio::select! {
-                    biased;
-                    () = ended => return None,
-                    () = readiness.changed() => {}
-                }
-                Some(ManagerEvent::Verdict(id, serial, readiness))
-            }
-            .boxed(),
-        );
+    /// Returns whether another epoch of the entry may begin.
+    fn begins_again(&self, id: Id) -> bool {
+        let waits = |entry: &RunnableEntry| {
+            entry.removers.is_empty() && entry.lifecycle.state() == ControllerState::Waiting
+        };
+        !self.is_closing() && self.entries.get(&id).is_some_and(waits)
     }
 
     fn watch_report(&self, id: Id, epoch: u64, mut report: watch::Receiver<Report>) {

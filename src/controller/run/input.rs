@@ -168,8 +168,9 @@ impl InputRun {
         let mut first = None;
         let mut restarts = 0_u32;
         loop {
-            let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
-                return InputEnd::Stopped;
+            let basis = match self.ready(&name, &mut readiness, first.as_ref()).await {
+                Ok(basis) => basis,
+                Err(end) => return end,
             };
             let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
@@ -219,6 +220,13 @@ impl InputRun {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
                     () = sleep(pause) => restarts = restarts.saturating_add(1),
+                }
+                // The verdict that a custom source published once may stand for ever.
+                if self.input.is_custom() {
+                    readiness = match self.subscribe(&name).await {
+                        Ok(readiness) => readiness,
+                        Err(end) => return end,
+                    };
                 }
             }
         }
@@ -282,12 +290,19 @@ impl InputRun {
         }
     }
 
-    /// Waits until the source can be started; `None` when the epoch stops first.
+    /// Waits until the source can be started.
+    ///
+    /// # Errors
+    ///
+    /// The end of the input, if the epoch stops first, or if a required custom source has lost its
+    /// condition since the manager asked for it.
     async fn ready(
         &self,
+        name: &str,
         readiness: &mut Readiness,
         first: Option<&Vec<Basis>>,
-    ) -> Option<Vec<Basis>> {
+    ) -> Result<Vec<Basis>, InputEnd> {
+        let mut lost_at = None;
         loop {
             let verdict = readiness.verdict();
             // A type that is gone was detached with its source.
@@ -300,7 +315,7 @@ impl InputRun {
                 {
                     "its type is not the one that the epoch began with".to_owned()
                 }
-                Verdict::Met(basis) => return Some(basis),
+                Verdict::Met(basis) => return Ok(basis),
                 Verdict::Unmet(_) | Verdict::Unknown(_) => {
                     if verdict.is_absent() {
                         if let InputSource::Kind(source) = &self.input.source {
@@ -317,10 +332,19 @@ impl InputRun {
                 lost
             });
             drop(lost);
+            lost_at = match is_lost && self.input.mode == InputMode::Required {
+                true => lost_at.or_else(|| Some(Instant::now())),
+                false => None,
+            };
+            let ends_at = lost_at.map(|at| at + STOP_TIMEOUT);
             select! {
                 biased;
-                () = self.feed.cancelled() => return None,
+                () = self.feed.cancelled() => return Err(InputEnd::Stopped),
                 () = readiness.changed() => {}
+                () = sleep_until(ends_at.unwrap_or_else(Instant::now)), if ends_at.is_some() => {
+                    info!(input = name, "required source cannot be started, the epoch ends");
+                    return Err(InputEnd::Done);
+                }
             }
         }
     }

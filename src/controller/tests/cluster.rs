@@ -1,13 +1,15 @@
 //! Cluster of parts that the caller runs.
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 use super::*;
 use crate::{
     discovery::{DiscoveryOptions, TypeRegistry},
     informer::{EndReason, InformerKey, InformerOptions, InformerSet},
-    manager::{AddError, Always, ConditionalRunnable, RunnableWithCondition, metrics_text},
+    manager::{
+        AddError, Always, ConditionalRunnable, Readiness, RunnableWithCondition, metrics_text,
+    },
     testing::{Action, Rule},
 };
 
@@ -278,6 +280,21 @@ async fn restart_of_a_cluster_is_refused_and_its_controllers_continue() {
     harness.server.apply(widget("a", "later"));
     assert_eq!(harness.log().await, ["ns/a later"]);
     assert_eq!(harness.manager.status_of("cluster").unwrap().epoch, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_with_a_condition_is_refused() {
+    let harness = Harness::new();
+    let (_cluster, runnable) = Cluster::new(Server::new().client(), ClusterOptions::default());
+    let day = watch::Sender::new(true);
+    let condition = move || Readiness::flag(day.subscribe(), "Night", "by day only");
+    let conditional = Arc::new(RunnableWithCondition::of_runnable(Arc::new(runnable), condition));
+
+    let refused = harness.manager.add("east", conditional, RunnableOptions::default()).await;
+
+    assert_eq!(refused, Err(AddError::ConditionOfRunsOnce("east".into())));
+    assert_eq!(harness.manager.status_of("east"), None);
     harness.shutdown().await;
 }
 

@@ -1,6 +1,6 @@
 //! Custom sources under a manager.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
@@ -56,6 +56,93 @@ async fn required_source_that_is_done_is_asked_again_whatever_the_restart_policy
         assert_eq!(short_lived.0.load(Ordering::SeqCst), 3, "{policy:?}");
         harness.shutdown().await;
     }
+}
+
+/// Source that publishes its condition anew for each call of `ready`: at once, or later when it comes
+/// to hold. It is done when its condition is lost.
+#[derive(Clone, Default)]
+struct AskedAnew {
+    is_served: watch::Sender<bool>,
+    waiting: Arc<Mutex<Vec<watch::Sender<Verdict>>>>,
+    /// True for a call whose verdict is already out of date.
+    is_late: Arc<AtomicBool>,
+}
+
+impl AskedAnew {
+    fn set(&self, is_served: bool) {
+        self.is_served.send_replace(is_served);
+        if is_served {
+            for waiting in self.waiting.lock().unwrap().drain(..) {
+                waiting.send_replace(Verdict::Met(Vec::new()));
+            }
+        }
+    }
+}
+
+impl ConditionalSource for AskedAnew {
+    fn ready(&self) -> Readiness {
+        if *self.is_served.borrow() || self.is_late.swap(false, Ordering::SeqCst) {
+            return Readiness::published(watch::channel(Verdict::Met(Vec::new())).1);
+        }
+        let (sender, verdicts) = watch::channel(missing());
+        self.waiting.lock().unwrap().push(sender);
+        Readiness::published(verdicts)
+    }
+
+    fn start_notify_done(&self, _context: SourceContext) -> SourceStart {
+        let mut is_served = self.is_served.subscribe();
+        let done = async move {
+            drop(is_served.wait_for(|is_served| !*is_served).await);
+            SourceEnd::TypeGone
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_that_answers_anew_each_time_is_waited_for_after_its_end() {
+    for is_late in [false, true] {
+        let (harness, source) = (Harness::new(), AskedAnew::default());
+        harness.install("Widget");
+        harness.add(builder().for_type(widgets()).source(source.clone()).conditional()).await;
+        harness.state(ControllerState::Waiting).await;
+        assert_eq!(harness.server.requests_of(WIDGETS), 0);
+        for _ in 0..2 {
+            source.set(true);
+            harness.state(ControllerState::Running).await;
+            assert_eq!(harness.server.watches(WIDGETS), 1);
+
+            source.is_late.store(is_late, Ordering::SeqCst);
+            source.set(false);
+            sleep(Duration::from_secs(3600)).await;
+
+            assert_eq!(harness.status().state, ControllerState::Waiting, "late: {is_late}");
+            assert_eq!(harness.server.watches(WIDGETS), 0);
+            let requests = harness.server.requests_of(WIDGETS);
+            sleep(Duration::from_secs(3600)).await;
+            assert_eq!(harness.server.requests_of(WIDGETS), requests);
+        }
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_source_that_answers_anew_each_time_waits_after_its_end() {
+    let (harness, source) = (Harness::new(), AskedAnew::default());
+    harness.install("Widget");
+    harness.add(builder().for_type(widgets()).source(source.clone()).optional()).await;
+    harness.state(ControllerState::Running).await;
+    for _ in 0..2 {
+        source.set(true);
+        run_until_idle().await;
+        source.set(false);
+        sleep(Duration::from_secs(3600)).await;
+
+        let waiting = source.waiting.lock().unwrap().len();
+        assert_eq!(waiting, 1, "it is asked once, and then waited for");
+    }
+    assert_eq!(harness.status().epoch, 1);
+    harness.shutdown().await;
 }
 
 /// A source of either of two types: of the first that is served when it is started.

@@ -169,6 +169,10 @@ struct Model {
     forgotten: bool,
     /// Number of failed runs in a row since the last specification.
     failures: u32,
+    /// Number of runs in a row that were followed by a back-off.
+    restarts: u32,
+    /// True if the last run ended because a required source was done.
+    source_done: bool,
     /// Time before which no epoch may begin.
     rest: Option<Instant>,
     /// True if the restart policy ended the runnable for good.
@@ -206,6 +210,8 @@ impl Model {
             epoch: None,
             forgotten: false,
             failures: 0,
+            restarts: 0,
+            source_done: false,
             rest: None,
             retired: false,
         }
@@ -279,12 +285,20 @@ impl Model {
 
     fn renew(&mut self, policy: RestartPolicy, of: Type) -> Checked {
         self.machine.renew(policy);
-        (self.failures, self.rest, self.retired) = (0, None, false);
+        (self.failures, self.restarts, self.rest) = (0, 0, None);
+        (self.source_done, self.retired) = (false, false);
         self.feed(LifecycleInput::Verdict(of.verdict()))
     }
 
     fn feed(&mut self, input: LifecycleInput) -> Checked {
         let actions = self.machine.step(input.clone(), self.now, 0.0);
+        // A loss that is proven after the end of a source is one of the condition: nothing failed.
+        let decides = !matches!(input, LifecycleInput::Returned(_) | LifecycleInput::Ended);
+        let is_unmet = matches!(self.machine.verdict, Verdict::Unmet(_));
+        if self.source_done && decides && is_unmet && self.epoch.is_none() && !self.machine.removed
+        {
+            (self.source_done, self.restarts, self.rest) = (false, 0, None);
+        }
         for action in actions {
             match action {
                 LifecycleAction::Start => self.started()?,
@@ -314,6 +328,7 @@ impl Model {
         let Verdict::Met(basis) = &self.machine.verdict else {
             return Err("nothing starts without a condition that is met");
         };
+        self.source_done = false;
         self.epoch =
             Some(Epoch { basis: basis.clone(), since: self.now, signalled: None, returned: None });
         Ok(())
@@ -337,7 +352,7 @@ impl Model {
         )?;
         epoch.signalled = Some(reason);
         if self.now - epoch.since >= BACKOFF.healthy {
-            self.failures = 0;
+            (self.failures, self.restarts) = (0, 0);
         }
         Ok(())
     }
@@ -353,6 +368,7 @@ impl Model {
             RunEnd::Panicked(error) => DoneReason::Panicked(error.clone()),
             RunEnd::Aborted => DoneReason::Cancelled,
         });
+        self.source_done = *end == RunEnd::SourceDone;
         let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
         let restarts = match self.machine.policy {
             RestartPolicy::Always => true,
@@ -360,10 +376,13 @@ impl Model {
             RestartPolicy::Never => *end == RunEnd::SourceDone,
         };
         if restarts {
-            let healthy = self.now - epoch.since >= BACKOFF.healthy;
-            self.failures = if healthy { 1 } else { self.failures + 1 };
+            if self.now - epoch.since >= BACKOFF.healthy {
+                (self.failures, self.restarts) = (0, 0);
+            }
+            self.failures = if failed { self.failures + 1 } else { 0 };
+            self.restarts += 1;
             let waits = [BACKOFF.first, BACKOFF.longest];
-            let wait = waits.get(self.failures as usize - 1).unwrap_or(&BACKOFF.longest);
+            let wait = waits.get(self.restarts as usize - 1).unwrap_or(&BACKOFF.longest);
             self.rest = Some(self.now + *wait);
         } else {
             self.retired = true;
@@ -476,7 +495,8 @@ impl Model {
             (left(self.machine.not_before), left(self.rest), self.wake.map(|_| left(self.wake)));
         let machine = &self.machine;
         let orders = (machine.allowed, machine.removed, machine.policy as u8, self.retired);
-        let failures = self.failures.min(FAILURES_MAX);
+        let rests = (self.restarts.min(FAILURES_MAX), self.source_done);
+        let failures = (self.failures.min(FAILURES_MAX), rests);
         let state = (machine.state(), machine.stuck(), self.forgotten);
         (state, verdict, epoch, clocks, orders, failures)
     }

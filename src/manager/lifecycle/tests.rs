@@ -226,6 +226,54 @@ fn the_restart_policy_decides_about_a_clean_end() {
 }
 
 #[test]
+fn clean_ends_delay_the_next_run_and_are_no_failures() {
+    let mut life = Life::running();
+    life.end(RunEnd::Failed("boom".into()));
+    assert_eq!(life.lifecycle.failures(), 1);
+    life.now += Duration::from_secs(1);
+    assert_eq!(life.step(LifecycleInput::Wake), [LifecycleAction::Start]);
+
+    life.end(RunEnd::Completed);
+
+    assert_eq!(life.lifecycle.failures(), 0);
+    let until = life.now + Duration::from_secs(2);
+    assert_eq!(life.step(LifecycleInput::Wake), [LifecycleAction::WakeAt(until)]);
+}
+
+#[test]
+fn end_of_a_source_after_a_minute_is_followed_by_the_first_delay() {
+    let mut life = Life::running();
+    for _ in 0..9 {
+        life.now += Duration::from_secs(61);
+        life.end(RunEnd::SourceDone);
+        let until = life.now + Duration::from_secs(1);
+        assert_eq!(life.step(LifecycleInput::Wake), [LifecycleAction::WakeAt(until)]);
+        life.now = until;
+        assert_eq!(life.step(LifecycleInput::Wake), [LifecycleAction::Start]);
+    }
+}
+
+#[test]
+fn source_that_is_done_before_its_condition_is_lost_delays_nothing_until_it_flaps() {
+    let mut life = Life::running();
+    for round in 0..250 {
+        life.end(RunEnd::SourceDone);
+        life.step(LifecycleInput::Wake);
+        life.step(LifecycleInput::Verdict(unmet()));
+        assert_eq!(life.lifecycle.state(), ControllerState::Waiting);
+        let start = life.step(LifecycleInput::Verdict(met_by("1")));
+        assert_eq!(start, [LifecycleAction::Start], "round {round}");
+    }
+
+    life.end(RunEnd::SourceDone);
+    life.step(LifecycleInput::Verdict(unmet()));
+    life.step(LifecycleInput::Verdict(met_by("1")));
+
+    assert!(life.lifecycle.is_flapping());
+    assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
+}
+
+#[test]
 fn another_specification_begins_with_a_clean_record() {
     let mut life = Life::running();
     for number in 0..300 {

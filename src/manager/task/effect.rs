@@ -12,7 +12,7 @@ use super::{
         lifecycle::{LifecycleAction, LifecycleInput},
         run::{self, Overrun},
     },
-    Id, ManagerTask, QueuedMessage,
+    Id, ManagerTask, QueuedMessage, conditions,
     event::EntryTimer,
 };
 
@@ -66,8 +66,8 @@ impl ManagerTask {
     }
 
     pub(super) fn forget(&mut self, id: Id) {
-        let Some(entry) = self.entries.remove(&id) else { return };
-        entry.watching.cancel();
+        let Some(mut entry) = self.entries.remove(&id) else { return };
+        conditions::end(&mut entry.condition, &mut self.timers);
         for timer in [&entry.wake, &entry.stop_timer].into_iter().flatten() {
             self.timers.try_remove(timer);
         }

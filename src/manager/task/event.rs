@@ -44,6 +44,7 @@ pub(super) enum EntryTimer {
     Grace(u64),
     Overdue(u64),
     Retry(u64),
+    Ask(u64),
 }
 
 impl EntryTimer {
@@ -54,6 +55,7 @@ impl EntryTimer {
             Self::Grace(_) => "grace",
             Self::Overdue(_) => "overdue",
             Self::Retry(_) => "retry",
+            Self::Ask(_) => "ask",
         }
     }
 }

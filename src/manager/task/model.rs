@@ -21,8 +21,8 @@ use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
-        Basis, ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, Verdict,
-        entry::Preparation, lifecycle::StopCause,
+        Basis, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableOptions,
+        Verdict, entry::Preparation, lifecycle::StopCause,
     },
 };
 
@@ -99,7 +99,7 @@ enum Step {
 
 /// Specification that does nothing by itself.
 struct Probe {
-    first: PlainVerdict,
+    verdict: Mutex<PlainVerdict>,
     /// Calls of `prepare`, `start` and `unprepare`, in order.
     log: Mutex<Vec<&'static str>>,
 }
@@ -128,7 +128,7 @@ impl Runnable for Probe {
 
 impl ConditionalRunnable for Probe {
     fn ready(&self) -> Readiness {
-        readiness(self.first)
+        readiness(*self.verdict.lock().unwrap())
     }
 }
 
@@ -255,12 +255,15 @@ impl Model {
             }
             Step::Verdict(word) => {
                 let (id, entry) = self.entry().unwrap();
-                let serial = entry.serial;
+                let serial = entry.condition.serial;
+                *self.probe(&entry.spec).verdict.lock().unwrap() = *word;
                 self.task.handle(ManagerEvent::Verdict(id, serial, readiness(*word)));
             }
             Step::PendingVerdict(word) => {
                 let (id, entry) = self.entry().unwrap();
-                let serial = entry.pending.as_ref().unwrap().serial;
+                let pending = entry.pending.as_ref().unwrap();
+                let serial = pending.condition.serial;
+                *self.probe(&pending.spec).verdict.lock().unwrap() = *word;
                 self.task.handle(ManagerEvent::Verdict(id, serial, readiness(*word)));
             }
             Step::Running => self.report(0),
@@ -309,9 +312,15 @@ impl Model {
     }
 
     fn spec(&mut self, first: PlainVerdict) -> RunnableSpec {
-        let probe = Arc::new(Probe { first, log: Mutex::default() });
+        let probe = Arc::new(Probe { verdict: Mutex::new(first), log: Mutex::default() });
         self.probes.push(probe.clone());
         RunnableSpec::new(probe, RunnableOptions::default())
+    }
+
+    fn probe(&self, spec: &RunnableSpec) -> &Probe {
+        let runnable = Arc::as_ptr(&spec.runnable);
+        let is_same = |probe: &&Arc<Probe>| std::ptr::addr_eq(Arc::as_ptr(probe), runnable);
+        self.probes.iter().find(is_same).unwrap()
     }
 
     /// Reports that the epoch `back` before the current one is running.
@@ -333,12 +342,7 @@ impl Model {
                     (self.live, self.epochs, self.begun) = (Some(epoch), epoch, true);
                     let (_, entry) = self.entry().unwrap();
                     assert!(matches!(entry.lifecycle.verdict(), Verdict::Met(_)));
-                    let started = Arc::as_ptr(&entry.spec.runnable);
-                    let probe = self
-                        .probes
-                        .iter()
-                        .find(|probe| std::ptr::addr_eq(Arc::as_ptr(probe), started));
-                    probe.unwrap().log.lock().unwrap().push("start");
+                    self.probe(&entry.spec).log.lock().unwrap().push("start");
                 }
                 TransitionKind::Entered(ControllerState::Running | ControllerState::Stopping) => {
                     assert_eq!(self.live, Some(epoch))
@@ -420,7 +424,8 @@ impl Model {
         }
         if let Some(pending) = &entry.pending {
             assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: a met one takes over");
-            assert!(entry.lifecycle.live(), "P4: a replacement waits only for a run");
+            let is_unknown = matches!(entry.lifecycle.verdict(), Verdict::Unknown(_));
+            assert!(entry.lifecycle.live() || is_unknown, "P4: it waits for a run or a verdict");
         }
     }
 
@@ -487,6 +492,7 @@ impl Model {
                         words.push("overdue");
                     }
                 }
+                EntryTimer::Ask(_) => panic!("no condition panics"),
                 EntryTimer::Retry(serial) => {
                     let pending = entry.pending.as_mut();
                     let pending = pending.filter(|pending| pending.serial == serial);

@@ -13,7 +13,7 @@ use super::{
         lifecycle::LifecycleInput,
         runnable_spec::RunnableSpec,
     },
-    Id, ManagerTask, QueuedMessage,
+    Id, ManagerTask, QueuedMessage, conditions,
     event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};
@@ -41,27 +41,28 @@ impl ManagerTask {
         if self.entries.get(&id).is_some_and(|entry| entry.spec.runs_once) {
             return Err(AddError::RunsOnce(name.clone()));
         }
-        self.drop_pending(id);
-        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
+        let entry = self.entries.get(&id).expect("a name leads to its entry");
         if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
+            self.drop_pending(id);
             self.dirty.push(id);
             self.outgoing.push(QueuedMessage::Resolve(installed));
             return Ok(());
         }
-        let watching = CancellationToken::new();
-        let mut readiness = spec.ready();
-        let verdict = readiness.verdict();
+        let ready = spec.ready();
+        spec.check_condition(name, &ready)?;
+        self.drop_pending(id);
+        let (condition, verdict) = self.subscribe(id, name, ready, 0);
+        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         entry.pending = Some(PendingReplacement {
             spec,
             serial,
+            condition,
             verdict: Verdict::Unknown(Vec::new()),
             why: String::new(),
             preparation: Preparation::None,
-            watching: watching.clone(),
             retry: None,
             installed,
         });
-        self.watch(id, serial, readiness, &watching);
         self.judge_pending(id, verdict);
         Ok(())
     }
@@ -94,12 +95,12 @@ impl ManagerTask {
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| !entry.lifecycle.live()) else {
             return;
         };
-        let (before, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict().clone());
-        entry.lifecycle.renew(entry.spec.options.restart);
+        let before = entry.lifecycle.state();
+        entry.lifecycle.renew(entry.spec.restart_policy());
         if before != ControllerState::Waiting {
             self.entered_waiting(id, before);
         }
-        self.step(id, LifecycleInput::Verdict(verdict));
+        self.ask_again(id);
     }
 
     /// Announces that an entry between two epochs waits for its condition.
@@ -207,7 +208,7 @@ impl ManagerTask {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };
         end_retry(&mut pending, &mut self.timers);
-        pending.watching.cancel();
+        conditions::end(&mut pending.condition, &mut self.timers);
         pending.unprepare(&entry.name, entry.epoch.as_ref());
         self.outgoing.push(QueuedMessage::Discard(pending.installed));
     }
@@ -221,10 +222,11 @@ impl ManagerTask {
             pending.unprepare(&entry.name, entry.epoch.as_ref());
         }
         let before = entry.lifecycle.state();
-        entry.watching.cancel();
-        entry.watching = pending.watching;
-        entry.serial = pending.serial;
-        entry.lifecycle.renew(pending.spec.options.restart);
+        conditions::end(
+            &mut std::mem::replace(&mut entry.condition, pending.condition),
+            &mut self.timers,
+        );
+        entry.lifecycle.renew(pending.spec.restart_policy());
         entry.spec = pending.spec;
         self.outgoing.push(QueuedMessage::Resolve(pending.installed));
         if before != ControllerState::Waiting {

@@ -1,7 +1,9 @@
 //! Order in which the task handles events that are ready.
 
 use super::*;
-use crate::manager::{ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, always};
+use crate::manager::{
+    ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableOptions, always,
+};
 
 /// Runnable that always may run, and ends at once.
 struct Idle;

@@ -31,6 +31,143 @@ async fn a_condition_that_panics_keeps_its_own_runnable_waiting_and_no_other() {
     harness.stop().await.unwrap();
 }
 
+/// Runnable that publishes a verdict once for each call of `ready`, and panics in some calls.
+#[derive(Default)]
+struct AskedOften {
+    asked: Mutex<Vec<watch::Sender<Verdict>>>,
+    panics: AtomicUsize,
+    ends: Arc<Notify>,
+}
+
+impl AskedOften {
+    /// Meets the condition for the last call alone, and returns the number of calls.
+    fn meet(&self) -> usize {
+        let mut asked = self.asked.lock().unwrap();
+        asked.last().unwrap().send_replace(met());
+        let calls = asked.len();
+        asked.iter_mut().for_each(|sender| *sender = watch::Sender::new(met()));
+        calls
+    }
+}
+
+impl Runnable for AskedOften {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let ends = Arc::clone(&self.ends);
+        Box::pin(async move {
+            tokio::select! {
+                _ = epoch.stopping() => {}
+                () = ends.notified() => {}
+            }
+            Ok(())
+        })
+    }
+}
+
+impl ConditionalRunnable for AskedOften {
+    fn ready(&self) -> Readiness {
+        let (sender, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
+        self.asked.lock().unwrap().push(sender);
+        let left = self.panics.load(Ordering::SeqCst);
+        self.panics.store(left.saturating_sub(1), Ordering::SeqCst);
+        assert_eq!(left, 0, "panics left");
+        Readiness::published(verdicts)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_is_asked_again_after_each_epoch_and_at_a_restart() {
+    let harness = Harness::new();
+    let runnable = Arc::new(AskedOften::default());
+    harness.handle.add("often", runnable.clone(), RunnableOptions::default()).await.unwrap();
+    for round in 1..=2_u8 {
+        assert_eq!(runnable.meet(), usize::from(round));
+        harness.until("often", ControllerState::Running).await;
+        runnable.ends.notify_one();
+        harness.until("often", ControllerState::Waiting).await;
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        let waiting = harness.handle.status_of("often").unwrap();
+        assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, u64::from(round)));
+        assert_eq!(waiting.reason, "ConditionUnknown", "the earlier verdict counts no longer");
+    }
+    assert_eq!(runnable.meet(), 3);
+    harness.until("often", ControllerState::Running).await;
+
+    harness.handle.restart("often").await.unwrap();
+    harness.until("often", ControllerState::Waiting).await;
+    harness.handle.restart("often").await.unwrap();
+
+    assert_eq!(runnable.meet(), 5, "after the epoch, and between two");
+    assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 4);
+    harness.handle.remove("often").await;
+    assert_eq!(runnable.asked.lock().unwrap().len(), 5, "not after the last one");
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_that_panicked_is_asked_again_less_and_less_often() {
+    let harness = Harness::new();
+    let runnable = Arc::new(AskedOften::default());
+    runnable.panics.store(10, Ordering::SeqCst);
+    let begin = tokio::time::Instant::now();
+    harness.handle.add("often", runnable.clone(), RunnableOptions::default()).await.unwrap();
+    let calls = || runnable.asked.lock().unwrap().len();
+
+    for (seconds, expected) in [(0, 1), (1, 2), (3, 3), (63, 7), (122, 7), (123, 8), (243, 10)] {
+        tokio::time::sleep_until(begin + Duration::from_secs(seconds)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(calls(), expected, "after {seconds} s");
+        let status = harness.handle.status_of("often").unwrap();
+        assert_eq!(status.reason, "ConditionPanicked");
+    }
+    harness.handle.restart("often").await.unwrap();
+
+    assert_eq!(calls(), 11, "a restart asks at once");
+    runnable.meet();
+    harness.until("often", ControllerState::Running).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(calls(), 11);
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn replacement_whose_condition_panicked_takes_over_once_it_is_met() {
+    let harness = Harness::new();
+    harness.add("often", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.until("often", ControllerState::Running).await;
+    let runnable = Arc::new(AskedOften::default());
+    runnable.panics.store(1, Ordering::SeqCst);
+
+    let (handle, options) = (harness.handle.clone(), RunnableOptions::default());
+    let installed = handle.replace("often", runnable.clone(), options).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let old = harness.handle.status_of("often").unwrap();
+    assert_eq!((old.state, old.epoch), (ControllerState::Running, 1));
+    assert_eq!(runnable.meet(), 2);
+
+    installed.installed().await.unwrap();
+    assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 2);
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_ends_by_itself_is_no_failure() {
+    let harness = Harness::new();
+    let job = Arc::new(|_: Epoch| async { Ok(()) });
+    harness.handle.add("job", job, RunnableOptions::default()).await.unwrap();
+
+    let often = |it: &Arc<Snapshot>| {
+        it[&"job".into()].epoch >= 4 && it[&"job".into()].state == ControllerState::BackingOff
+    };
+    drop(harness.handle.watch().wait_for(often).await.unwrap());
+
+    let status = harness.handle.status_of("job").unwrap();
+    assert_eq!((status.reason.as_str(), status.failures), ("Completed", 0));
+    assert_eq!(status.message, "its run has ended; the next one begins after a pause");
+    let check = runnable_check::check(&status);
+    assert!(matches!(check.result, CheckResult::Passed(_)), "{check:?}");
+    harness.stop().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_condition_that_flaps_a_thousand_times_starts_its_own_runnable_less_often() {
     let harness = Harness::new();

@@ -487,7 +487,8 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
         AddError::AlreadyThere(_)
         | AddError::NotThere(_)
         | AddError::OtherName { .. }
-        | AddError::RunsOnce(_) => Some(REFUSED_RETRY),
+        | AddError::RunsOnce(_)
+        | AddError::ConditionOfRunsOnce(_) => Some(REFUSED_RETRY),
     }
 }
 
