@@ -11,6 +11,7 @@
 //! is refused every request.
 
 mod adopt;
+mod adopted_object;
 mod adopted_run;
 mod condition;
 mod event;

@@ -8,7 +8,10 @@ use kube_runtime::{Controller, controller::Action};
 use serde::de::DeserializeOwned;
 use tracing::error;
 
-use super::adopted_run::{AdoptedRun, DecidedFailure};
+use super::{
+    adopted_object::request_of,
+    adopted_run::{AdoptedRun, DecidedFailure},
+};
 use crate::{
     controller::{Cluster, is_forbidden},
     discovery::TypeRegistry,
@@ -115,19 +118,22 @@ where
             let reconcile = move |object: Arc<K>, context: Arc<Ctx>| {
                 let started = guard::run(|| reconciler(Arc::clone(&object), Arc::clone(&context)));
                 let (policy, epoch) = (Arc::clone(&policy), tracked.clone());
+                let reconciled = Arc::clone(&object);
                 let attempt = guard::future(async move {
                     // A panic before the first await is that of this future, too.
-                    let attempt = started.map_err(|panic| panicked(&panic))?;
+                    let attempt = started.map_err(|panic| panicked(&*object, &panic))?;
                     attempt.await.map_err(|error| {
                         if is_forbidden(&error) {
                             epoch.refused();
                         }
+                        let request = request_of(&*object);
                         let message = redaction::message(&error);
-                        DecidedFailure { message, action: policy(object, &error, context) }
+                        DecidedFailure { request, message, action: policy(object, &error, context) }
                     })
                 });
                 // kube spawns the future on the runtime, so that the epoch has to count it.
-                tracked.tracker().track_future(report_panic(tracked.clone(), attempt))
+                let attempt = report_panic(tracked.clone(), reconciled, attempt);
+                tracked.tracker().track_future(attempt)
             };
             let decided = |_: Arc<K>, failure: &DecidedFailure, _: Arc<Ctx>| failure.action.clone();
             let results = controller.run(reconcile, decided, context);
@@ -142,6 +148,7 @@ where
 /// Turns the panic of a reconcile into a failure.
 async fn report_panic(
     epoch: Epoch,
+    object: Arc<impl Resource>,
     attempt: impl Future<Output = Result<Result<Action, DecidedFailure>, String>>,
 ) -> Result<Action, DecidedFailure> {
     match attempt.await {
@@ -149,14 +156,14 @@ async fn report_panic(
         Err(panic) => {
             let (controller, number) = (epoch.controller(), epoch.number());
             error!(%controller, epoch = number, error = panic, "reconcile panicked");
-            Err(panicked(&panic))
+            Err(panicked(&*object, &panic))
         }
     }
 }
 
-fn panicked(panic: &str) -> DecidedFailure {
+fn panicked(object: &impl Resource, panic: &str) -> DecidedFailure {
     let message = redaction::printable(&format!("the reconcile panicked: {panic}"));
-    DecidedFailure { message, action: Action::requeue(PANIC_RETRY) }
+    DecidedFailure { request: request_of(object), message, action: Action::requeue(PANIC_RETRY) }
 }
 
 impl Runnable for AdoptedController {

@@ -3,10 +3,10 @@
 use std::{hash::Hash, pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt};
-use kube::{Resource, core::DynamicObject};
+use kube::Resource;
 use kube_runtime::{
     controller::{Action, Error},
-    reflector::{ObjectRef, Store},
+    reflector::{Lookup, ObjectRef, Store},
     watcher,
 };
 use tokio::{
@@ -16,6 +16,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+use super::adopted_object::{gone, request_of};
 use crate::{
     controller::{FailureReport, Request},
     informer::ObjectKey,
@@ -27,6 +28,10 @@ use crate::{
 /// failing watch at the latest after 60 s, and waits 30 s for a response.
 const WATCH_RECOVERY: Duration = Duration::from_secs(120);
 
+/// Time between two comparisons of the failed objects with the store. kube reports no deletion, so
+/// that the error of a deleted object would stay.
+const COMPARISON: Duration = Duration::from_secs(60);
+
 /// Maximum number of messages of failing watches that are logged until all watches are current, and
 /// of those that are reported as refusals.
 const MOST_MESSAGES: usize = 8;
@@ -36,6 +41,8 @@ const MOST_MESSAGES: usize = 8;
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct DecidedFailure {
+    /// Request of the object, by its own metadata.
+    pub(super) request: Request,
     pub(super) message: String,
     pub(super) action: Action,
 }
@@ -48,6 +55,8 @@ pub(super) struct AdoptedRun {
     epoch: Epoch,
     synced: bool,
     failures: FailureReport,
+    /// Time of the next comparison of failed objects with the store; `None` while none has failed.
+    compared_at: Option<Instant>,
     /// Time and message of the last error of a watch, until the watches count as current.
     watch_failed: Option<(Instant, String)>,
     /// Messages of watches that were logged since all watches worked.
@@ -65,6 +74,7 @@ impl AdoptedRun {
             failures: FailureReport::new(epoch.clone()),
             epoch,
             synced: false,
+            compared_at: None,
             watch_failed: None,
             logged: Vec::new(),
             refused: Vec::new(),
@@ -89,7 +99,7 @@ impl AdoptedRun {
         let (mut results, epoch) = (pin!(results), self.epoch.clone());
         let (mut synced, mut is_waited) = (pin!(store.wait_until_ready()), false);
         loop {
-            let due = [self.failures.due(), self.watches_current_at()];
+            let due = [self.failures.due(), self.compared_at, self.watches_current_at()];
             let due = due.into_iter().flatten().min();
             select! {
                 biased;
@@ -107,7 +117,7 @@ impl AdoptedRun {
                     self.on_due(&store);
                 }
                 item = results.next() => match item {
-                    Some(item) => self.on_item(item),
+                    Some(item) => self.on_item(item, &store),
                     None => break,
                 },
             }
@@ -129,22 +139,28 @@ impl AdoptedRun {
         self.epoch.running();
     }
 
-    fn on_item<K>(&mut self, item: StreamItem<K>)
+    fn on_item<K>(&mut self, item: StreamItem<K>, store: &Store<K>)
     where
-        K: Resource,
+        K: Resource + Clone + 'static,
+        K::DynamicType: Eq + Hash + Clone,
     {
         match item {
             Ok((object, _)) => {
-                self.failures.succeeded(&request(object.namespace, object.name));
+                let request = match store.get(&object) {
+                    Some(stored) => request_of(&*stored),
+                    None => of_reference(object),
+                };
+                self.failures.succeeded(&request);
                 self.show_watch_error();
             }
-            Err(Error::ReconcilerFailed(failure, object)) => {
-                let request = of_object(*object);
-                warn!(object = %request, error = failure.message, "reconcile failed");
-                self.failures.failed(&request, &failure.message, false);
+            Err(Error::ReconcilerFailed(failure, _)) => {
+                let DecidedFailure { request, message, .. } = &failure;
+                warn!(object = %request, error = message, "reconcile failed");
+                self.failures.failed(request, message, false);
+                self.compared_at.get_or_insert_with(|| Instant::now() + COMPARISON);
             }
             // Deleted since it was queued.
-            Err(Error::ObjectNotFound(object)) => self.on_gone(&of_object(*object)),
+            Err(Error::ObjectNotFound(object)) => self.on_gone(&of_reference(*object)),
             Err(Error::QueueError(error)) => self.on_watch_error(&error),
             Err(Error::RunnerError(error)) => self.fatal = Some(redaction::message(&error)),
         }
@@ -216,17 +232,25 @@ impl AdoptedRun {
         if self.watches_current_at().is_some_and(|at| at <= now) {
             self.watches_are_current();
         }
-        if self.failures.due().is_some_and(|at| at <= now) {
-            // An error policy may await a change of an object that has been deleted.
-            let is_gone =
-                |failed: &&Request| store.find(|object| key_of(object) == failed.key).is_none();
-            let gone: Vec<_> = self.failures.requests().filter(is_gone).cloned().collect();
-            for request in gone {
-                self.on_gone(&request);
-            }
-            if self.failures.due().is_some() {
-                self.failures.report_streak();
-            }
+        let is_streak_due = self.failures.due().is_some_and(|at| at <= now);
+        if is_streak_due || self.compared_at.is_some_and(|at| at <= now) {
+            self.forget_deleted(store);
+            let has_failed = self.failures.failed_requests().next().is_some();
+            self.compared_at = has_failed.then(|| now + COMPARISON);
+        }
+        if is_streak_due && self.failures.due().is_some() {
+            self.failures.report_streak();
+        }
+    }
+
+    /// Forgets the failures of objects that have been deleted: an error policy may await a change.
+    fn forget_deleted<K>(&mut self, store: &Store<K>)
+    where
+        K: Resource + Clone + 'static,
+        K::DynamicType: Eq + Hash + Clone,
+    {
+        for request in gone(self.failures.failed_requests(), &store.state()) {
+            self.on_gone(&request);
         }
     }
 }
@@ -240,19 +264,11 @@ fn remember(messages: &mut Vec<String>, message: &str) -> bool {
     is_new
 }
 
-fn key_of(object: &impl Resource) -> ObjectKey {
-    let meta = object.meta();
-    let name = meta.name.as_deref().unwrap_or_default().into();
-    ObjectKey { namespace: meta.namespace.as_deref().map(Into::into), name }
-}
-
-fn of_object(object: ObjectRef<DynamicObject>) -> Request {
-    request(object.namespace, object.name)
-}
-
-fn request(namespace: Option<String>, name: String) -> Request {
-    let key = ObjectKey { namespace: namespace.map(Into::into), name: name.into() };
-    key.into()
+/// Returns the request of an object that is not in the store. The error of a cluster-scoped object
+/// whose reference has a namespace is cleared by the next comparison.
+fn of_reference(object: ObjectRef<impl Lookup>) -> Request {
+    let ObjectRef { namespace, name, .. } = object;
+    ObjectKey { namespace: namespace.map(Into::into), name: name.into() }.into()
 }
 
 /// Returns the message of a failed watch, without credentials.

@@ -33,6 +33,7 @@ use crate::{
 
 mod adopted;
 mod epochs;
+mod failed_objects;
 mod parts;
 mod second_watch;
 mod shared;

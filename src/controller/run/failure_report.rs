@@ -49,10 +49,11 @@ impl FailureReport {
         self.streak.due()
     }
 
-    /// Returns the requests that have failed since the last success.
+    /// Returns the requests that have failed since the last success, and the one whose error is shown,
+    /// perhaps twice.
     #[cfg(feature = "runtime")]
-    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
-        self.streak.requests()
+    pub(crate) fn failed_requests(&self) -> impl Iterator<Item = &Request> {
+        self.streak.requests().chain(self.last_error.request())
     }
 
     /// Reports the streak.

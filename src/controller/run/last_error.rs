@@ -32,6 +32,12 @@ impl LastError {
         shows
     }
 
+    /// Returns the request whose error is shown.
+    #[cfg(feature = "runtime")]
+    pub(super) fn request(&self) -> Option<&Request> {
+        self.request.as_ref()
+    }
+
     /// Records that a request succeeded, or that its object is gone. Returns whether its error was
     /// the one shown.
     pub(super) fn succeeded(&mut self, key: &Request) -> bool {

@@ -225,39 +225,6 @@ async fn refused_request_of_an_adopted_controller_reaches_the_conditions_added_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_failed_and_is_deleted_leaves_no_error() {
-    let harness = Harness::new();
-    harness.install().await;
-    let adopted = adopt(&harness.cluster, [widgets()], |client, _| {
-        let reconcile = |object: Arc<Widget>, _: Arc<()>| async move {
-            match object.name_any().as_str() {
-                "bad" => Err(Refused("no disk is left".to_owned())),
-                _ => Ok(Action::await_change()),
-            }
-        };
-        (
-            controller(&client),
-            reconcile,
-            |_: Arc<Widget>, _: &Refused, _| Action::await_change(),
-            Arc::new(()),
-        )
-    });
-    harness.add(adopted).await;
-    harness.apply("good", json!({ "size": 1 }));
-    harness.state(ControllerState::Running).await;
-    run_until_idle().await;
-    harness.apply("bad", json!({ "size": 1 }));
-    harness.until(|it| it.report.last_error.is_some()).await;
-
-    harness.server.remove("example.com/v1", "Widget", "default", "bad").unwrap();
-    sleep(Duration::from_secs(600)).await;
-
-    let report = &harness.status().report;
-    assert!(!report.failing && report.last_error.is_none(), "{report:?}");
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn error_of_a_watch_is_shown_beside_reconciles_that_succeed_again() {
     let harness = Harness::new();
     harness.install().await;
