@@ -546,6 +546,16 @@ mod tests {
         assert!(store.by_index("app", "x").unwrap().is_empty());
         assert_eq!(names(store.by_index("app", "y").unwrap()), ["ns/a"]);
         assert_eq!(store.by_index("nothing", "x").unwrap_err(), UnknownIndex("nothing".to_owned()));
+
+        let label = |object: &Object, key| object.header().labels.get(key).map(str::to_owned);
+        store.add_index(Index::new("app and tier", move |object| {
+            let both = label(object, "app").zip(label(object, "tier"));
+            both.map(|(app, tier)| format!("{app}/{tier}")).into_iter().collect()
+        }));
+        for (name, app, tier) in [("c", "x", "1"), ("d", "x", "2"), ("e", "y", "1")] {
+            put(&store, &fixture(name).label("app", app).label("tier", tier).object());
+        }
+        assert_eq!(names(store.by_index("app and tier", "x/1").unwrap()), ["ns/c"]);
     }
 
     #[test]
