@@ -125,6 +125,16 @@ impl Predicate {
     /// each change of the specification and at the begin of a deletion. For a type without
     /// generations every change passes, since they cannot be distinguished; controller-runtime
     /// drops them all.
+    ///
+    /// A change of finalizers does not pass. A reconciler that adds its finalizer and relies on the
+    /// event of that change, such as the `finalizer` of kube, needs [`Predicate::finalizers`] too:
+    ///
+    /// ```
+    /// use pilotlight::controller::Predicate;
+    ///
+    /// let predicate = Predicate::generation().or(Predicate::finalizers());
+    /// # drop(predicate);
+    /// ```
     pub fn generation() -> Self {
         let generation = Self::changed(|old, new| {
             old.generation != new.generation
@@ -151,6 +161,11 @@ impl Predicate {
     /// Passes changes of annotations.
     pub fn annotations() -> Self {
         Self::changed(|old, new| old.annotations != new.annotations).reading("annotations")
+    }
+
+    /// Passes changes of finalizers.
+    pub fn finalizers() -> Self {
+        Self::changed(|old, new| old.finalizers != new.finalizers).reading("finalizers")
     }
 
     /// Passes objects that match a selector, or matched before the change, so that the end of a
@@ -272,6 +287,7 @@ mod tests {
             Predicate::resource_version(),
             Predicate::labels(),
             Predicate::annotations(),
+            Predicate::finalizers(),
         ] {
             assert!(predicate.passes(&delta(None, any())));
             assert!(predicate.passes(&delta(any(), None)));
@@ -287,6 +303,7 @@ mod tests {
             Predicate::resource_version(),
             Predicate::labels(),
             Predicate::annotations(),
+            Predicate::finalizers(),
         ] {
             assert!(!predicate.passes(&resync));
         }
@@ -296,7 +313,12 @@ mod tests {
     fn object_that_was_created_again_between_two_looks_passes() {
         let (old, new) =
             (json!({"uid": "a", "generation": 1}), json!({"uid": "b", "generation": 1}));
-        for predicate in [Predicate::generation(), Predicate::labels(), Predicate::annotations()] {
+        for predicate in [
+            Predicate::generation(),
+            Predicate::labels(),
+            Predicate::annotations(),
+            Predicate::finalizers(),
+        ] {
             check(&predicate, old.clone(), new.clone(), true);
         }
     }
@@ -331,6 +353,11 @@ mod tests {
         let annotations = Predicate::annotations();
         check(&annotations, json!({}), json!({"annotations": {"a": "c"}}), true);
         check(&annotations, json!({}), json!({"labels": {"a": "c"}}), false);
+
+        let finalizers = Predicate::finalizers();
+        check(&finalizers, json!({}), json!({"finalizers": ["a.test/b"]}), true);
+        check(&finalizers, json!({"finalizers": ["a.test/b"]}), json!({}), true);
+        check(&finalizers, json!({}), json!({"labels": {"a": "c"}}), false);
     }
 
     #[test]
@@ -384,6 +411,7 @@ mod tests {
             Predicate::resource_version(),
             Predicate::labels(),
             Predicate::annotations(),
+            Predicate::finalizers(),
         ] {
             assert!(predicate.passes(&delta(Some(entry.clone()), Some(whole.clone()))));
             assert!(predicate.passes(&delta(Some(whole.clone()), Some(entry.clone()))));
