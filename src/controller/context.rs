@@ -2,6 +2,8 @@
 
 mod by_hand;
 mod fetch;
+#[cfg(feature = "runtime")]
+mod recorders;
 #[cfg(any(test, feature = "meta"))]
 mod slot;
 
@@ -99,6 +101,8 @@ struct SharedContext {
     queue: Option<Queue<Request>>,
     // `None` for a context from `Context::new`.
     named: Option<Arc<NamedInputs>>,
+    #[cfg(feature = "runtime")]
+    recorders: recorders::Recorders,
 }
 
 impl Context {
@@ -113,9 +117,18 @@ impl Context {
     ) -> Self {
         let sender =
             FencedSender::new(epoch.fence(), &unfenced, observer(unconfirmed.as_ref(), None));
-        let fenced = Mutex::default();
-        let shared =
-            SharedContext { epoch, sender, unconfirmed, fenced, cancel, statuses, queue, named };
+        let shared = SharedContext {
+            epoch,
+            sender,
+            unconfirmed,
+            fenced: Mutex::default(),
+            cancel,
+            statuses,
+            queue,
+            named,
+            #[cfg(feature = "runtime")]
+            recorders: recorders::Recorders::default(),
+        };
         Self::without_request(Arc::new(shared))
     }
 
