@@ -11,10 +11,10 @@ use kube_runtime::{
 
 use super::*;
 use crate::{
-    controller::Context,
+    controller::{Context, Controller, Outcome, Predicate, ReconcileError, Request, for_object},
     informer::{Delta, Object, ObjectKey, fixture::Fixture},
     manager::{Condition, StopReason, Verdict},
-    runtime::{object_condition, object_predicate, publish},
+    runtime::{object_condition, object_predicate, publish, recorder},
 };
 
 async fn finalize(object: Arc<Widget>, shared: Arc<Shared>) -> Result<Action, Refused> {
@@ -53,6 +53,42 @@ async fn finalizer_of_kube_works_behind_the_fence() {
 
     assert_eq!(take(&log), ["clean up a"]);
     assert!(api.get_opt("a").await.unwrap().is_none());
+    harness.shutdown().await;
+}
+
+/// As [`finalize`], in a controller of this crate.
+async fn finalize_in(
+    widget: Option<Arc<Widget>>,
+    context: Context,
+    log: Log,
+) -> Result<Outcome, ReconcileError> {
+    let Some(widget) = widget else { return Ok(Outcome::Done) };
+    let (client, epoch) = (context.client().clone(), context.epoch().clone());
+    finalize(widget, Arc::new(Shared { client, epoch, log })).await?;
+    Ok(Outcome::Done)
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalizer_of_kube_applies_a_new_object_with_the_predicates_of_generation_and_finalizers() {
+    let (harness, log) = (Harness::new(), Log::default());
+    harness.install().await;
+    let logged = Arc::clone(&log);
+    let controller = Controller::builder(NAME)
+        .for_::<Widget>()
+        .conditional()
+        .predicate(Predicate::generation().or(Predicate::finalizers()))
+        .build(
+            &harness.cluster,
+            for_object(move |widget, context| finalize_in(widget, context, Arc::clone(&logged))),
+        );
+    let (controller, options) = (Arc::new(controller.unwrap()), RunnableOptions::default());
+    harness.manager.add(NAME, controller, options).await.unwrap();
+    harness.state(ControllerState::Running).await;
+
+    harness.apply("a", json!({ "size": 1 }));
+    sleep(Duration::from_secs(3)).await;
+
+    assert_eq!(take(&log), ["apply a"], "{:?}", harness.status().report);
     harness.shutdown().await;
 }
 
@@ -119,6 +155,42 @@ async fn reconcile_does_not_wait_for_the_event_that_it_publishes() {
     publish(&context, &recorder, event(), object);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(recorded(), 1, "the fence refuses it");
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_event_of_an_epoch_is_one_object_with_a_count() {
+    let harness = Harness::new();
+    harness.install().await;
+    harness.apply("a", json!({ "size": 1 }));
+    let epoch = Epoch::new("parts", 1, Duration::from_secs(60));
+    let context = Context::new(epoch, harness.cluster.unfenced_client());
+    let widgets = Api::<Widget>::namespaced(context.client().clone(), "default");
+    let object = widgets.get("a").await.unwrap().object_ref(&());
+    let event = || Event {
+        type_: EventType::Normal,
+        reason: "Greeted".to_owned(),
+        note: None,
+        action: "Greet".to_owned(),
+        secondary: None,
+    };
+    let publish_as = async |reporter: &str| {
+        let context = context.clone().with_request(Request::namespaced("default", "a"));
+        publish(&context, &recorder(&context, reporter), event(), object.clone());
+        sleep(Duration::from_secs(1)).await;
+    };
+    let counts = || {
+        let recorded = harness.server.list("events.k8s.io/v1", "Event").unwrap();
+        recorded.iter().map(|it| it["series"]["count"].as_u64()).collect::<Vec<_>>()
+    };
+
+    publish_as("parts").await;
+    assert_eq!(counts(), [None]);
+    publish_as("parts").await;
+
+    assert_eq!(counts(), [Some(2)]);
+    publish_as("another").await;
+    assert_eq!(counts().len(), 2);
     harness.shutdown().await;
 }
 
