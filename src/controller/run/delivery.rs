@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Bound,
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -49,9 +49,10 @@ thread_local! {
     static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Sources of an epoch that keep the requests they take.
+/// Sources of an epoch that keep the requests they take. A source of a removed input is forgotten once
+/// its last clone is dropped.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<UnfinishedRequests>>>);
+pub(in crate::controller) struct Deliveries(Mutex<Vec<Weak<UnfinishedRequests>>>);
 
 /// Confirmation of the requests taken before a reconcile began, and of none taken later.
 #[derive(Debug, Default)]
@@ -147,20 +148,27 @@ impl UnfinishedRequests {
 impl Deliveries {
     /// Adds a source that is to get confirmations; once, if it is added twice.
     pub(in crate::controller) fn join(&self, taken: &Arc<UnfinishedRequests>) {
-        let mut sources = self.sources();
-        if !sources.iter().any(|it| Arc::ptr_eq(it, taken)) {
-            sources.push(Arc::clone(taken));
+        let (mut sources, taken) = (self.sources(), Arc::downgrade(taken));
+        sources.retain(|source| source.strong_count() > 0);
+        if !sources.iter().any(|source| source.ptr_eq(&taken)) {
+            sources.push(taken);
         }
     }
 
     /// Returns the receipt of a reconcile that begins now.
     pub(in crate::controller) fn receipt(&self, request: &Request) -> Receipt {
-        let sources = self.sources();
-        let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.begin(request)?)));
-        Receipt(taken.collect())
+        let mut taken = Vec::new();
+        self.sources().retain(|source| {
+            let Some(source) = source.upgrade() else { return false };
+            if let Some(number) = source.begin(request) {
+                taken.push((source, number));
+            }
+            true
+        });
+        Receipt(taken)
     }
 
-    fn sources(&self) -> MutexGuard<'_, Vec<Arc<UnfinishedRequests>>> {
+    fn sources(&self) -> MutexGuard<'_, Vec<Weak<UnfinishedRequests>>> {
         self.0.lock()
     }
 }
@@ -253,5 +261,22 @@ mod tests {
         assert_eq!(receipt.0.len(), 2);
         receipt.confirm(&a());
         assert_eq!((one.requests(), other.requests()), (vec![], vec![]));
+    }
+
+    #[test]
+    fn dropped_source_is_looked_up_no_more() {
+        let (kept, deliveries) = (Arc::default(), Deliveries::default());
+        deliveries.join(&kept);
+        for _ in 0..100 {
+            let dropped = Arc::default();
+            deliveries.join(&dropped);
+            UnfinishedRequests::take(&dropped, a());
+        }
+        assert_eq!(deliveries.sources().len(), 2, "each join forgets the dropped ones");
+
+        UnfinishedRequests::take(&kept, a());
+        assert_eq!(deliveries.receipt(&a()).0.len(), 1);
+
+        assert_eq!(deliveries.sources().len(), 1);
     }
 }

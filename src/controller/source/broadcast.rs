@@ -81,6 +81,14 @@ impl Broadcast {
     }
 }
 
+#[cfg(test)]
+impl BroadcastSource {
+    /// Returns the kept requests, for as long as a clone of the source, or a reconcile, needs them.
+    pub(in crate::controller) fn kept(&self) -> std::sync::Weak<UnfinishedRequests> {
+        Arc::downgrade(&self.consumer.taken)
+    }
+}
+
 impl Consumer {
     /// Enqueues the kept requests and those that arrive.
     async fn pump(&self, context: &SourceContext) {
