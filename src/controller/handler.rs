@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Add, CachedResource, Cluster, Event, Lister, ListerError, Request,
-    run::input_status::InputStatuses,
+    run::input_status::InputStatuses, source::owner_type::OwnerType,
 };
 use crate::{
     discovery::TypeRegistry,
@@ -127,18 +127,6 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// Returns the number of requests.
-    pub(super) fn len(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Sets the primary type of the requests from this number on.
-    pub(super) fn set_primary(&mut self, first: usize, primary: usize) {
-        for (request, _) in &mut self.requests[first..] {
-            request.primary = primary;
-        }
-    }
-
     /// Returns the object that a handler could not map, with the reason.
     pub(super) fn failed(self) -> Option<(ObjectKey, String)> {
         self.failed
@@ -199,7 +187,8 @@ impl std::fmt::Debug for OnSynced {
 pub enum Handler {
     /// Request for the object of the first primary type that has the name of this object.
     Object,
-    /// Requests for the object's owners of one kind, in any version.
+    /// Requests for the object's owners of one kind, in any version. Their type is the primary type
+    /// of that kind, or the first one if the kind is no primary type.
     Owner {
         /// Kind of the owner.
         owner: GroupKind,
@@ -330,12 +319,12 @@ impl Handler {
     pub(super) fn generic_requests(
         &self,
         created: &Delta,
-        scope: impl Fn(&GroupKind) -> Option<Scope>,
+        owner_type: &dyn Fn(&GroupKind) -> OwnerType,
         queue: &mut Enqueue<'_>,
     ) {
         match self {
             Self::Object | Self::Owner { .. } | Self::Map(_) => {
-                self.requests(created, &scope, queue);
+                self.requests(created, owner_type, queue);
             }
             Self::Delta(_) | Self::Decoded(_) => {}
             Self::Generic(_, handle) => {
@@ -350,7 +339,7 @@ impl Handler {
     pub(super) fn requests(
         &self,
         delta: &Delta,
-        scope: &dyn Fn(&GroupKind) -> Option<Scope>,
+        owner_type: &dyn Fn(&GroupKind) -> OwnerType,
         queue: &mut Enqueue<'_>,
     ) {
         let both = || delta.old.iter().chain(&delta.new);
@@ -364,13 +353,14 @@ impl Handler {
                         *reference.kind == *owner && (reference.controller || !only_controller)
                     });
                     for reference in owners {
+                        let OwnerType { primary, scope } = owner_type(owner);
                         // A reference names no namespace: a namespaced owner is in the object's.
-                        let namespace = match scope(owner) {
+                        let namespace = match scope {
                             Some(Scope::Cluster) => None,
                             Some(Scope::Namespaced) | None => header.key.namespace.clone(),
                         };
                         let key = ObjectKey { namespace, name: Arc::clone(&reference.name) };
-                        let request = (Request::from(key), None);
+                        let request = (Request::new(primary, key), None);
                         if requests.last() != Some(&request) {
                             requests.push(request);
                         }
@@ -383,7 +373,7 @@ impl Handler {
                 }
             }
             Self::Delta(map) | Self::Decoded(map) => map(delta, queue),
-            Self::Generic(handler, _) => handler.requests(delta, scope, queue),
+            Self::Generic(handler, _) => handler.requests(delta, owner_type, queue),
         }
     }
 }
@@ -421,7 +411,8 @@ mod tests {
 
     fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
         let mut requests = Vec::new();
-        handler.requests(delta, &|_| scope, &mut Enqueue::new(&mut requests, None));
+        let owner_type = |_: &GroupKind| OwnerType { primary: 1, scope };
+        handler.requests(delta, &owner_type, &mut Enqueue::new(&mut requests, None));
         requests.iter().map(|(request, _)| request.to_string()).collect()
     }
 

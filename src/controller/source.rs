@@ -8,6 +8,7 @@ pub(in crate::controller) mod event_broadcast;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;
+pub(in crate::controller) mod owner_type;
 
 use std::{sync::Arc, time::Duration};
 

@@ -169,7 +169,8 @@ impl InputOptions {
             InputKind::Source(source, handlers) => match guard::run(|| source.name()) {
                 Ok(name) => {
                     let types = Some(cluster.types.clone());
-                    let handlers = SourceHandlers { name, types, ..handlers };
+                    let primaries = primaries.to_vec();
+                    let handlers = SourceHandlers { name, types, primaries, ..handlers };
                     vec![InputSource::Other(source, Arc::new(handlers))]
                 }
                 Err(panic) => return Err(BuildError::SourcePanicked(name.clone(), panic)),
@@ -330,7 +331,7 @@ impl KindOptions {
         let foreign = (!types.is(&own.types)).then(|| ForeignCluster::from(cluster));
         let Self { filter, role, predicates, indexes, synced, interests, whole, .. } = self;
         let (watch_error, resync) = (self.watch_error, self.resync);
-        let of = |handler| Mapping::Handler(GuardedDrop::new(handler));
+        let of = |handler| Mapping::Handler(GuardedDrop::new(handler), primaries.to_vec());
         let (mapping, delivery) = match role {
             Role::Primary => {
                 let position = primaries.iter().position(|it| *it == filter.type_ref);

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use self::run::KindRun;
-use super::mapping::scope_of;
+use super::owner_type::OwnerType;
 use crate::{
     controller::{
         ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
@@ -70,8 +70,8 @@ pub(in crate::controller) struct SourceFilter {
 
 /// Mapping of a change to requests.
 pub(in crate::controller) enum Mapping {
-    /// Handler of the user.
-    Handler(GuardedDrop<Handler>),
+    /// Handler of the user, for a controller with these primary types.
+    Handler(GuardedDrop<Handler>, Vec<TypeRef>),
     /// Request for the object itself, whose type is the primary type at this position.
     Primary(usize),
     /// Requests for the owners, which are of a primary type. The kind of a type is known only while
@@ -345,24 +345,24 @@ impl KindSource {
 
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
-            Mapping::Handler(handler) => {
-                handler.requests(delta, &|owner| scope_of(&self.types, owner), queue);
+            Mapping::Handler(handler, primaries) => {
+                let owner_type = |owner: &GroupKind| OwnerType::of(&self.types, primaries, owner);
+                handler.requests(delta, &owner_type, queue);
             }
             Mapping::Primary(primary) => {
                 queue.add(Request::new(*primary, delta.key.clone()));
             }
             Mapping::OwnerOf { primaries, only_controller } => {
-                for (position, primary) in primaries.iter().enumerate() {
+                for (primary, type_ref) in primaries.iter().enumerate() {
                     // While a primary type is not served there is no owner to reconcile. When it is
                     // served again, all owners are reconciled.
-                    let Some(primary) = self.types.served(primary) else { continue };
+                    let Some(served) = self.types.served(type_ref) else { continue };
                     let handler = Handler::Owner {
-                        owner: primary.group_kind(),
+                        owner: served.group_kind(),
                         only_controller: *only_controller,
                     };
-                    let first = queue.len();
-                    handler.requests(delta, &|_| Some(primary.identity.scope), queue);
-                    queue.set_primary(first, position);
+                    let owner_type = OwnerType { primary, scope: Some(served.identity.scope) };
+                    handler.requests(delta, &|_| owner_type, queue);
                 }
             }
         }

@@ -12,11 +12,12 @@ use crate::{
         handler::MappedRequest,
         queue::{Add, LOW_PRIORITY},
         run::input_status::Attached,
+        source::owner_type::OwnerType,
     },
     discovery::TypeRegistry,
     guard::{self, GuardedDrop},
     informer::{Delta, Object, Subscription},
-    kind::{GroupKind, Scope, ServedType, TypeName, TypeRef},
+    kind::{GroupKind, ServedType, TypeRef},
 };
 
 /// Predicates and handler of a custom source.
@@ -25,14 +26,23 @@ pub(in crate::controller) struct SourceHandlers {
     pub(in crate::controller) name: String,
     pub(in crate::controller) predicates: Vec<Predicate>,
     pub(in crate::controller) handler: GuardedDrop<Handler>,
-    /// Types of the controller's cluster, for the scopes of owners.
+    /// Types of the controller's cluster, for those of owners.
     pub(in crate::controller) types: Option<TypeRegistry>,
+    /// Primary types of the controller, for the requests of owners.
+    pub(in crate::controller) primaries: Vec<TypeRef>,
 }
 
 impl SourceHandlers {
     pub(in crate::controller) fn new(handler: Handler) -> Self {
         let handler = GuardedDrop::new(handler);
-        Self { name: String::new(), predicates: Vec::new(), handler, types: None }
+        let (name, predicates, primaries) = (String::new(), Vec::new(), Vec::new());
+        Self { name, predicates, handler, types: None, primaries }
+    }
+
+    /// Returns the type of owners of a kind.
+    fn owner_type(&self, owner: &GroupKind) -> OwnerType {
+        let types = self.types.as_ref();
+        types.map(|types| OwnerType::of(types, &self.primaries, owner)).unwrap_or_default()
     }
 }
 
@@ -52,12 +62,11 @@ impl SourceContext {
         let Some(handlers) = self.handlers.as_deref().filter(|_| !self.feed.is_cancelled()) else {
             return;
         };
-        let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
         let passes =
             |part: &Delta| handlers.predicates.iter().all(|predicate| predicate.passes(part));
         for part in change.parts() {
             self.map_change(&handlers.name, passes, &part, &mut Vec::new(), |queue| {
-                handlers.handler.requests(&part, &scope, queue);
+                handlers.handler.requests(&part, &|owner| handlers.owner_type(owner), queue);
             });
         }
     }
@@ -74,12 +83,11 @@ impl SourceContext {
         let Some(handlers) = self.handlers.as_deref().filter(|_| !is_late) else { return };
         let (key, new) = (object.key().clone(), Some(object.clone()));
         let created = Delta { key, old: None, new, initial: false };
-        let scope = |owner: &GroupKind| scope_of(handlers.types.as_ref()?, owner);
         let passes = |created: &Delta| {
             handlers.predicates.iter().all(|predicate| predicate.passes_generic(created))
         };
         self.map_change(&handlers.name, passes, &created, &mut Vec::new(), |queue| {
-            handlers.handler.generic_requests(&created, scope, queue);
+            handlers.handler.generic_requests(&created, &|owner| handlers.owner_type(owner), queue);
         });
     }
 
@@ -253,16 +261,6 @@ impl SourceContext {
         let message = format!("{place} panicked at {about}: {error}");
         self.epoch.report(|report| report.last_error = Some(message));
     }
-}
-
-/// Returns the scope of an owner's type, while that is served.
-pub(super) fn scope_of(types: &TypeRegistry, owner: &GroupKind) -> Option<Scope> {
-    let type_ref = TypeRef {
-        group: owner.group.clone(),
-        version: None,
-        name: TypeName::Kind(owner.kind.clone()),
-    };
-    types.served(&type_ref).map(|served| served.identity.scope)
 }
 
 /// Returns the priority of a change: low for the initial list and for resyncs.

@@ -1,6 +1,7 @@
 //! Controllers with several primary types.
 
 use super::*;
+use crate::{informer::Object, kind::GroupKind};
 
 /// Reconciler that logs each request with the position of its type, and reads its object.
 struct Typed(Log);
@@ -70,6 +71,57 @@ async fn owned_object_enqueues_its_owner_of_any_primary_type() {
         assert_eq!(harness.log().await, [expected]);
     }
     harness.shutdown().await;
+}
+
+/// Thing that a widget and a part of one name own.
+fn thing(name: &str) -> serde_json::Value {
+    let mut thing = object("Thing", name, "x");
+    let owner = |kind: &str| {
+        serde_json::json!({
+            "apiVersion": "example.com/v1", "kind": kind, "name": "a", "uid": "u",
+            "controller": kind == "Part",
+        })
+    };
+    thing["metadata"]["ownerReferences"] = ["Widget", "Part", "Other"].map(owner).into();
+    thing
+}
+
+/// Handler that requests the owners of a kind.
+fn owners(kind: &str) -> Handler {
+    let owner = GroupKind { group: "example.com".into(), kind: kind.into() };
+    Handler::Owner { owner, only_controller: false }
+}
+
+/// The request of a part was one for the widget of its name.
+#[tokio::test(start_paused = true)]
+async fn handler_of_owners_requests_the_owner_of_its_primary_type() {
+    for (kind, expected) in
+        [("Widget", "0 ns/a missing"), ("Part", "1 ns/a missing"), ("Other", "0 ns/a missing")]
+    {
+        let harness = Harness::new();
+        harness.install("Widget");
+        harness.install("Thing");
+        let things = TypeRef::resource("example.com", "v1", "things");
+        // The type of parts is not served at first.
+        let primaries = builder().for_type(widgets()).for_type(parts()).optional();
+        let (events, source) = EventSource::new(1);
+        let described = primaries.watches_type(things.clone(), owners(kind));
+        add(&harness, described.watches_source(source, owners(kind))).await;
+
+        for name in ["unserved", "served"] {
+            harness.server.apply(thing(name));
+            assert_eq!(harness.log().await, [expected], "{name}");
+            let served = harness.cluster.types.served(&things).unwrap();
+            let mut sent = thing(name);
+            sent["metadata"]["namespace"] = "ns".into();
+            let sent = Object::from_json(serde_json::to_vec(&sent).unwrap(), &served).unwrap();
+            events.send(sent).await.unwrap();
+            assert_eq!(harness.log().await, [expected], "{name}, by a custom source");
+            harness.install("Part");
+            assert_eq!(harness.log().await, [""; 0]);
+        }
+        harness.shutdown().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
