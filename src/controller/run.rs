@@ -337,7 +337,9 @@ impl EpochRun {
                     }
                 }
                 () = self.slots.freed() => {}
-                Some((item, shared)) = shared_slots.next(&self.queue, capacity) => self.spawn(item, shared),
+                Some((item, shared)) = shared_slots.next(&self.queue, capacity, &self.slots) => {
+                    self.spawn(item, shared);
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::controller::metrics::Series;
 
@@ -35,6 +35,8 @@ pub(in crate::controller) struct WorkerSlots {
     released: AtomicUsize,
     /// Reconciles that wait for a slot again, in the order of their requests.
     waiting: Mutex<VecDeque<Weak<WorkerSlot>>>,
+    /// Reconciles that wait for a slot among all controllers again, in the order of their requests.
+    waiting_shared: Mutex<VecDeque<Weak<WorkerSlot>>>,
 }
 
 /// Slot of one reconcile, held by its task. Counts as an active worker until it is given back.
@@ -42,7 +44,7 @@ pub(in crate::controller) struct WorkerSlot {
     slots: Arc<WorkerSlots>,
     series: Arc<Series>,
     is_released: AtomicBool,
-    /// Wakes the reconcile when it has its slot again.
+    /// Wakes the reconcile when it has one of its slots again.
     regained: Notify,
     /// Slot among the reconciles of all controllers, if the manager limits them.
     shared: Mutex<SharedSlot>,
@@ -52,9 +54,12 @@ pub(in crate::controller) struct WorkerSlot {
 enum SharedSlot {
     /// No limit.
     None,
-    Held(OwnedSemaphorePermit),
+    Held {
+        /// Returns the slot by its drop.
+        _permit: OwnedSemaphorePermit,
+    },
     /// Released until the reconcile needs it again.
-    Released(Arc<Semaphore>),
+    Released,
 }
 
 impl WorkerBound {
@@ -85,7 +90,8 @@ impl WorkerBound {
 impl WorkerSlots {
     /// Returns free slots.
     pub(in crate::controller) fn new(bound: Arc<WorkerBound>) -> Arc<Self> {
-        Arc::new(Self { bound, released: AtomicUsize::new(0), waiting: Mutex::default() })
+        let (waiting, waiting_shared) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { bound, released: AtomicUsize::new(0), waiting, waiting_shared })
     }
 
     /// Takes a slot for a reconcile.
@@ -96,7 +102,7 @@ impl WorkerSlots {
     ) -> Arc<WorkerSlot> {
         series.active.inc();
         let (slots, series) = (Arc::clone(self), Arc::clone(series));
-        let shared = shared.map_or(SharedSlot::None, SharedSlot::Held);
+        let shared = shared.map_or(SharedSlot::None, |permit| SharedSlot::Held { _permit: permit });
         let (is_released, shared) = (AtomicBool::new(false), Mutex::new(shared));
         let regained = Notify::new();
         Arc::new(WorkerSlot { slots, series, is_released, regained, shared })
@@ -126,6 +132,28 @@ impl WorkerSlots {
         reconciles.saturating_sub(released) < self.bound.workers()
     }
 
+    /// Returns whether a reconcile waits for a slot among all controllers.
+    pub(in crate::controller) fn needs_shared(&self) -> bool {
+        let mut waiting = self.waiting_shared.lock();
+        waiting.retain(|slot| slot.strong_count() > 0);
+        !waiting.is_empty()
+    }
+
+    /// Gives a slot among all controllers to the first reconcile that waits for one. Returns it if
+    /// there is none.
+    pub(in crate::controller) fn assign_shared(
+        &self,
+        mut permit: OwnedSemaphorePermit,
+    ) -> Option<OwnedSemaphorePermit> {
+        loop {
+            let Some(next) = self.waiting_shared.lock().pop_front() else { return Some(permit) };
+            permit = match next.upgrade() {
+                Some(slot) => slot.take_shared_again(permit)?,
+                None => permit,
+            };
+        }
+    }
+
     /// Resolves after a slot was returned or requested, or the bound has changed. Cancel safe.
     pub(in crate::controller) async fn freed(&self) {
         self.bound.freed.notified().await;
@@ -137,12 +165,13 @@ impl WorkerSlot {
     /// reconcile begins: a server that does not answer must not delay other controllers.
     pub(in crate::controller) fn release_shared(&self) {
         let mut shared = self.shared.lock();
-        if let SharedSlot::Held(permit) = &*shared {
-            *shared = SharedSlot::Released(Arc::clone(permit.semaphore()));
+        if let SharedSlot::Held { .. } = &*shared {
+            *shared = SharedSlot::Released;
         }
     }
 
-    /// Waits for the released slots: the worker slot, and that among all controllers.
+    /// Waits for the released slots: the worker slot, and that among all controllers. The run waits
+    /// for the second, so that its reconciles and its next request share one place in line.
     /// Cancel safe.
     pub(in crate::controller) async fn regain(self: &Arc<Self>) {
         if self.is_released.load(Ordering::SeqCst) {
@@ -150,13 +179,20 @@ impl WorkerSlot {
             self.slots.bound.freed.notify_one();
             self.regained.notified().await;
         }
-        let released = match &*self.shared.lock() {
-            SharedSlot::Released(slots) => Arc::clone(slots),
-            SharedSlot::None | SharedSlot::Held(_) => return,
-        };
-        // The semaphore is never closed.
-        if let Ok(permit) = released.acquire_owned().await {
-            *self.shared.lock() = SharedSlot::Held(permit);
+        if self.lacks_shared() {
+            self.slots.waiting_shared.lock().push_back(Arc::downgrade(self));
+            self.slots.bound.freed.notify_one();
+        }
+        while self.lacks_shared() {
+            self.regained.notified().await;
+        }
+    }
+
+    /// Returns whether the slot among all controllers is released.
+    fn lacks_shared(&self) -> bool {
+        match &*self.shared.lock() {
+            SharedSlot::Released => true,
+            SharedSlot::None | SharedSlot::Held { .. } => false,
         }
     }
 
@@ -178,6 +214,16 @@ impl WorkerSlot {
             self.series.active.inc();
         }
         self.regained.notify_one();
+    }
+
+    /// Takes the slot among all controllers again. Returns it if this reconcile has one.
+    fn take_shared_again(&self, permit: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+        if !self.lacks_shared() {
+            return Some(permit);
+        }
+        *self.shared.lock() = SharedSlot::Held { _permit: permit };
+        self.regained.notify_one();
+        None
     }
 }
 

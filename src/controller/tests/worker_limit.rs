@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use super::*;
+use super::{unknown_outcome::make, *};
 use crate::testing::{Action, Rule, Verb};
 
 /// Reconciles of several controllers that take a second each, in the order of their starts.
@@ -132,6 +132,55 @@ async fn read_that_is_not_answered_before_a_reconcile_takes_no_shared_slot() {
     assert_eq!(log.last().map(String::as_str), Some("ns/a 1 true"), "{log:?}");
     harness.server.apply(widget("a", "a"));
     assert_eq!(harness.log().await.len(), 1, "its slot is its own again");
+    harness.shutdown().await;
+}
+
+/// Each read released its slot, and each reconcile then waited for one in a place of its own.
+#[tokio::test(start_paused = true)]
+async fn controllers_take_turns_after_live_reads() {
+    let harness = limited(1);
+    ["Widget", "Part", "Thing"].into_iter().for_each(|kind| harness.install(kind));
+    let shared = Shared::default();
+    let log = shared.clone();
+    // Each create is lost, so that the next reconcile of its request begins with a read.
+    let reconcile = move |request: Request, context: Context| {
+        let log = log.clone();
+        async move {
+            if context.after_unknown() {
+                return log.reconcile("reads").await;
+            }
+            make(context.client().clone(), request.name.to_string()).await?;
+            Ok(Outcome::Done)
+        }
+    };
+    let described = builder().for_type(widgets()).owns_type(parts()).max_concurrent_reconciles(10);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let things = TypeRef::resource("example.com", "v1", "things");
+    add(&harness, &shared, "other", things, 1).await;
+    harness.server.fault(Rule::new(Action::Lose).verb(Verb::Create));
+    let late = Rule::new(Action::Withhold).verb(Verb::List).resource("example.com", "parts");
+    let late = harness.server.fault(late);
+    for number in 0..10 {
+        harness.server.apply(widget(&number.to_string(), "x"));
+    }
+    sleep(Duration::from_secs(2)).await;
+
+    for number in 0..20 {
+        harness.server.apply(object("Thing", &number.to_string(), "x"));
+    }
+    sleep(Duration::from_millis(1500)).await;
+    harness.server.remove(late);
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(shared.most.load(Ordering::SeqCst), 1);
+    let names = shared.names.lock().unwrap().clone();
+    assert_eq!(names.len(), 30, "{names:?}");
+    let first = names.iter().position(|name| name == "reads").unwrap();
+    let turns: Vec<_> = names[first..].iter().take(20).collect();
+    let expected = ["reads", "other"].into_iter().cycle();
+    assert!(turns.iter().zip(expected).all(|(name, turn)| *name == turn), "{names:?}");
     harness.shutdown().await;
 }
 
