@@ -80,8 +80,8 @@ where
 /// is an error, retried at its next change.
 ///
 /// While the cache is missing, as for an optional type that is not served, no object is known to be
-/// deleted. The request is then retried after a growing back-off, without an error and without a
-/// call.
+/// deleted. The request is then retried once the type has synced, and until then after a growing
+/// back-off, without an error and without a call.
 ///
 /// ```no_run
 /// # use k8s_openapi::api::core::v1::ConfigMap;
@@ -114,6 +114,30 @@ where
     ObjectReader { reconciler, kind: PhantomData::<fn() -> K> }
 }
 
+/// Result of a read of the primary type.
+enum CacheRead<K> {
+    /// Object; `None` for a deleted one.
+    Object(Option<Arc<K>>),
+    /// The type has no cache for now.
+    NoCache,
+}
+
+/// Reads the object of a request from the cache of the primary type.
+fn read<K: CachedResource>(
+    context: &Context,
+    request: &Request,
+) -> Result<CacheRead<K>, ReconcileError> {
+    let objects = match context.primary_lister::<K>() {
+        Err(ListerError::Unavailable { .. }) => return Ok(CacheRead::NoCache),
+        objects => objects?,
+    };
+    match objects.get(request) {
+        Err(LookupError::Decode(error)) => Err(error).terminal(),
+        Err(LookupError::Store(StoreReadError::Gone)) => Ok(CacheRead::NoCache),
+        found => Ok(CacheRead::Object(found?)),
+    }
+}
+
 /// Reconciler that reads the object of each request for another one.
 struct ObjectReader<K, T> {
     reconciler: T,
@@ -130,16 +154,20 @@ where
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let objects = match context.primary_lister::<K>() {
-            Err(ListerError::Unavailable { .. }) => return Ok(Outcome::Requeue),
-            objects => objects?,
+        let unlisted = context.statuses().unlisted();
+        let object = match read(&context, &request)? {
+            CacheRead::Object(object) => object,
+            CacheRead::NoCache => {
+                unlisted.insert(request.clone());
+                // The type may have synced since the first read.
+                match read(&context, &request)? {
+                    CacheRead::Object(object) => object,
+                    CacheRead::NoCache => return Ok(Outcome::Requeue),
+                }
+            }
         };
-        let object = match objects.get(&request) {
-            Err(LookupError::Decode(error)) => return Err(error).terminal(),
-            Err(LookupError::Store(StoreReadError::Gone)) => return Ok(Outcome::Requeue),
-            found => found?,
-        };
-        ObjectReconciler::reconcile(&self.reconciler, object, context).await
+        unlisted.remove(&request);
+        self.reconciler.reconcile(object, context).await
     }
 
     fn object_type(&self) -> Option<ApiResource> {

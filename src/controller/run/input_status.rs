@@ -1,6 +1,7 @@
 //! Statuses of a run's inputs: their states for the report, their caches for the reconciler.
 
 mod parts;
+mod unlisted;
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,10 @@ use kube::core::ApiResource;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, mpsc, watch};
 
-use self::parts::{parts_of, waits};
+use self::{
+    parts::{parts_of, waits},
+    unlisted::UnlistedRequests,
+};
 use crate::{
     controller::{
         CachedResource, Lister, ListerError,
@@ -62,6 +66,7 @@ pub(in crate::controller) struct InputStatuses {
     settled: mpsc::Sender<usize>,
     // Notified when a namespace of an input has changed.
     part_changed: Notify,
+    unlisted: UnlistedRequests,
 }
 
 /// Statuses by number. Boxed: a node of the map has room for eleven, and most controllers have two.
@@ -135,9 +140,15 @@ impl InputStatuses {
             inputs: Mutex::new(inputs),
             settled,
             part_changed: Notify::new(),
+            unlisted: UnlistedRequests::default(),
         };
         statuses.report(&statuses.inputs());
         (Arc::new(statuses), numbers)
+    }
+
+    /// Returns the requests that wait for the cache of the primary type.
+    pub(in crate::controller) fn unlisted(&self) -> &UnlistedRequests {
+        &self.unlisted
     }
 
     /// Adds an input, and returns its number.

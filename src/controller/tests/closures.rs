@@ -132,8 +132,10 @@ async fn object_whose_type_is_gone_counts_as_deleted_once_its_type_is_listed_aga
 
     harness.install("Widget");
     harness.server.apply(sized("a", json!(2)));
-    sleep(Duration::from_secs(1000)).await;
-    assert_eq!(harness.log().await, ["ns/a Some(2)", "ns/b None"]);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(harness.log().await, ["ns/a Some(2)", "ns/b None"], "without the back-off");
+    sleep(Duration::from_secs(2000)).await;
+    assert_eq!(harness.log().await, [""; 0], "once");
     harness.shutdown().await;
 }
 

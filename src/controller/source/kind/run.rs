@@ -8,12 +8,12 @@ use tokio::{
     task::{consume_budget, yield_now},
 };
 
-use super::{KindSource, resync::Resync};
+use super::{KindSource, Mapping, resync::Resync};
 use crate::{
     controller::{
         SourceContext,
         handler::{MappedRequest, OnSynced},
-        queue::LOW_PRIORITY,
+        queue::{Add, LOW_PRIORITY},
         run::input_status::{Attached, InputStatus},
     },
     informer::{
@@ -227,14 +227,20 @@ impl<'a> KindRun<'a> {
         }
     }
 
-    /// Enqueues the requests of the `on_synced` handler once all namespaces of the input are
-    /// delivered.
+    /// Enqueues the requests that waited for the input, and those of its `on_synced` handler, once
+    /// all namespaces of the input are delivered.
     fn enqueue_synced(&mut self) {
         let Self { source, context, requests, .. } = self;
-        if context.statuses.drained(context.input)
-            && let Some(OnSynced(handler)) = &source.synced
-            && !context.feed.is_cancelled()
-        {
+        if !context.statuses.drained(context.input) || context.feed.is_cancelled() {
+            return;
+        }
+        if let Mapping::Primary(_) = source.mapping {
+            for request in context.statuses.unlisted().take() {
+                let add = Add { priority: LOW_PRIORITY, ..Add::default() };
+                context.queue.add_with(request, add);
+            }
+        }
+        if let Some(OnSynced(handler)) = &source.synced {
             let (input, about) = (source.type_ref(), "its synced input");
             context.map(input, LOW_PRIORITY, about, requests, |queue| handler(queue));
         }
