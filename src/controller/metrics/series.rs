@@ -1,6 +1,7 @@
 //! Series of one controller name, from the first controller of that name to the last.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Weak},
     time::Duration,
@@ -16,6 +17,9 @@ use super::{ControllerFamilies, ControllerLabels, DepthLabels, QueueLabels, Resu
 use crate::{
     controller::run::input_status::InputStatuses, informer::CacheShare, manager::ControllerName,
 };
+
+/// Number of priorities from which on depths of 0 are removed. A program has few at once.
+const KEPT_DEPTHS: usize = 32;
 
 /// Result of a reconcile, a label value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,11 +45,19 @@ pub(in crate::controller) struct Series {
     pub(in crate::controller) max_concurrent: Gauge,
     pub(in crate::controller) active: Gauge,
     queue: QueueSeries,
-    depth: Mutex<Vec<(i32, Gauge)>>,
+    depths: Mutex<Depths>,
     // Queues of the current epoch, and of older epochs whose queue still exists.
     probes: Mutex<Vec<Weak<dyn WorkProbe>>>,
     // Inputs of the current epoch, if any.
     inputs: Mutex<Weak<InputStatuses>>,
+}
+
+/// Numbers of ready keys by priority.
+#[derive(Debug, Default)]
+struct Depths {
+    by_priority: BTreeMap<i32, Gauge>,
+    /// Number of priorities at which the next one removes those that no ready key has.
+    sweep_at: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -104,7 +116,7 @@ impl Series {
                 queue_duration: families.queue_duration.get_or_create_owned(&queue),
                 work_duration: families.work_duration.get_or_create_owned(&queue),
             },
-            depth: Mutex::default(),
+            depths: Mutex::default(),
             probes: Mutex::default(),
             inputs: Mutex::default(),
             families,
@@ -150,21 +162,39 @@ impl Series {
 
     /// Returns the number of ready keys, of all priorities.
     pub(super) fn ready(&self) -> i64 {
-        let depth = self.depth.lock();
-        depth.iter().map(|(_, gauge)| gauge.get()).sum()
+        self.depths.lock().by_priority.values().map(Gauge::get).sum()
     }
 
-    fn depth(&self, priority: i32) -> Gauge {
-        let mut depth = self.depth.lock();
-        match depth.iter().find(|(known, _)| *known == priority) {
-            Some((_, gauge)) => gauge.clone(),
-            None => {
-                let labels = self.depth_labels(priority);
-                let gauge = self.families.depth.get_or_create_owned(&labels);
-                depth.push((priority, gauge.clone()));
-                gauge
-            }
+    /// Changes the depth of a priority by this number. Under the lock, so that no depth is removed
+    /// meanwhile.
+    fn change_depth(&self, priority: i32, by: i64) {
+        let mut depths = self.depths.lock();
+        if let Some(gauge) = depths.by_priority.get(&priority) {
+            gauge.inc_by(by);
+            return;
         }
+        self.sweep(&mut depths);
+        let gauge = self.families.depth.get_or_create_owned(&self.depth_labels(priority));
+        gauge.inc_by(by);
+        depths.by_priority.insert(priority, gauge);
+    }
+
+    /// Removes the depths that are 0 if there may be many: a program may have any number of
+    /// priorities, one after the other.
+    fn sweep(&self, depths: &mut Depths) {
+        let Depths { by_priority, sweep_at } = depths;
+        if by_priority.len() < (*sweep_at).max(KEPT_DEPTHS) {
+            return;
+        }
+        by_priority.retain(|priority, gauge| {
+            let is_used = gauge.get() != 0;
+            if !is_used {
+                self.families.depth.remove(&self.depth_labels(*priority));
+            }
+            is_used
+        });
+        // Each removal is paid by an insertion.
+        *sweep_at = 2 * by_priority.len();
     }
 
     fn depth_labels(&self, priority: i32) -> DepthLabels {
@@ -176,17 +206,14 @@ impl Series {
 impl Drop for Series {
     fn drop(&mut self) {
         let families = &self.families;
-        let depth = std::mem::take(self.depth.get_mut());
+        let Depths { by_priority, .. } = std::mem::take(self.depths.get_mut());
         let mut live = families.live();
         if let Some(successor) = live.get(&self.name).and_then(Weak::upgrade) {
             // A controller of this name was built in between and uses the same series.
-            let mut known = successor.depth.lock();
-            for (priority, gauge) in depth {
-                if known.iter().all(|(other, _)| *other != priority) {
-                    known.push((priority, gauge));
-                }
+            for priority in by_priority.into_keys() {
+                // Creates the entry of the successor, which removes the series.
+                successor.change_depth(priority, 0);
             }
-            drop(known);
             // Unlocked before `successor` is dropped: dropping the last handle takes the lock.
             drop(live);
             return;
@@ -198,7 +225,7 @@ impl Drop for Series {
                 .reconcile_total
                 .remove(&ResultLabels { controller: Arc::clone(&name), result });
         }
-        for (priority, _) in depth {
+        for priority in by_priority.into_keys() {
             families.depth.remove(&self.depth_labels(priority));
         }
         let controller = ControllerLabels { controller: Arc::clone(&name) };
@@ -240,14 +267,14 @@ impl QueueMetrics {
     /// Counts a ready key at this priority.
     pub(in crate::controller) fn entered(&self, priority: i32) {
         if let Some(series) = &self.0 {
-            series.depth(priority).inc();
+            series.change_depth(priority, 1);
         }
     }
 
     /// Stops counting a ready key at this priority.
     pub(in crate::controller) fn left(&self, priority: i32) {
         if let Some(series) = &self.0 {
-            series.depth(priority).dec();
+            series.change_depth(priority, -1);
         }
     }
 

@@ -63,3 +63,33 @@ async fn metrics_count_ready_keys_once_delayed_adds_as_retries_and_the_depth_by_
     drop(queue);
     assert_eq!(counts().1, [0.0, 0.0, 0.0], "the keys that are left with the queue");
 }
+
+#[tokio::test(start_paused = true)]
+async fn depths_of_priorities_that_no_ready_key_has_are_removed_before_they_are_many() {
+    let (families, mut registry) = (ControllerMetrics::default(), Registry::default());
+    families.register(&mut registry);
+    let metrics = families.series(&"a".into()).queue();
+    let queue = Queue::with_metrics(QueueOptions::default(), metrics);
+    let count = || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text.lines().filter(|line| line.starts_with("workqueue_depth{")).count()
+    };
+
+    queue.add_with(0, with_priority(-1));
+    for priority in 0..1_000 {
+        queue.add_with(1, with_priority(priority));
+        let item = queue.get().await.unwrap();
+        queue.done(&item.key);
+        assert!(count() <= 32, "{}", count());
+    }
+    let depth = |priority| value(&registry, "workqueue_depth", &format!("priority=\"{priority}\""));
+    assert_eq!(depth(-1), 1.0, "of a ready key");
+    assert_eq!(families.queue_depth(&"a".into()), Some(1));
+
+    for priority in 2_000..2_100 {
+        queue.add_with(priority, with_priority(priority));
+    }
+    assert_eq!((depth(-1), depth(2_000), depth(2_099)), (1.0, 1.0, 1.0), "none of a ready key");
+    assert_eq!(families.queue_depth(&"a".into()), Some(101));
+}
