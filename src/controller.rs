@@ -95,7 +95,7 @@ pub use queue::{
     Add, Backoff, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions, QueueRow,
     QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
 };
-pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice};
+pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, StdReconcileError};
 pub use request::{KeyError, KeyReconciler, Request, for_key, for_keys_of};
 #[cfg(feature = "runtime")]
 pub(crate) use run::failure_report::FailureReport;

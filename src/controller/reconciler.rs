@@ -1,9 +1,12 @@
 //! Reconciler: the user's code, which turns a request into an outcome.
 
+pub(super) mod std_reconcile_error;
+
 use std::{fmt, future::Future, time::Duration};
 
 use kube::core::ApiResource;
 
+pub use self::std_reconcile_error::StdReconcileError;
 use super::{Add, Context, Request};
 use crate::manager::BoxError;
 
@@ -53,7 +56,8 @@ pub enum Outcome {
     RequeueWith(Add),
 }
 
-/// Error of a reconcile, and its retry.
+/// Error of a reconcile, and its retry. A [`StdReconcileError`] keeps the retry where a
+/// `std::error::Error` is required.
 ///
 /// ```
 /// # use std::time::Duration;

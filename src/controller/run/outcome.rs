@@ -6,7 +6,8 @@ use kube::core::Status;
 
 use crate::{
     controller::{
-        Add, Outcome, ReconcileError, metrics::ReconcileResult, run::unconfirmed::Behind,
+        Add, Outcome, ReconcileError, metrics::ReconcileResult,
+        reconciler::std_reconcile_error::ChosenRetry, run::unconfirmed::Behind,
     },
     manager::{BoxError, retry_after},
     redaction,
@@ -93,14 +94,19 @@ impl Attempt {
             Ok(Outcome::RequeueAfter(after)) => NextReconcile::After(after),
             Ok(Outcome::Requeue) => NextReconcile::Again,
             Ok(Outcome::RequeueWith(add)) => NextReconcile::With(add),
-            Err(ReconcileError::Retry(error)) => {
-                let requested_wait = statuses(&*error).find_map(retry_after);
-                match requested_wait {
-                    _ if is_conflict(&*error) => NextReconcile::Retry(None),
-                    Some(after) => NextReconcile::Throttled(redacted(&error), after),
-                    None => NextReconcile::Retry(Some(redacted(&error))),
+            Err(ReconcileError::Retry(error)) => match chosen_retry(&*error) {
+                Some(ReconcileError::RetryAfter(_, after)) => {
+                    NextReconcile::RetryAfter(redacted(&error), *after)
                 }
-            }
+                Some(ReconcileError::Terminal(_)) => NextReconcile::GiveUp(redacted(&error)),
+                Some(ReconcileError::Retry(_)) | None => {
+                    match statuses(&*error).find_map(retry_after) {
+                        _ if is_conflict(&*error) => NextReconcile::Retry(None),
+                        Some(after) => NextReconcile::Throttled(redacted(&error), after),
+                        None => NextReconcile::Retry(Some(redacted(&error))),
+                    }
+                }
+            },
             Err(ReconcileError::RetryAfter(error, after)) => match error.is::<PostponedError>() {
                 true => NextReconcile::Postponed(after),
                 false => NextReconcile::RetryAfter(redacted(&error), after),
@@ -157,6 +163,12 @@ impl NextReconcile {
     }
 }
 
+/// Returns the first choice in an error and its causes that is not the back-off.
+fn chosen_retry<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ReconcileError> {
+    let chosen = redaction::chain(error).filter_map(|error| error.downcast_ref::<ChosenRetry>());
+    chosen.map(|chosen| &chosen.0).find(|choice| !matches!(choice, ReconcileError::Retry(_)))
+}
+
 /// Returns the API server's statuses in an error and its causes.
 ///
 /// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be
@@ -201,6 +213,7 @@ mod tests {
     use std::io;
 
     use super::*;
+    use crate::controller::StdReconcileError;
 
     fn api(code: u16, reason: &str) -> kube::Error {
         kube::Error::Api(Status::failure("conflict", reason).with_code(code).boxed())
@@ -342,6 +355,41 @@ mod tests {
         let error = ReconcileError::Terminal(api(409, "Conflict").into());
 
         assert!(matches!(Attempt::of(Err(error)).next(), NextReconcile::GiveUp(_)));
+    }
+
+    #[test]
+    fn chosen_retry_is_known_however_its_error_is_wrapped() {
+        let after = Duration::from_secs(7);
+        let terminal = || StdReconcileError::from(ReconcileError::Terminal("hopeless".into()));
+        let later = || StdReconcileError::from(ReconcileError::RetryAfter("later".into(), after));
+        let wrapped = |error: &dyn Fn() -> StdReconcileError| -> [(&str, BoxError); 7] {
+            [
+                ("itself", error().into()),
+                ("boxed", Box::new(error()).into()),
+                ("shared", Arc::new(error()).into()),
+                ("source", Nested(error().into()).into()),
+                ("anyhow", by_anyhow(error())),
+                ("anyhow with context", by_anyhow(anyhow::Error::from(error()).context("a"))),
+                ("twice", StdReconcileError::from(ReconcileError::Retry(error().into())).into()),
+            ]
+        };
+
+        for (how, error) in wrapped(&terminal) {
+            let next = retry(error);
+            let NextReconcile::GiveUp(error) = next else { panic!("{how}: {next:?}") };
+            let text = error.to_string();
+            assert!(["hopeless", "writing: hopeless", "a"].contains(&text.as_str()), "{text}");
+        }
+        for (how, error) in wrapped(&later) {
+            let next = retry(error);
+            assert!(matches!(next, NextReconcile::RetryAfter(_, it) if it == after), "{how}");
+        }
+        let outer = ReconcileError::RetryAfter(terminal().into(), after);
+        let next = Attempt::of(Err(outer)).next();
+        assert!(matches!(next, NextReconcile::RetryAfter(..)), "the outer choice precedes");
+        let conflict = ReconcileError::Retry(api(409, "Conflict").into());
+        let next = retry(StdReconcileError::from(conflict));
+        assert!(matches!(next, NextReconcile::Retry(None)), "{next:?}");
     }
 
     #[test]

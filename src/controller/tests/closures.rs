@@ -1,6 +1,15 @@
 //! Closures as reconcilers, and their outcomes.
 
-use kube::core::DynamicObject;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, ResourceExt,
+    api::PostParams,
+    core::DynamicObject,
+    runtime::{
+        controller::Action,
+        finalizer::{Event as FinalizerEvent, finalizer},
+    },
+};
 
 use super::{typed::Widget, *};
 
@@ -250,6 +259,49 @@ async fn limiter_of_the_user_decides_when_a_request_is_retried() {
 
     let expected = ["0 after 0 s", "1 after 10 s", "2 after 40 s", "3 after 140 s"];
     assert_eq!(harness.log().await, expected);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_that_is_chosen_inside_a_finalizer_of_kube_is_kept() {
+    let harness = Harness::new();
+    let log = Arc::clone(&harness.log);
+    let apply = move |map: &ConfigMap| -> Result<(), ReconcileError> {
+        let name = map.name_any();
+        log.lock().unwrap().push(name.clone());
+        match name.as_str() {
+            "hopeless" => Err("no number").terminal(),
+            _ => Err("not yet").retry_after(Duration::from_secs(600)),
+        }
+    };
+    let apply = Arc::new(apply);
+    let reconcile = for_object(move |map: Option<Arc<ConfigMap>>, context: Context| {
+        let apply = Arc::clone(&apply);
+        async move {
+            let Some(map) = map else { return Ok(Outcome::Done) };
+            let maps = Api::<ConfigMap>::namespaced(context.client().clone(), "ns");
+            finalizer(&maps, "example.com/test", map, |event| async {
+                match event {
+                    FinalizerEvent::Apply(map) => apply(&map)?,
+                    FinalizerEvent::Cleanup(_) => {}
+                }
+                Ok::<_, StdReconcileError>(Action::await_change())
+            })
+            .await?;
+            Ok(Outcome::Done)
+        }
+    });
+    let controller = builder().for_::<ConfigMap>().build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    let maps = Api::<ConfigMap>::namespaced(harness.server.client(), "ns");
+    for name in ["hopeless", "later"] {
+        let map = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
+        maps.create(&PostParams::default(), &map).await.unwrap();
+    }
+
+    sleep(Duration::from_secs(3 * 600 + 10)).await;
+
+    assert_eq!(harness.sorted_log().await, ["hopeless", "later", "later", "later", "later"]);
     harness.shutdown().await;
 }
 
