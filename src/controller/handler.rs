@@ -1,5 +1,7 @@
 //! Event handlers: map changes to requests.
 
+mod by_hand;
+
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;

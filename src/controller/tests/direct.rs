@@ -2,8 +2,8 @@
 
 use super::{typed::Widget, *};
 use crate::{
-    informer::{Index, Object, Store},
-    kind::{Scope, ServedType},
+    informer::{Delta, Index, Object, Store},
+    kind::{GroupKind, Scope, ServedType},
 };
 
 fn sized(name: &str, size: u32) -> Object {
@@ -86,4 +86,58 @@ async fn inputs_of_another_cluster_and_by_name_are_made_by_hand() {
     assert_eq!(there.lister::<Widget>().unwrap().list().unwrap().len(), 1);
     assert_eq!(names(context.store_of("late").unwrap()), ["ns/c"]);
     assert!(context.store_of("other").is_err());
+}
+
+fn created(object: Object) -> Delta {
+    Delta { key: object.key().clone(), old: None, new: Some(object), initial: false }
+}
+
+#[tokio::test]
+async fn handler_is_called_with_a_context_made_by_hand() {
+    let server = Server::new();
+    let context = context(&server, [sized("a", 1), sized("b", 2), sized("c", 3)]);
+    let soon = Add { after: Duration::from_secs(7), ..Add::default() };
+    let of_size = move |size: &str, queue: &mut Enqueue<'_>| {
+        let widgets = queue.store(&TypeRef::of::<Widget>()).unwrap();
+        for widget in widgets.by_index("size", size).unwrap() {
+            queue.add_with(widget.key().clone(), soon);
+        }
+    };
+    let handler = Handler::events(move |_, queue| of_size("2", queue))
+        .generic(move |_, queue| of_size("1", queue));
+    let expected = |names: &[&str]| -> Vec<_> {
+        names.iter().map(|name| (Request::namespaced("ns", *name), Some(soon))).collect()
+    };
+
+    assert_eq!(handler.requests_of(&created(sized("x", 9)), &context), expected(&["b"]));
+    assert_eq!(handler.generic_requests_of(&sized("x", 9), &context), expected(&["a"]));
+    let synced = Enqueue::collect(&context, |queue| of_size("1", queue));
+    assert_eq!(synced, expected(&["a"]));
+    // An object that was created again is a deletion and a creation.
+    let mut again = created(sized("y", 9));
+    again.old = Some(sized("x", 9));
+    assert_eq!(handler.requests_of(&again, &context), expected(&["b", "b"]));
+}
+
+#[tokio::test]
+async fn owner_is_requested_in_the_scope_of_its_input_made_by_hand() {
+    let server = Server::new();
+    let epoch = || Epoch::new("direct", 1, Duration::ZERO);
+    let of_scope = |scope: Scope| {
+        let widgets = ServedType::of::<Widget>(scope);
+        let context = Context::new(epoch(), &server.client());
+        context.with_input(&widgets, widgets.clone(), Store::of([]))
+    };
+    let owner = GroupKind { group: "example.com".into(), kind: "Widget".into() };
+    let handler = Handler::Owner { owner, only_controller: true };
+    let mut owned = part("one", "a");
+    owned["metadata"]["namespace"] = json!("ns");
+    let parts = ServedType::of::<super::typed::Part>(Scope::Namespaced);
+    let change = created(Object::from_json(owned.to_string(), &parts).unwrap());
+    let of = |context: &Context| handler.requests_of(&change, context);
+
+    assert_eq!(of(&of_scope(Scope::Namespaced)), [(Request::namespaced("ns", "a"), None)]);
+    assert_eq!(of(&of_scope(Scope::Cluster)), [(Request::cluster("a"), None)]);
+    let without_inputs = Context::new(epoch(), &server.client());
+    assert_eq!(of(&without_inputs), [(Request::namespaced("ns", "a"), None)]);
 }
