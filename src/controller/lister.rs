@@ -156,7 +156,11 @@ impl<K: DeserializeOwned + Send + Sync + 'static> Lister<K> {
     /// # Errors
     ///
     /// As for [`Lister::list`].
-    pub fn matching(&self, selector: &Selector) -> Result<DecodedObjects<K>, LookupError> {
+    pub fn matching(
+        &self,
+        selector: impl Into<Selector>,
+    ) -> Result<DecodedObjects<K>, LookupError> {
+        let selector = selector.into();
         let mut objects = self.store.list()?;
         objects.retain(|object| selector.matches(&object.header().labels));
         Ok(decoded(&objects))
@@ -239,7 +243,11 @@ mod tests {
 
         assert_eq!(names(lister.list().unwrap()), ["a", "b", "c"]);
         assert_eq!(names(lister.in_namespace("one").unwrap()), ["a", "b"]);
-        assert_eq!(names(lister.matching(&Selector::label("app", "y")).unwrap()), ["c"]);
+        let selector = Selector::label("app", "y");
+        assert_eq!(names(lister.matching(&selector).unwrap()), ["c"]);
+        assert_eq!(names(lister.matching(selector).unwrap()), ["c"]);
+        let of_kube: kube::core::Selector = [("app", "y")].into_iter().collect();
+        assert_eq!(names(lister.matching(of_kube).unwrap()), ["c"]);
         assert_eq!(
             names(lister.controlled_by("uid-x").unwrap()),
             ["a"],

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use kube::core::{Selector, SelectorExt};
 use serde::de::DeserializeOwned;
 
 use super::Event;
 use crate::{
     guard::GuardedDrop,
-    informer::{Delta, Header, Object},
+    informer::{Delta, Header, Object, Selector},
 };
 
 /// Predicate: drops changes before they reach a handler.
@@ -170,12 +169,13 @@ impl Predicate {
 
     /// Passes objects that match a selector, or matched before the change, so that the end of a
     /// match passes too.
-    pub fn selector(selector: Selector) -> Self {
+    pub fn selector(selector: impl Into<Selector>) -> Self {
+        let selector = selector.into();
         let matches = Self::new(move |delta| {
             [&delta.old, &delta.new]
                 .into_iter()
                 .flatten()
-                .any(|object| selector.matches(&object.header().labels.to_map()))
+                .any(|object| selector.matches(&object.header().labels))
         });
         matches.reading("labels")
     }
@@ -362,15 +362,19 @@ mod tests {
 
     #[test]
     fn selector_passes_what_matches_or_did() {
-        let selector = Predicate::selector([("app", "web")].into_iter().collect());
+        let of_kube: kube::core::Selector = [("app", "web")].into_iter().collect();
         let (web, db) = (json!({"labels": {"app": "web"}}), json!({"labels": {"app": "db"}}));
 
-        check(&selector, web.clone(), web.clone(), true);
-        check(&selector, db.clone(), web.clone(), true);
-        check(&selector, web.clone(), db.clone(), true);
-        check(&selector, db.clone(), db.clone(), false);
-        assert!(selector.passes(&delta(Some(widget(web)), None)));
-        assert!(!selector.passes(&delta(None, Some(widget(db)))));
+        for selector in
+            [Predicate::selector(Selector::label("app", "web")), Predicate::selector(of_kube)]
+        {
+            check(&selector, web.clone(), web.clone(), true);
+            check(&selector, db.clone(), web.clone(), true);
+            check(&selector, web.clone(), db.clone(), true);
+            check(&selector, db.clone(), db.clone(), false);
+            assert!(selector.passes(&delta(Some(widget(web.clone())), None)));
+            assert!(!selector.passes(&delta(None, Some(widget(db.clone())))));
+        }
     }
 
     #[test]

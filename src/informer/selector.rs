@@ -6,7 +6,8 @@ use kube::core::Expression;
 
 use super::StringMap;
 
-/// A parsed label selector; an empty one selects everything. Cheap to clone.
+/// A parsed label selector; an empty one selects everything. Cheap to clone. A selector of kube
+/// (`kube::core::Selector`) becomes one by `into`.
 ///
 /// ```
 /// # use k8s_openapi::api::core::v1::Pod;
@@ -65,6 +66,19 @@ impl Selector {
             Expression::DoesNotExist(key) => !labels.contains_key(key),
         });
         required && self.bounds.iter().all(|bound| bound.matches(labels))
+    }
+}
+
+impl From<&Selector> for Selector {
+    fn from(selector: &Selector) -> Self {
+        selector.clone()
+    }
+}
+
+/// Selector of kube.
+impl From<kube::core::Selector> for Selector {
+    fn from(selector: kube::core::Selector) -> Self {
+        Self::new(selector.into_iter().collect())
     }
 }
 

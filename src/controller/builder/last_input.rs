@@ -127,7 +127,8 @@ impl Builder {
     ///
     /// The watch is shared with all controllers that watch the type. An object that stops matching
     /// is delivered once more, with its old and its new state.
-    pub fn matching(self, selector: Selector) -> Self {
+    pub fn matching(self, selector: impl Into<Selector>) -> Self {
+        let selector = selector.into();
         self.last("matching", |kind| {
             kind.interests.push(Interest::Selected(Selection { namespace: None, selector }));
         })

@@ -213,7 +213,7 @@ async fn objects_and_bytes_are_counted_for_each_controller_until_it_is_removed()
     add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
     let selected = Controller::builder("selected")
         .watches::<Part>(Handler::Object)
-        .matching("mark=x".parse().unwrap());
+        .matching("mark=x".parse::<Selector>().unwrap());
     add(&harness, "selected", selected).await;
     // The foreign part is listed again, since it is to be kept whole.
     sleep(Duration::from_secs(1)).await;
@@ -248,7 +248,7 @@ async fn objects_and_bytes_are_counted_for_each_controller_until_it_is_removed()
 async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
     let harness = Harness::new();
     let name = || ObjectKey::namespaced("ns", "a");
-    let selector = || "a=b".parse().unwrap();
+    let selector = || "a=b".parse::<Selector>().unwrap();
     let wrong = [
         builder().for_type(widgets()).named(name()),
         builder().for_type(widgets()).owns_type(parts()).matching(selector()),
