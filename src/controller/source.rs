@@ -286,3 +286,25 @@ impl<S: ConditionalSource + ?Sized> ConditionalSource for Arc<S> {
         (**self).delivers_generic_only()
     }
 }
+
+impl<S: ConditionalSource + ?Sized> ConditionalSource for Box<S> {
+    fn ready(&self) -> Readiness {
+        (**self).ready()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        (**self).start_notify_done(context)
+    }
+
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn delivers(&self) -> bool {
+        (**self).delivers()
+    }
+
+    fn delivers_generic_only(&self) -> bool {
+        (**self).delivers_generic_only()
+    }
+}

@@ -89,6 +89,17 @@ impl<T: Condition + ?Sized> Condition for Arc<T> {
     }
 }
 
+/// Boxed condition. A boxed function is a [`Condition`] by itself.
+impl Condition for Box<dyn Condition> {
+    fn watch(&self) -> Readiness {
+        (**self).watch()
+    }
+
+    fn refused(&self) {
+        (**self).refused();
+    }
+}
+
 impl fmt::Debug for dyn Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Condition")
@@ -124,5 +135,40 @@ mod tests {
         assert_eq!(calls.load(Ordering::SeqCst), 3);
         let mut readiness = combined();
         assert!(matches!(readiness.verdict(), Verdict::Unmet(_)), "its parts decide");
+    }
+
+    /// Condition that counts the calls of both methods.
+    #[derive(Default)]
+    struct Counted {
+        watched: AtomicUsize,
+        refused: AtomicUsize,
+    }
+
+    impl Condition for Counted {
+        fn watch(&self) -> Readiness {
+            self.watched.fetch_add(1, Ordering::SeqCst);
+            always()
+        }
+
+        fn refused(&self) {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn boxed_or_shared_condition_is_the_condition_that_it_holds() {
+        let counted = Arc::new(Counted::default());
+        let is_met =
+            |condition: &dyn Condition| matches!(condition.watch().verdict(), Verdict::Met(_));
+        let shared: Arc<dyn Condition> = counted.clone();
+        let boxed: Box<dyn Condition> = Box::new(Arc::clone(&shared));
+        let function: Box<dyn Fn() -> Readiness + Send + Sync> = Box::new(always);
+
+        assert!(is_met(&shared) && is_met(&boxed) && is_met(&function));
+        Condition::refused(&shared);
+        Condition::refused(&boxed);
+
+        assert_eq!(counted.watched.load(Ordering::SeqCst), 2);
+        assert_eq!(counted.refused.load(Ordering::SeqCst), 2, "not that of the default");
     }
 }

@@ -375,3 +375,51 @@ async fn shared_source_is_the_source_that_it_shares() {
     assert_eq!(ConditionalSource::name(&shared), "a source");
     harness.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn boxed_source_is_the_source_that_it_holds() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let hourly = || -> Box<dyn ConditionalSource> {
+        Box::new(FunctionSource::interval(Duration::from_secs(3600), Request::cluster("hourly")))
+    };
+    let built = |builder: Builder| {
+        builder.build(&harness.cluster, LoggingReconciler { log: Log::default() }).map(drop)
+    };
+    let requests_only = built(builder().source(hourly()).predicate(Predicate::new(|_| true)));
+    assert!(matches!(requests_only, Err(BuildError::RequestsOnly(..))), "{requests_only:?}");
+    let events: Box<dyn ConditionalSource> = Box::new(EventSource::new(1).1);
+    assert_eq!(ConditionalSource::name(&events), "a channel of events");
+    let changes_only = built(builder().watches_source(events, Handler::delta(|_, _| {})));
+    assert!(matches!(changes_only, Err(BuildError::ChangesOnly(_))), "{changes_only:?}");
+    let (open, verdicts) = watch::channel(Verdict::Unmet(Vec::new()));
+    let switched: Box<dyn ConditionalSource> = Box::new(Switched(verdicts));
+
+    harness
+        .add(builder().for_type(widgets()).source(hourly()).source(switched).conditional())
+        .await;
+    harness.state(ControllerState::Waiting).await;
+    open.send_replace(Verdict::Met(Vec::new()));
+    harness.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(3700)).await;
+
+    assert_eq!(harness.log().await, ["hourly gone"]);
+    harness.shutdown().await;
+}
+
+/// Source without requests that can be started while its verdict is met.
+struct Switched(watch::Receiver<Verdict>);
+
+impl ConditionalSource for Switched {
+    fn ready(&self) -> Readiness {
+        Readiness::published(self.0.clone())
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let done = async move {
+            context.released().await;
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
