@@ -69,9 +69,9 @@ pub enum BuildError {
     /// Call `generic` for the handler of a custom source: a type has no generic events.
     #[error("{0}: Handler::generic has no effect for {1}, which is a type; use an EventSource")]
     GenericOfType(ControllerName, TypeRef),
-    /// Call `conditional` or `optional`.
-    #[error("{0}: input_when does not stop a plain input; call conditional or optional for {1}")]
-    PlainCondition(ControllerName, String),
+    /// Call `conditional` or `optional` for the input of `input_when` or `subresource`.
+    #[error("{0}: {2} does not stop a plain input; call conditional or optional for {1}")]
+    PlainCondition(ControllerName, String, &'static str),
     /// Call `metadata_only` instead.
     #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
     NotKept(ControllerName, TypeRef, &'static str),

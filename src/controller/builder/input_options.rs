@@ -159,11 +159,12 @@ impl InputOptions {
         cluster: &Cluster,
     ) -> Result<Vec<Input>, BuildError> {
         let (mode, mut conditions) = (self.mode, self.conditions);
+        let method = if conditions.is_empty() { "subresource" } else { "input_when" };
         if let InputKind::Kind(kind) = &self.kind {
             conditions.extend(kind.subresource_condition(cluster));
         }
         if mode == InputMode::Plain && !conditions.is_empty() {
-            return Err(BuildError::PlainCondition(name.clone(), self.kind.label()));
+            return Err(BuildError::PlainCondition(name.clone(), self.kind.label(), method));
         }
         let source = match self.kind {
             InputKind::Source(source, handlers) => match guard::run(|| source.name()) {

@@ -4,7 +4,7 @@ use super::{typed::Widget, *};
 use crate::{
     informer::{Index, Object},
     kind::GroupKind,
-    manager::{Readiness, always},
+    manager::{Readiness, Subresource, always},
 };
 
 fn error(built: Result<Controller, BuildError>) -> String {
@@ -184,6 +184,13 @@ async fn plain_input_takes_no_condition() {
     let built = |builder: Builder| {
         builder.build(&harness.cluster, LoggingReconciler { log: Log::default() })
     };
+    let subresource = || builder().for_type(widgets()).subresource(Subresource::Scale);
+    assert_eq!(
+        error(built(subresource())),
+        "widgets: subresource does not stop a plain input; call conditional or optional for \
+         widgets.example.com/v1"
+    );
+    drop(built(subresource().conditional()).unwrap());
     let plain = || builder().for_type(widgets()).input_when(always);
     let message = "input_when does not stop a plain input; call conditional or optional for \
                    widgets.example.com/v1";
