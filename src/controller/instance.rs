@@ -34,7 +34,7 @@ use crate::{
     kind::TypeRef,
     manager::{
         AddError, Condition, ConditionalRunnable, ControllerName, Epoch, Manager, ManagerHandle,
-        Readiness, RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
+        Readiness, Replacement, RunResult, Runnable, RunnableGroup, RunnableOptions, all_of,
     },
 };
 
@@ -164,6 +164,33 @@ impl Controller {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         manager.add(self.name().clone(), Arc::new(self), options).await
+    }
+
+    /// Replaces the controller of the same name in a manager, with default options. The old one
+    /// runs until this one can; [`Replacement::installed`] waits for that.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::replace`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped early, the old one may or may not be replaced.
+    pub async fn replace_in(self, manager: &ManagerHandle) -> Result<Replacement, AddError> {
+        self.replace_with(manager, RunnableOptions::default()).await
+    }
+
+    /// Like [`Controller::replace_in`], with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::replace`].
+    pub async fn replace_with(
+        self,
+        manager: &ManagerHandle,
+        options: RunnableOptions,
+    ) -> Result<Replacement, AddError> {
+        manager.replace(self.name().clone(), Arc::new(self), options).await
     }
 
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.

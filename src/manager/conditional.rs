@@ -1,5 +1,7 @@
 //! Runnable with a condition that the user adds.
 
+mod addition;
+
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -20,13 +22,14 @@ use crate::guard::{self, GuardedDrop};
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use pilotlight::manager::{RunnableWithCondition, ConditionalRunnable, Readiness, Verdict};
+/// # use pilotlight::{controller::Controller, manager::*};
 /// # use tokio::sync::watch;
-/// # fn example(backup: Arc<dyn ConditionalRunnable>) -> Arc<dyn ConditionalRunnable> {
+/// # fn example(backup: Controller, manager: &mut Manager) -> Result<(), AddError> {
 /// let (open, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
 /// let at_night = move || Readiness::published(verdicts.clone());
 /// # drop(open);
-/// Arc::new(RunnableWithCondition::new(backup, at_night))
+/// RunnableWithCondition::new(Arc::new(backup), at_night).add_to(manager)?;
+/// # Ok(())
 /// # }
 /// ```
 pub struct RunnableWithCondition {

@@ -20,6 +20,12 @@ pub enum AddError {
         /// Name that the runnable was built with.
         own: ControllerName,
     },
+    /// The runnable was built without a name; add it with [`Manager::add`](super::Manager::add) or
+    /// [`ManagerHandle::add`](super::ManagerHandle::add), which take one.
+    #[error(
+        "the runnable was built without a name; add it with Manager::add or ManagerHandle::add"
+    )]
+    NameMissing,
     /// The runnable can be started only once, such as a cluster; remove it and add a new one.
     #[error("{0} can be started only once; remove it, and add a new one")]
     RunsOnce(ControllerName),

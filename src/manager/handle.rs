@@ -47,12 +47,10 @@ pub struct ManagerHandle {
     pub(super) metrics: MetricParts,
 }
 
-/// Replacement that the manager has accepted, from [`ManagerHandle::replace`]. Its drop changes
-/// nothing.
+/// Replacement that the manager has accepted, from [`ManagerHandle::replace`] or
+/// [`Controller::replace_in`](crate::controller::Controller::replace_in). Its drop changes nothing.
 ///
 /// ```
-/// use std::sync::Arc;
-///
 /// use pilotlight::{controller::Controller, manager::*};
 ///
 /// /// Replaces a controller, and waits until the new one has taken over.
@@ -60,9 +58,7 @@ pub struct ManagerHandle {
 ///     manager: &ManagerHandle,
 ///     controller: Controller,
 /// ) -> Result<(), Box<dyn std::error::Error>> {
-///     let controller = Arc::new(controller);
-///     let replacement = manager.replace("gears", controller, RunnableOptions::default()).await?;
-///     replacement.installed().await?;
+///     controller.replace_in(manager).await?.installed().await?;
 ///     Ok(())
 /// }
 /// ```
@@ -152,7 +148,9 @@ impl ManagerHandle {
         }
     }
 
-    /// Replaces the specification of a runnable.
+    /// Replaces the specification of a runnable;
+    /// [`Controller::replace_in`](crate::controller::Controller::replace_in) does so under the
+    /// controller's own name.
     ///
     /// The running epoch continues until the condition of the new specification is met and the new
     /// runnable is prepared. Then the epoch is stopped as superseded and the new one starts. Until

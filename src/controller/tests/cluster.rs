@@ -325,6 +325,58 @@ async fn controller_is_refused_under_another_name_than_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn controller_is_wrapped_and_replaced_under_its_own_name() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let built = || harness.build(builder().for_type(widgets()));
+    let wrapped = || RunnableWithCondition::new(Arc::new(built()), Always);
+    let in_epoch = async |epoch: u64| {
+        let is_next = |status: &RunnableStatus| {
+            status.epoch == epoch && status.state == ControllerState::Running
+        };
+        drop(harness.until(is_next).await);
+    };
+    let mut manager = Manager::new(ManagerOptions::default());
+    wrapped().add_to(&mut manager).unwrap();
+    let taken = AddError::AlreadyThere(NAME.into());
+    assert_eq!(built().add_to(&mut manager), Err(taken.clone()));
+    let absent = Err(AddError::NotThere(NAME.into()));
+    assert_eq!(built().replace_in(&harness.manager).await.map(drop), absent);
+    assert_eq!(wrapped().replace_in(&harness.manager).await.map(drop), absent);
+
+    wrapped().add_to_running(&harness.manager).await.unwrap();
+    in_epoch(1).await;
+    assert_eq!(wrapped().add_to_running(&harness.manager).await, Err(taken));
+    built().replace_in(&harness.manager).await.unwrap().installed().await.unwrap();
+    in_epoch(2).await;
+    let options = RunnableOptions { grace: Duration::from_secs(1), ..RunnableOptions::default() };
+    built().replace_with(&harness.manager, options).await.unwrap().installed().await.unwrap();
+    in_epoch(3).await;
+    wrapped().replace_in(&harness.manager).await.unwrap().installed().await.unwrap();
+    in_epoch(4).await;
+
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrapped_runnable_without_a_name_is_added_under_a_given_one_only() {
+    let harness = Harness::new();
+    let closure = |epoch: Epoch| async move {
+        epoch.stopping().await;
+        Ok(())
+    };
+    let wrapped = || RunnableWithCondition::new(Arc::new(closure), Always);
+    let nameless = Err(AddError::NameMissing);
+
+    assert_eq!(wrapped().add_to(&mut Manager::new(ManagerOptions::default())), nameless);
+    assert_eq!(wrapped().add_to_running(&harness.manager).await, nameless);
+    assert_eq!(wrapped().replace_in(&harness.manager).await.map(drop), nameless);
+    let options = RunnableOptions::default();
+    harness.manager.add("given", Arc::new(wrapped()), options).await.unwrap();
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn readiness_passes_and_says_why_while_a_controller_waits_for_its_type() {
     let harness = Harness::new();
     harness.add(builder().for_type(widgets()).conditional()).await;

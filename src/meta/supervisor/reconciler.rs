@@ -487,6 +487,7 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
         AddError::AlreadyThere(_)
         | AddError::NotThere(_)
         | AddError::OtherName { .. }
+        | AddError::NameMissing
         | AddError::RunsOnce(_)
         | AddError::ConditionOfRunsOnce(_) => Some(REFUSED_RETRY),
     }
