@@ -7,12 +7,17 @@ use super::{ControllerName, Epoch, Readiness, RunResult, always};
 
 /// Order in which runnables start and stop.
 ///
-/// Groups start in this order, each after the one before is running, and stop in reverse. A group
-/// waits only for runnables that are starting, and no longer than
-/// [`ManagerOptions::group_start_timeout`](super::ManagerOptions::group_start_timeout). A runnable
-/// that waits for its condition, or that has failed and backs off, does not delay later groups; use
-/// [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if the manager is useless
-/// without it. Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).
+/// Groups start in this order. A group starts after the runnables of `HttpServers`, `Webhooks` and
+/// `Caches` in the groups before it are running. Runnables of `Others` and `Warmup` delay neither
+/// later groups nor the election. A group waits only for runnables that are starting, and no longer
+/// than [`ManagerOptions::group_start_timeout`](super::ManagerOptions::group_start_timeout). A
+/// runnable that waits for its condition, or that has failed and backs off, does not delay later
+/// groups; use [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if the manager is
+/// useless without it.
+///
+/// `Others` and `Warmup` stop first, together. The others then stop in reverse.
+///
+/// Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunnableGroup {
     /// Probes and metrics: the first to start and the last to stop.

@@ -1,6 +1,6 @@
 //! Runnables of a replica that stands by.
 
-use super::*;
+use super::{super::groups::SlowCache, *};
 
 #[tokio::test(start_paused = true)]
 async fn other_groups_run_on_every_replica() {
@@ -80,6 +80,49 @@ async fn warm_up_group_runs_before_the_election_is_won_and_stops_beside_others()
     let before = Instant::now();
     b.harness.stop().await.unwrap();
     assert_eq!(before.elapsed().as_secs(), 3, "both drain at the same time");
+}
+
+/// Runnable of the warm-up group that reports running after a time.
+struct SlowWarmup(SlowCache);
+
+impl Runnable for SlowWarmup {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        self.0.start(epoch)
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Warmup
+    }
+
+    fn reports_running(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn warm_up_runnable_that_is_late_delays_neither_the_election_nor_the_elected_group() {
+    let server = server();
+    let options = ElectionOptions { own_thread: false, ..ElectionOptions::new("default", "lease") };
+    let own = server.clone();
+    let election = Election::new(options, move || Ok(own.client_as("a"))).unwrap();
+    let election = election.by(Arc::new(RuntimeClock::new()));
+    let mut manager = Manager::new(ManagerOptions::default()).elect(election);
+    let options = RunnableOptions::default;
+    let minute = Duration::from_secs(60);
+    let late = Arc::new(SlowWarmup(SlowCache(minute)));
+    manager.add_runnable("late", late, options()).unwrap();
+    manager.add_runnable("elected", Arc::new(cold()), options()).unwrap();
+    let begin = Instant::now();
+    let harness = Harness::start(manager);
+
+    harness.until("elected", ControllerState::Running).await;
+
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    let late = harness.handle.status_of("late").unwrap();
+    assert_eq!(late.state, ControllerState::Starting);
+    harness.until("late", ControllerState::Running).await;
+    assert_eq!(begin.elapsed().as_secs(), minute.as_secs());
+    harness.stop().await.unwrap();
 }
 
 /// Runnable that fails while it warms up.
