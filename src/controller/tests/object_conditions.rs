@@ -22,19 +22,28 @@ async fn controller_lives_with_an_available_api_service_twice_round() {
     harness.until(|status| status.message.contains("does not exist")).await;
 
     harness.server.add_api_service(name);
-    let mut before = None;
-    for epoch in 1..=2 {
+    let waits = async || {
         let waiting = harness.until(|status| status.message.contains("required state")).await;
         assert!(waiting.message.contains(name), "{}", waiting.message);
         // Longer than an informer lingers.
         sleep(Duration::from_secs(20)).await;
-        let tasks_before = *before.get_or_insert(tasks().await);
-        assert_absent(&harness, WIDGETS, tasks_before).await;
+    };
+    waits().await;
+    let before = tasks().await;
+    assert_absent(&harness, WIDGETS, before).await;
+    assert_eq!(harness.server.requests_of(WIDGETS), 0);
+    for (epoch, mark) in [(1, "first"), (2, "second")] {
         harness.server.set_available(name, true);
         assert_eq!(harness.state(ControllerState::Running).await.epoch, epoch);
+        // The widget of the first round.
+        drop(harness.log().await);
+        harness.server.apply(widget("a", mark));
+        assert_eq!(harness.log().await, [format!("ns/a {mark}")]);
+        assert_eq!(harness.server.watches(WIDGETS), 1);
         harness.server.set_available(name, false);
+        waits().await;
+        assert_absent(&harness, WIDGETS, before).await;
     }
-    harness.state(ControllerState::Waiting).await;
     harness.shutdown().await;
 }
 
