@@ -190,7 +190,7 @@ impl Manager {
     /// # Errors
     ///
     /// [`AddError::AlreadyThere`] if the name is taken, [`AddError::OtherName`] if the runnable was
-    /// built with another one.
+    /// built with another one, [`AddError::ConditionOfRunsOnce`].
     pub fn add(
         &mut self,
         name: impl Into<ControllerName>,
@@ -200,6 +200,7 @@ impl Manager {
         let name = name.into();
         let spec = RunnableSpec::new(runnable, options);
         spec.check_name(&name)?;
+        spec.check_condition(&name)?;
         if self.waiting.iter().any(|(other, _)| *other == name) {
             return Err(AddError::AlreadyThere(name));
         }
@@ -257,7 +258,7 @@ impl Manager {
         let mut owner =
             task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
         for (name, spec) in waiting {
-            // Names were checked in `add`, so this cannot fail.
+            // Checked in `add`, so this cannot fail.
             owner.add(name, spec).unwrap_or_default();
         }
         owner.run(stop).await

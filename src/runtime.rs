@@ -3,8 +3,8 @@
 //! [`adopt`] runs a controller of `kube_runtime` as a conditional runnable. [`events`] turns the
 //! subscription of a shared informer into a stream that kube's reflector and applier read.
 //! [`object_predicate`] uses a predicate of kube in a [`Controller`](crate::controller::Controller)
-//! of this crate, and [`object_condition`] a condition of kube. [`publish`] sends an Event that the reconcile does not wait for,
-//! by the [`recorder`] that all reconciles of an epoch share.
+//! of this crate, and [`object_condition`] a condition of kube. [`publish`] sends an Event that the
+//! reconcile does not wait for, by the [`recorder`] that all reconciles of an epoch share.
 //!
 //! Three parts of [`kube_runtime`] keep the promises of an epoch as they are: `finalizer`,
 //! `events::Recorder` and `wait`. Each sends its requests through the client that it is given, so

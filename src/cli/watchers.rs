@@ -118,6 +118,7 @@ mod tests {
             pending: None,
             stuck: false,
             failures: 0,
+            restarts: 0,
         }
     }
 

@@ -190,7 +190,7 @@ pub enum Handler {
     /// Request for the object of the first primary type that has the name of this object.
     Object,
     /// Requests for the object's owners of one kind, in any version. Their type is the primary type
-    /// of that kind, or the first one if the kind is no primary type.
+    /// of that kind, or the first one if the kind is not a primary type.
     Owner {
         /// Kind of the owner.
         owner: GroupKind,

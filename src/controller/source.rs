@@ -234,8 +234,9 @@ impl std::fmt::Debug for SourceStart {
 pub trait ConditionalSource: Send + Sync + 'static {
     /// Returns the condition under which the source can be started. Called by the manager for a
     /// required source, as
-    /// [`ConditionalRunnable::ready`](crate::manager::ConditionalRunnable::ready), and before each
-    /// start of the source.
+    /// [`ConditionalRunnable::ready`](crate::manager::ConditionalRunnable::ready), and by each epoch,
+    /// before the first start of the source and after each of its ends. An epoch that waits for a
+    /// required source ends after 60 s without its condition.
     fn ready(&self) -> Readiness;
 
     /// Starts the source for one epoch; must not block.

@@ -18,9 +18,10 @@ use super::{Readiness, always};
 ///
 /// [`Condition::watch`] is called on the manager's own task, so it must not block; the publisher of
 /// the verdict does the work. If `watch` panics, the runnable waits, its status says so, and `watch`
-/// is called again after a pause of 1 s, which doubles up to 60 s. If the publisher is silent, its last verdict stands. If the condition flaps, its epochs start less and
-/// less often ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Other runnables are not
-/// affected by any of these.
+/// is called again after a pause of 1 s, which doubles up to 60 s. If the publisher is silent, its
+/// last verdict stands. If the condition flaps, its epochs start less and less often
+/// ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Other runnables are not affected by any
+/// of these.
 ///
 /// ```
 /// use pilotlight::manager::{Condition, Readiness, Reason, UnmetRequirement, Verdict};

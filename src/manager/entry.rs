@@ -7,8 +7,8 @@ use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
 
 use super::{
-    ControllerName, ControllerState, Done, Epoch, Reason, Report, RunnableStatus, UnmetRequirement,
-    Verdict,
+    ControllerName, ControllerState, Done, DoneReason, Epoch, Reason, Report, RunnableStatus,
+    UnmetRequirement, Verdict,
     command::ManagerReply,
     condition_watch::ConditionWatch,
     end::RunEnd,
@@ -107,6 +107,7 @@ impl RunnableEntry {
             pending: self.pending.as_ref().map(|pending| pending.why.clone()),
             stuck: self.lifecycle.stuck(),
             failures: self.lifecycle.failures(),
+            restarts: self.lifecycle.restarts(),
         }
     }
 
@@ -201,11 +202,17 @@ impl RunnableEntry {
                 Reason::ConditionFlaps,
                 "its condition flaps; the next epoch is delayed".to_owned(),
             ),
-            ControllerState::BackingOff if failed().is_empty() => (
-                Reason::Completed,
-                "its run has ended; the next one begins after a pause".to_owned(),
+            ControllerState::BackingOff if self.lifecycle.is_source_done() => (
+                Reason::SourceDone,
+                "a required source has ended; the next epoch begins after a pause".to_owned(),
             ),
-            ControllerState::BackingOff => (Reason::RunFailed, failed().to_owned()),
+            ControllerState::BackingOff => match &self.last_done {
+                Some(done) if done.reason == DoneReason::Completed => (
+                    Reason::Completed,
+                    "its run has ended; the next one begins after a pause".to_owned(),
+                ),
+                Some(_) | None => (Reason::RunFailed, failed().to_owned()),
+            },
             ControllerState::Stopped => match &self.last_done {
                 Some(done) => (Reason::from(&done.reason), failed().to_owned()),
                 None => (Reason::Removed, String::new()),

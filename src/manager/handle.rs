@@ -98,7 +98,8 @@ impl ManagerHandle {
     ///
     /// # Errors
     ///
-    /// [`AddError::AlreadyThere`], [`AddError::OtherName`], [`AddError::Stopping`].
+    /// [`AddError::AlreadyThere`], [`AddError::OtherName`], [`AddError::ConditionOfRunsOnce`],
+    /// [`AddError::Stopping`].
     ///
     /// # Cancel safety
     ///

@@ -99,6 +99,8 @@ pub(super) struct Lifecycle {
     flapping: bool,
     /// True if the last run ended because a required source was done.
     is_source_done: bool,
+    /// True if that run had started up.
+    has_source_run: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -125,6 +127,7 @@ impl Lifecycle {
             flaps: None,
             flapping: false,
             is_source_done: false,
+            has_source_run: false,
         }
     }
 
@@ -166,6 +169,15 @@ impl Lifecycle {
 
     pub(super) fn failures(&self) -> u32 {
         self.failures
+    }
+
+    pub(super) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Returns whether the last run ended because a required source was done.
+    pub(super) fn is_source_done(&self) -> bool {
+        self.is_source_done
     }
 
     /// Basis of the live epoch.
@@ -264,7 +276,8 @@ impl Lifecycle {
     }
 
     fn begin(&mut self, now: Instant) -> Vec<LifecycleAction> {
-        if self.is_source_done && matches!(self.verdict, Verdict::Unmet(_)) {
+        let is_unmet = matches!(self.verdict, Verdict::Unmet(_));
+        if self.is_source_done && self.has_source_run && is_unmet {
             self.source_lost(now);
         }
         let Verdict::Met(basis) = &self.verdict else {
@@ -302,15 +315,16 @@ impl Lifecycle {
     /// Begins the back-off at the end of the run, so that draining its tasks does not prolong it.
     fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<LifecycleAction> {
         // A run that was signalled to stop ends for that reason, regardless of its result.
-        let State::Live { since, .. } = self.state else { return Vec::new() };
+        let State::Live { since, running, .. } = self.state else { return Vec::new() };
         self.is_source_done = end == RunEnd::SourceDone;
+        self.has_source_run = self.is_source_done && running;
         let reason = match end {
             RunEnd::Completed | RunEnd::SourceDone => DoneReason::Completed,
             RunEnd::Failed(error) => DoneReason::Failed(error),
             RunEnd::Panicked(error) => DoneReason::Panicked(error),
             RunEnd::Aborted => DoneReason::Cancelled,
         };
-        if self.restarts(&reason) {
+        if self.begins_again(&reason) {
             let healthy = match self.is_source_done {
                 true => self.backoff.healthy.min(HEALTHY_SOURCE),
                 false => self.backoff.healthy,
@@ -330,7 +344,7 @@ impl Lifecycle {
         vec![LifecycleAction::Drain]
     }
 
-    fn restarts(&self, reason: &DoneReason) -> bool {
+    fn begins_again(&self, reason: &DoneReason) -> bool {
         match self.policy {
             _ if self.is_source_done => true,
             RestartPolicy::Always => true,
@@ -351,7 +365,7 @@ impl Lifecycle {
                 }
                 (DoneReason::from(reason), State::Waiting)
             }
-            StopCause::Returned(reason) if self.restarts(reason) => {
+            StopCause::Returned(reason) if self.begins_again(reason) => {
                 (reason.clone(), State::Waiting)
             }
             StopCause::Returned(reason) => (reason.clone(), State::Stopped),
@@ -360,8 +374,8 @@ impl Lifecycle {
         vec![LifecycleAction::Done(reason)]
     }
 
-    /// Treats the end of a required source as a loss of the condition, which was proven only after
-    /// the source was done.
+    /// Treats the end of a required source that had run as a loss of the condition, which was proven
+    /// only after the source was done.
     fn source_lost(&mut self, now: Instant) {
         self.is_source_done = false;
         self.restarts = 0;

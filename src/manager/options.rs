@@ -24,8 +24,8 @@ pub struct ManagerOptions {
     /// is no error.
     pub graceful_shutdown_timeout: Option<Duration>,
     /// Time for which later groups wait for the runnables of `HttpServers`, `Webhooks` or `Caches`
-    /// that have not reported running, in each of these groups; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
-    /// and opens the next group. `None` waits for ever.
+    /// that have not reported running, in each of these groups; 2 min. After that the manager logs
+    /// the late ones, reports them as `StartTimeout`, and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
     /// Maximum number of concurrent reconciles of all controllers together, beside the maximum of
     /// each; none by default. Controllers of kube-rs are not counted. A declared controller

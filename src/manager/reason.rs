@@ -122,6 +122,8 @@ reasons! {
     Cancelled = "Cancelled",
     /// The last epoch ended with [`DoneReason::Completed`].
     Completed = "Completed",
+    /// A required source was done, and the next epoch is delayed.
+    SourceDone = "SourceDone",
     /// The last epoch ended with [`DoneReason::Failed`].
     Failed = "Failed",
     /// The last epoch ended with [`DoneReason::Panicked`].

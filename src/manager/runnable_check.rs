@@ -2,13 +2,15 @@
 
 use super::{Check, CheckResult, ControllerState, Reason, RunnableStatus};
 
-/// Number of failures in a row from which a runnable counts as degraded.
-const MANY_FAILURES: u32 = 3;
+/// Number of failures in a row, or of ends of a required source, from which a runnable counts as
+/// degraded.
+const MANY: u32 = 3;
 
 /// Returns the check of a runnable: name, state and reason. The message is left out, since anyone
 /// who reaches the server can read it.
 ///
-/// A runnable that waits for a type is ready. Long back-offs, controllers that cannot sync, and those
+/// A runnable that waits for a type is ready, and so is one whose runs end by themselves. Long
+/// back-offs after failures or ends of a required source, controllers that cannot sync, and those
 /// that wait for a cluster which no manager has run, are degraded. A stuck runnable fails, since it
 /// holds its name until the process is restarted.
 pub(super) fn check(status: &RunnableStatus) -> Check {
@@ -26,7 +28,10 @@ fn judge(status: &RunnableStatus) -> (NewResult, Option<&'static str>) {
     let is_active = matches!(status.state, ControllerState::Starting | ControllerState::Running);
     match status.state {
         _ if status.stuck => (CheckResult::Failed, Some("Stuck")),
-        ControllerState::BackingOff if status.failures >= MANY_FAILURES => {
+        ControllerState::BackingOff if status.failures >= MANY => (CheckResult::Degraded, None),
+        ControllerState::BackingOff
+            if status.reason == Reason::SourceDone && status.restarts >= MANY =>
+        {
             (CheckResult::Degraded, None)
         }
         _ if is_active && !report.forbidden.is_empty() => {

@@ -63,16 +63,11 @@ impl RunnableSpec {
     }
 
     /// Checks that a runnable that can be started only once has no condition.
-    pub(super) fn check_condition(
-        &self,
-        name: &ControllerName,
-        ready: &Result<Readiness, String>,
-    ) -> Result<(), AddError> {
-        match ready {
-            Ok(readiness) if readiness.is_always() => Ok(()),
-            Ok(_) | Err(_) if self.runs_once => Err(AddError::ConditionOfRunsOnce(name.clone())),
-            Ok(_) | Err(_) => Ok(()),
+    pub(super) fn check_condition(&self, name: &ControllerName) -> Result<(), AddError> {
+        if !self.runs_once || self.ready().is_ok_and(|readiness| readiness.is_always()) {
+            return Ok(());
         }
+        Err(AddError::ConditionOfRunsOnce(name.clone()))
     }
 
     /// Returns whether the runnable runs on the leader only.
@@ -93,7 +88,7 @@ impl RunnableSpec {
         guard::run(|| self.runnable.ready())
     }
 
-    /// Returns the restart policy. What runs once is never started again.
+    /// Returns the restart policy. A runnable that can be started only once is never restarted.
     pub(super) fn restart_policy(&self) -> RestartPolicy {
         match self.runs_once {
             true => RestartPolicy::Never,

@@ -100,6 +100,9 @@ pub struct RunnableStatus {
     pub stuck: bool,
     /// Number of failed runs in a row.
     pub failures: u32,
+    /// Number of runs in a row that ended by themselves, failed ones included: each is followed by a
+    /// longer pause. The number is 0 again after a long run.
+    pub restarts: u32,
 }
 
 impl RunnableStatus {
@@ -119,6 +122,7 @@ impl RunnableStatus {
             pending: None,
             stuck: false,
             failures: 0,
+            restarts: 0,
         }
     }
 

@@ -32,8 +32,7 @@ use self::{
 };
 use super::{
     AddError, ControllerName, ControllerState, Election, Epoch, FailurePolicy, ManagerError,
-    ManagerMetrics, ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition,
-    TransitionKind,
+    ManagerMetrics, ManagerOptions, Report, Snapshot, StopReason, Transition, TransitionKind,
     command::ManagerCommand,
     end::RunEnd,
     entry::RunnableEntry,
@@ -258,9 +257,8 @@ impl ManagerTask {
         if self.names.contains_key(&name) {
             return Err(AddError::AlreadyThere(name));
         }
-        let ready = spec.ready();
-        spec.check_condition(&name, &ready)?;
-        let id = self.serial();
+        spec.check_condition(&name)?;
+        let (id, ready) = (self.serial(), spec.ready());
         let lifecycle = Lifecycle::new(spec.restart_policy(), self.options.restart_backoff.clone());
         let (condition, verdict) = self.subscribe(id, &name, ready, 0);
         let standby = self.stands_by(&spec);

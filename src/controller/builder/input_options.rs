@@ -332,7 +332,11 @@ impl KindOptions {
         let foreign = (!types.is(&own.types)).then(|| ForeignCluster::from(cluster));
         let Self { filter, role, predicates, indexes, synced, interests, whole, .. } = self;
         let (watch_error, resync) = (self.watch_error, self.resync);
-        let of = |handler| Mapping::Handler(GuardedDrop::new(handler), primaries.to_vec());
+        let of = |handler| Mapping::Handler {
+            handler: GuardedDrop::new(handler),
+            primaries: primaries.to_vec(),
+            own: own.types.clone(),
+        };
         let (mapping, delivery) = match role {
             Role::Primary => {
                 let position = primaries.iter().position(|it| *it == filter.type_ref);

@@ -37,6 +37,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest wait for a required custom source that cannot be started, before the epoch ends.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Beginning of the reason why an input with an ended source cannot be read.
 const ENDED: &str = "its source has ended";
@@ -216,17 +218,17 @@ impl InputRun {
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
             first.get_or_insert(basis);
-            if is_kept {
+            // The verdict that a custom source published once may stand for ever.
+            if self.input.is_custom() {
+                readiness = match self.subscribe(&name).await {
+                    Ok(readiness) => readiness,
+                    Err(end) => return end,
+                };
+            }
+            if is_kept || matches!(readiness.verdict(), Verdict::Met(_)) && self.input.is_custom() {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
                     () = sleep(pause) => restarts = restarts.saturating_add(1),
-                }
-                // The verdict that a custom source published once may stand for ever.
-                if self.input.is_custom() {
-                    readiness = match self.subscribe(&name).await {
-                        Ok(readiness) => readiness,
-                        Err(end) => return end,
-                    };
                 }
             }
         }
@@ -294,15 +296,15 @@ impl InputRun {
     ///
     /// # Errors
     ///
-    /// The end of the input, if the epoch stops first, or if a required custom source has lost its
-    /// condition since the manager asked for it.
+    /// The end of the input, if the epoch stops first, or if the condition of a required custom
+    /// source is unmet for [`START_TIMEOUT`]: it was met when the manager asked for it.
     async fn ready(
         &self,
         name: &str,
         readiness: &mut Readiness,
         first: Option<&Vec<Basis>>,
     ) -> Result<Vec<Basis>, InputEnd> {
-        let mut lost_at = None;
+        let mut unmet_since = None;
         loop {
             let verdict = readiness.verdict();
             // A type that is gone was detached with its source.
@@ -332,11 +334,11 @@ impl InputRun {
                 lost
             });
             drop(lost);
-            lost_at = match is_lost && self.input.mode == InputMode::Required {
-                true => lost_at.or_else(|| Some(Instant::now())),
+            unmet_since = match is_lost && self.input.mode == InputMode::Required {
+                true => unmet_since.or_else(|| Some(Instant::now())),
                 false => None,
             };
-            let ends_at = lost_at.map(|at| at + STOP_TIMEOUT);
+            let ends_at = unmet_since.map(|at| at + START_TIMEOUT);
             select! {
                 biased;
                 () = self.feed.cancelled() => return Err(InputEnd::Stopped),

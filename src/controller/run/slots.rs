@@ -177,6 +177,9 @@ impl WorkerSlot {
         if self.is_released.load(Ordering::SeqCst) {
             self.slots.waiting.lock().push_back(Arc::downgrade(self));
             self.slots.bound.freed.notify_one();
+        }
+        // A notice may be left over from an earlier wait.
+        while self.is_released.load(Ordering::SeqCst) {
             self.regained.notified().await;
         }
         if self.lacks_shared() {

@@ -70,8 +70,8 @@ pub(in crate::controller) struct SourceFilter {
 
 /// Mapping of a change to requests.
 pub(in crate::controller) enum Mapping {
-    /// Handler of the user, for a controller with these primary types.
-    Handler(GuardedDrop<Handler>, Vec<TypeRef>),
+    /// Handler of the user, for a controller with these primary types of its own cluster.
+    Handler { handler: GuardedDrop<Handler>, primaries: Vec<TypeRef>, own: TypeRegistry },
     /// Request for the object itself, whose type is the primary type at this position.
     Primary(usize),
     /// Requests for the owners, which are of a primary type. The kind of a type is known only while
@@ -345,8 +345,11 @@ impl KindSource {
 
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
-            Mapping::Handler(handler, primaries) => {
-                let owner_type = |owner: &GroupKind| OwnerType::of(&self.types, primaries, owner);
+            Mapping::Handler { handler, primaries, own } => {
+                let owner_type = |owner: &GroupKind| {
+                    let scope = OwnerType::of(&self.types, &[], owner).scope;
+                    OwnerType { scope, ..OwnerType::of(own, primaries, owner) }
+                };
                 handler.requests(delta, &owner_type, queue);
             }
             Mapping::Primary(primary) => {

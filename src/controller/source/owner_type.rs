@@ -15,7 +15,8 @@ pub(in crate::controller) struct OwnerType {
 }
 
 impl OwnerType {
-    /// Returns the type of owners of a kind, for a controller with these primary types.
+    /// Returns the type of owners of a kind in a cluster, for a controller with these primary types
+    /// there.
     pub(super) fn of(types: &TypeRegistry, primaries: &[TypeRef], owner: &GroupKind) -> Self {
         let named = TypeRef {
             group: owner.group.clone(),

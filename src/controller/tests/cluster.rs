@@ -290,10 +290,13 @@ async fn cluster_with_a_condition_is_refused() {
     let day = watch::Sender::new(true);
     let condition = move || Readiness::flag(day.subscribe(), "Night", "by day only");
     let conditional = Arc::new(RunnableWithCondition::of_runnable(Arc::new(runnable), condition));
+    let error = Err(AddError::ConditionOfRunsOnce("east".into()));
+    let mut manager = Manager::new(ManagerOptions::default());
 
-    let refused = harness.manager.add("east", conditional, RunnableOptions::default()).await;
+    let early = manager.add("east", conditional.clone(), RunnableOptions::default());
+    let late = harness.manager.add("east", conditional, RunnableOptions::default()).await;
 
-    assert_eq!(refused, Err(AddError::ConditionOfRunsOnce("east".into())));
+    assert_eq!((early, late), (error.clone(), error));
     assert_eq!(harness.manager.status_of("east"), None);
     harness.shutdown().await;
 }

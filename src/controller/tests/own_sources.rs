@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
-    manager::{Basis, DoneReason, Readiness, RestartPolicy, Verdict, always, any_of},
+    manager::{
+        Basis, Check, CheckResult, DoneReason, Readiness, RestartPolicy, Verdict, always, any_of,
+    },
 };
 
 /// Source that is done as soon as it is started.
@@ -35,6 +37,9 @@ async fn controller_whose_required_source_is_always_done_starts_again_less_and_l
     harness.until(|status| status.epoch == 3).await;
     let status = harness.until(|status| status.state == ControllerState::BackingOff).await;
     assert_eq!(status.last_done.as_ref().unwrap().reason, DoneReason::Completed);
+    assert_eq!((status.reason.as_str(), status.failures, status.restarts), ("SourceDone", 0, 3));
+    let is_degraded = |check: &Check| matches!(check.result, CheckResult::Degraded(_));
+    assert!(harness.manager.readiness().results().iter().any(is_degraded));
     sleep(Duration::from_secs(3600)).await;
 
     let starts = short_lived.0.load(Ordering::SeqCst);
@@ -66,11 +71,19 @@ struct AskedAnew {
     waiting: Arc<Mutex<Vec<watch::Sender<Verdict>>>>,
     /// True for a call whose verdict is already out of date.
     is_late: Arc<AtomicBool>,
+    /// True if each call publishes a loss and closes its channel.
+    closes: bool,
+    live: Arc<Mutex<Vec<watch::Sender<Verdict>>>>,
 }
 
 impl AskedAnew {
     fn set(&self, is_served: bool) {
         self.is_served.send_replace(is_served);
+        if !is_served && self.closes {
+            for live in self.live.lock().unwrap().drain(..) {
+                live.send_replace(missing());
+            }
+        }
         if is_served {
             for waiting in self.waiting.lock().unwrap().drain(..) {
                 waiting.send_replace(Verdict::Met(Vec::new()));
@@ -82,7 +95,9 @@ impl AskedAnew {
 impl ConditionalSource for AskedAnew {
     fn ready(&self) -> Readiness {
         if *self.is_served.borrow() || self.is_late.swap(false, Ordering::SeqCst) {
-            return Readiness::published(watch::channel(Verdict::Met(Vec::new())).1);
+            let (sender, verdicts) = watch::channel(Verdict::Met(Vec::new()));
+            self.live.lock().unwrap().push(sender);
+            return Readiness::published(verdicts);
         }
         let (sender, verdicts) = watch::channel(missing());
         self.waiting.lock().unwrap().push(sender);
@@ -128,20 +143,60 @@ async fn required_source_that_answers_anew_each_time_is_waited_for_after_its_end
 
 #[tokio::test(start_paused = true)]
 async fn optional_source_that_answers_anew_each_time_waits_after_its_end() {
-    let (harness, source) = (Harness::new(), AskedAnew::default());
-    harness.install("Widget");
-    harness.add(builder().for_type(widgets()).source(source.clone()).optional()).await;
-    harness.state(ControllerState::Running).await;
-    for _ in 0..2 {
-        source.set(true);
-        run_until_idle().await;
-        source.set(false);
-        sleep(Duration::from_secs(3600)).await;
+    for closes in [false, true] {
+        let (harness, source) = (Harness::new(), AskedAnew { closes, ..AskedAnew::default() });
+        harness.install("Widget");
+        harness.add(builder().for_type(widgets()).source(source.clone()).optional()).await;
+        harness.state(ControllerState::Running).await;
+        for _ in 0..2 {
+            source.set(true);
+            run_until_idle().await;
+            source.set(false);
+            sleep(Duration::from_secs(3600)).await;
 
-        let waiting = source.waiting.lock().unwrap().len();
-        assert_eq!(waiting, 1, "it is asked once, and then waited for");
+            let waiting = source.waiting.lock().unwrap().len();
+            assert_eq!(waiting, 1, "it is asked once, and then waited for");
+        }
+        assert_eq!(harness.status().epoch, 1);
+        harness.shutdown().await;
     }
-    assert_eq!(harness.status().epoch, 1);
+}
+
+/// Source whose condition is off for the first seconds after each call of `ready`.
+struct SlowToAnswer(mpsc::UnboundedSender<watch::Sender<bool>>);
+
+impl ConditionalSource for SlowToAnswer {
+    fn ready(&self) -> Readiness {
+        let flag = watch::Sender::new(false);
+        let readiness = Readiness::flag(flag.subscribe(), "Checking", "is being checked");
+        self.0.send(flag).unwrap();
+        readiness
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let done = async move {
+            context.stopping().await;
+            SourceEnd::Stopped
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_whose_condition_takes_seconds_to_be_answered_runs_in_the_first_epoch() {
+    let (sender, mut flags) = mpsc::unbounded_channel();
+    let harness = Harness::new();
+    harness.add(builder().source(SlowToAnswer(sender)).conditional()).await;
+
+    for _ in ["the manager", "the input"] {
+        let flag = flags.recv().await.unwrap();
+        sleep(Duration::from_secs(30)).await;
+        flag.send_replace(true);
+    }
+
+    assert_eq!(harness.state(ControllerState::Running).await.epoch, 1);
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!((harness.status().state, harness.status().epoch), (ControllerState::Running, 1));
     harness.shutdown().await;
 }
 

@@ -171,7 +171,7 @@ struct Model {
     failures: u32,
     /// Number of runs in a row that were followed by a back-off.
     restarts: u32,
-    /// True if the last run ended because a required source was done.
+    /// True if the last run had started up, and ended because a required source was done.
     source_done: bool,
     /// Time before which no epoch may begin.
     rest: Option<Instant>,
@@ -183,6 +183,8 @@ struct Model {
 struct Epoch {
     basis: Vec<Basis>,
     since: Instant,
+    /// True once it has started up.
+    is_running: bool,
     signalled: Option<StopReason>,
     /// End of the run, if it returned by itself.
     returned: Option<DoneReason>,
@@ -293,6 +295,11 @@ impl Model {
     fn feed(&mut self, input: LifecycleInput) -> Checked {
         let actions = self.machine.step(input.clone(), self.now, 0.0);
         // A loss that is proven after the end of a source is one of the condition: nothing failed.
+        if let (LifecycleInput::Running, Some(epoch)) = (&input, &mut self.epoch)
+            && epoch.runs()
+        {
+            epoch.is_running = true;
+        }
         let decides = !matches!(input, LifecycleInput::Returned(_) | LifecycleInput::Ended);
         let is_unmet = matches!(self.machine.verdict, Verdict::Unmet(_));
         if self.source_done && decides && is_unmet && self.epoch.is_none() && !self.machine.removed
@@ -329,8 +336,13 @@ impl Model {
             return Err("nothing starts without a condition that is met");
         };
         self.source_done = false;
-        self.epoch =
-            Some(Epoch { basis: basis.clone(), since: self.now, signalled: None, returned: None });
+        self.epoch = Some(Epoch {
+            basis: basis.clone(),
+            since: self.now,
+            is_running: false,
+            signalled: None,
+            returned: None,
+        });
         Ok(())
     }
 
@@ -368,7 +380,7 @@ impl Model {
             RunEnd::Panicked(error) => DoneReason::Panicked(error.clone()),
             RunEnd::Aborted => DoneReason::Cancelled,
         });
-        self.source_done = *end == RunEnd::SourceDone;
+        self.source_done = *end == RunEnd::SourceDone && epoch.is_running;
         let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
         let restarts = match self.machine.policy {
             RestartPolicy::Always => true,

@@ -82,8 +82,13 @@ impl ManagerTask {
         let (condition, verdict) = self.subscribe(id, &name, ready, entry.condition.panics);
         let Some(entry) = self.entries.get_mut(&id) else { return };
         end(&mut std::mem::replace(&mut entry.condition, condition), &mut self.timers);
+        let is_known = !matches!(verdict, Verdict::Unknown(_));
         self.step(id, LifecycleInput::Verdict(verdict));
-        self.install_if_due(id);
+        // The first verdict may be published later. It decides then whether the specification that
+        // waits takes over.
+        if is_known {
+            self.install_if_due(id);
+        }
     }
 
     /// Asks a condition again that panicked: that of the specification in place, or of the one that

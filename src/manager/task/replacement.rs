@@ -48,10 +48,9 @@ impl ManagerTask {
             self.outgoing.push(QueuedMessage::Resolve(installed));
             return Ok(());
         }
-        let ready = spec.ready();
-        spec.check_condition(name, &ready)?;
+        spec.check_condition(name)?;
         self.drop_pending(id);
-        let (condition, verdict) = self.subscribe(id, name, ready, 0);
+        let (condition, verdict) = self.subscribe(id, name, spec.ready(), 0);
         let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         entry.pending = Some(PendingReplacement {
             spec,

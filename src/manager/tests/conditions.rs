@@ -150,7 +150,34 @@ async fn replacement_whose_condition_panicked_takes_over_once_it_is_met() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_ends_by_itself_is_no_failure() {
+async fn replacement_that_cannot_run_waits_until_the_old_condition_is_answered_again() {
+    let harness = Harness::new();
+    let old = Arc::new(AskedOften::default());
+    harness.handle.add("often", old.clone(), RunnableOptions::default()).await.unwrap();
+    old.meet();
+    harness.until("often", ControllerState::Running).await;
+    let new = Probe::new(Body::UntilStopped).waiting().arc();
+    let options = RunnableOptions::default();
+    let _replacement = harness.handle.replace("often", new.clone(), options).await.unwrap();
+
+    old.ends.notify_one();
+    harness.until("often", ControllerState::Waiting).await;
+    assert!(harness.handle.status_of("often").unwrap().pending.is_some(), "the old one may go on");
+    old.meet();
+
+    assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 2);
+    assert!(harness.handle.status_of("often").unwrap().pending.is_some());
+    old.ends.notify_one();
+    harness.until("often", ControllerState::Waiting).await;
+    new.verdict.send_replace(met());
+    let taken_over = |it: &Arc<Snapshot>| it[&"often".into()].pending.is_none();
+    drop(harness.handle.watch().wait_for(taken_over).await.unwrap());
+    assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 3);
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_ends_by_itself_is_not_a_failure() {
     let harness = Harness::new();
     let job = Arc::new(|_: Epoch| async { Ok(()) });
     harness.handle.add("job", job, RunnableOptions::default()).await.unwrap();
@@ -162,6 +189,7 @@ async fn run_that_ends_by_itself_is_no_failure() {
 
     let status = harness.handle.status_of("job").unwrap();
     assert_eq!((status.reason.as_str(), status.failures), ("Completed", 0));
+    assert!(status.restarts >= 4, "{}", status.restarts);
     assert_eq!(status.message, "its run has ended; the next one begins after a pause");
     let check = runnable_check::check(&status);
     assert!(matches!(check.result, CheckResult::Passed(_)), "{check:?}");
