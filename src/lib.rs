@@ -185,7 +185,7 @@
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
-//!    receives the verdict (`src/manager/task.rs::on_verdict`).
+//!    receives the verdict (`src/manager/task/conditions.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
 //!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop

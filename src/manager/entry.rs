@@ -126,6 +126,25 @@ impl RunnableEntry {
         }
     }
 
+    /// Returns the explanation of a delay before the next epoch, after a run with this error.
+    fn delay(&self, error: &str) -> (Reason, String) {
+        let last = self.last_done.as_ref().map(|done| &done.reason);
+        let (reason, message) = match last {
+            _ if self.lifecycle.is_flapping() => {
+                (Reason::ConditionFlaps, "its condition flaps; the next epoch is delayed")
+            }
+            _ if self.lifecycle.is_source_done() => (
+                Reason::SourceDone,
+                "a required source has ended; the next epoch begins after a pause",
+            ),
+            Some(DoneReason::Completed) => {
+                (Reason::Completed, "its run has ended; the next one begins after a pause")
+            }
+            Some(_) | None => (Reason::RunFailed, error),
+        };
+        (reason, message.to_owned())
+    }
+
     fn explanation(
         &self,
         state: ControllerState,
@@ -198,21 +217,7 @@ impl RunnableEntry {
                 let failed = |error| format!("the run failed: {error}");
                 (Reason::Draining, error.map(failed).unwrap_or_default())
             }
-            ControllerState::BackingOff if self.lifecycle.is_flapping() => (
-                Reason::ConditionFlaps,
-                "its condition flaps; the next epoch is delayed".to_owned(),
-            ),
-            ControllerState::BackingOff if self.lifecycle.is_source_done() => (
-                Reason::SourceDone,
-                "a required source has ended; the next epoch begins after a pause".to_owned(),
-            ),
-            ControllerState::BackingOff => match &self.last_done {
-                Some(done) if done.reason == DoneReason::Completed => (
-                    Reason::Completed,
-                    "its run has ended; the next one begins after a pause".to_owned(),
-                ),
-                Some(_) | None => (Reason::RunFailed, failed().to_owned()),
-            },
+            ControllerState::BackingOff => self.delay(failed()),
             ControllerState::Stopped => match &self.last_done {
                 Some(done) => (Reason::from(&done.reason), failed().to_owned()),
                 None => (Reason::Removed, String::new()),

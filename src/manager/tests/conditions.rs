@@ -162,7 +162,10 @@ async fn replacement_that_cannot_run_waits_until_the_old_condition_is_answered_a
 
     old.ends.notify_one();
     harness.until("often", ControllerState::Waiting).await;
-    assert!(harness.handle.status_of("often").unwrap().pending.is_some(), "the old one may go on");
+    assert!(
+        harness.handle.status_of("often").unwrap().pending.is_some(),
+        "the old one may run again"
+    );
     old.meet();
 
     assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 2);
