@@ -263,6 +263,7 @@ fn source_that_is_done_before_its_condition_is_lost_delays_nothing_until_it_flap
         assert_eq!(life.lifecycle.state(), ControllerState::Waiting);
         let start = life.step(LifecycleInput::Verdict(met_by("1")));
         assert_eq!(start, [LifecycleAction::Start], "round {round}");
+        life.step(LifecycleInput::Running);
     }
 
     life.end(RunEnd::SourceDone);
@@ -271,6 +272,21 @@ fn source_that_is_done_before_its_condition_is_lost_delays_nothing_until_it_flap
 
     assert!(life.lifecycle.is_flapping());
     assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
+}
+
+#[test]
+fn source_that_never_started_is_waited_for_longer_each_time() {
+    let mut life = Life::new(RestartPolicy::Always);
+    life.step(LifecycleInput::Verdict(met_by("1")));
+    for seconds in [1, 2, 4, 8] {
+        life.end(RunEnd::SourceDone);
+        life.step(LifecycleInput::Verdict(unmet()));
+        let until = life.now + Duration::from_secs(seconds);
+        let wait = life.step(LifecycleInput::Verdict(met_by("1")));
+        assert_eq!(wait, [LifecycleAction::WakeAt(until)]);
+        life.now = until;
+        assert_eq!(life.step(LifecycleInput::Wake), [LifecycleAction::Start]);
+    }
 }
 
 #[test]
