@@ -236,7 +236,10 @@ pub trait ConditionalSource: Send + Sync + 'static {
     /// required source, as
     /// [`ConditionalRunnable::ready`](crate::manager::ConditionalRunnable::ready), and by each epoch,
     /// before the first start of the source and after each of its ends. An epoch that waits for a
-    /// required source ends after 60 s without its condition.
+    /// required source ends after 60 s without its condition. A refused request (403) calls it too,
+    /// for the functions of [`Readiness::on_refused`], and drops what it returns: a task that
+    /// publishes the verdicts of one call ends when their receiver is dropped
+    /// ([`Sender::closed`](tokio::sync::watch::Sender::closed)).
     fn ready(&self) -> Readiness;
 
     /// Starts the source for one epoch; must not block.

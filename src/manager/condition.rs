@@ -57,8 +57,8 @@ pub trait Condition: Send + Sync + 'static {
     /// Reports to the condition that the API server has refused (403) a request of its controller,
     /// so that it requests its permissions again. Must not block.
     ///
-    /// By default it reaches the functions of [`Readiness::on_refused`] in [`Condition::watch`],
-    /// those of the parts of `all_of`, `any_of`, `not` and `optional` included.
+    /// By default it calls [`Condition::watch`], and the functions of [`Readiness::on_refused`] in
+    /// what that returns, those of the parts of `all_of`, `any_of`, `not` and `optional` included.
     fn refused(&self) {
         self.watch().refused();
     }

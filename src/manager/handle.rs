@@ -206,6 +206,9 @@ impl ManagerHandle {
     /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
     /// runnable has that name.
     ///
+    /// A reconcile or task of the epoch that awaits its own removal is dropped after the grace: the
+    /// end of the epoch waits for it. Await the removal outside of the epoch.
+    ///
     /// # Cancel safety
     ///
     /// Once polled, the removal happens even if the future is dropped, unless it is still waiting

@@ -99,7 +99,7 @@ pub(super) struct Lifecycle {
     flapping: bool,
     /// True if the last run ended because a required source was done.
     is_source_done: bool,
-    /// True if that run had started up.
+    /// True if that run had started up, and lasted for the first delay at least.
     has_source_run: bool,
 }
 
@@ -276,11 +276,10 @@ impl Lifecycle {
     }
 
     fn begin(&mut self, now: Instant) -> Vec<LifecycleAction> {
-        let is_unmet = matches!(self.verdict, Verdict::Unmet(_));
-        if self.is_source_done && self.has_source_run && is_unmet {
-            self.source_lost(now);
-        }
         let Verdict::Met(basis) = &self.verdict else {
+            if self.is_source_done && self.has_source_run {
+                self.source_lost(now);
+            }
             self.state = State::Waiting;
             return Vec::new();
         };
@@ -317,7 +316,8 @@ impl Lifecycle {
         // A run that was signalled to stop ends for that reason, regardless of its result.
         let State::Live { since, running, .. } = self.state else { return Vec::new() };
         self.is_source_done = end == RunEnd::SourceDone;
-        self.has_source_run = self.is_source_done && running;
+        let ran_for = now.duration_since(since);
+        self.has_source_run = self.is_source_done && running && ran_for >= self.backoff.first;
         let reason = match end {
             RunEnd::Completed | RunEnd::SourceDone => DoneReason::Completed,
             RunEnd::Failed(error) => DoneReason::Failed(error),
@@ -329,7 +329,7 @@ impl Lifecycle {
                 true => self.backoff.healthy.min(HEALTHY_SOURCE),
                 false => self.backoff.healthy,
             };
-            if now.duration_since(since) >= healthy {
+            if ran_for >= healthy {
                 (self.failures, self.restarts) = (0, 0);
             }
             self.failures = match reason.error() {
@@ -374,8 +374,8 @@ impl Lifecycle {
         vec![LifecycleAction::Done(reason)]
     }
 
-    /// Treats the end of a required source that had run as a loss of the condition, which was proven
-    /// only after the source was done.
+    /// Treats the end of a required source that had run as a loss of the condition, which is not met
+    /// since. A loss is limited, and delays nothing.
     fn source_lost(&mut self, now: Instant) {
         self.is_source_done = false;
         self.restarts = 0;

@@ -146,8 +146,9 @@ pub trait Runnable: Send + Sync + 'static {
 /// # }
 /// ```
 pub trait ConditionalRunnable: Runnable {
-    /// Returns a subscription to the condition under which this can run. Called at the addition, after
-    /// each epoch that may be followed by another, and at a restart; after a panic again in 1 s to 60 s.
+    /// Returns a subscription to the condition under which this can run. Called at the addition,
+    /// after each epoch that may be followed by another, after a back-off, and at a restart; after a
+    /// panic again in 1 s to 60 s.
     fn ready(&self) -> Readiness;
 }
 

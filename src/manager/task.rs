@@ -379,6 +379,10 @@ impl ManagerTask {
         match timer {
             EntryTimer::Wake => {
                 entry.wake = None;
+                // The verdict may have been published once, before a long back-off.
+                if entry.lifecycle.state() == ControllerState::BackingOff {
+                    self.ask_again(id);
+                }
                 self.step(id, LifecycleInput::Wake);
             }
             EntryTimer::Grace(epoch) => {

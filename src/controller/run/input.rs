@@ -297,14 +297,15 @@ impl InputRun {
     /// # Errors
     ///
     /// The end of the input, if the epoch stops first, or if the condition of a required custom
-    /// source is unmet for [`START_TIMEOUT`]: it was met when the manager asked for it.
+    /// source is not met for [`START_TIMEOUT`]: it was met when the manager asked for it.
     async fn ready(
         &self,
         name: &str,
         readiness: &mut Readiness,
         first: Option<&Vec<Basis>>,
     ) -> Result<Vec<Basis>, InputEnd> {
-        let mut unmet_since = None;
+        let starts_within = self.input.is_custom() && self.input.mode == InputMode::Required;
+        let ends_at = starts_within.then(|| Instant::now() + START_TIMEOUT);
         loop {
             let verdict = readiness.verdict();
             // A type that is gone was detached with its source.
@@ -334,11 +335,6 @@ impl InputRun {
                 lost
             });
             drop(lost);
-            unmet_since = match is_lost && self.input.mode == InputMode::Required {
-                true => unmet_since.or_else(|| Some(Instant::now())),
-                false => None,
-            };
-            let ends_at = unmet_since.map(|at| at + START_TIMEOUT);
             select! {
                 biased;
                 () = self.feed.cancelled() => return Err(InputEnd::Stopped),
@@ -428,6 +424,8 @@ impl InputRun {
                     syncing = false;
                     failed = match result {
                         Ok(Ok(())) => None,
+                        // A built-in source that is stopped before it has synced has not failed.
+                        Ok(Err(_)) if stop.is_cancelled() && !is_custom => continue,
                         Ok(Err(error)) => Some(SourceEnd::Failed(error)),
                         Err(panic) => Some(panicked(&panic)),
                     };

@@ -71,6 +71,8 @@ struct AskedAnew {
     waiting: Arc<Mutex<Vec<watch::Sender<Verdict>>>>,
     /// True for a call whose verdict is already out of date.
     is_late: Arc<AtomicBool>,
+    /// True if nothing is published while the condition does not hold.
+    is_silent: bool,
     /// True if each call publishes a loss and closes its channel.
     closes: bool,
     live: Arc<Mutex<Vec<watch::Sender<Verdict>>>>,
@@ -99,7 +101,8 @@ impl ConditionalSource for AskedAnew {
             self.live.lock().unwrap().push(sender);
             return Readiness::published(verdicts);
         }
-        let (sender, verdicts) = watch::channel(missing());
+        let unmet = if self.is_silent { Verdict::Unknown(Vec::new()) } else { missing() };
+        let (sender, verdicts) = watch::channel(unmet);
         self.waiting.lock().unwrap().push(sender);
         Readiness::published(verdicts)
     }
@@ -116,16 +119,19 @@ impl ConditionalSource for AskedAnew {
 
 #[tokio::test(start_paused = true)]
 async fn required_source_that_answers_anew_each_time_is_waited_for_after_its_end() {
-    for is_late in [false, true] {
-        let (harness, source) = (Harness::new(), AskedAnew::default());
+    for (is_late, is_silent) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (harness, source) = (Harness::new(), AskedAnew { is_silent, ..AskedAnew::default() });
         harness.install("Widget");
         harness.add(builder().for_type(widgets()).source(source.clone()).conditional()).await;
         harness.state(ControllerState::Waiting).await;
         assert_eq!(harness.server.requests_of(WIDGETS), 0);
         for _ in 0..2 {
+            let begin = Instant::now();
             source.set(true);
             harness.state(ControllerState::Running).await;
+            assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
             assert_eq!(harness.server.watches(WIDGETS), 1);
+            sleep(Duration::from_secs(2)).await;
 
             source.is_late.store(is_late, Ordering::SeqCst);
             source.set(false);

@@ -171,7 +171,7 @@ struct Model {
     failures: u32,
     /// Number of runs in a row that were followed by a back-off.
     restarts: u32,
-    /// True if the last run had started up, and ended because a required source was done.
+    /// True if the last run ended because a required source was done, which had run for a while.
     source_done: bool,
     /// Time before which no epoch may begin.
     rest: Option<Instant>,
@@ -294,14 +294,14 @@ impl Model {
 
     fn feed(&mut self, input: LifecycleInput) -> Checked {
         let actions = self.machine.step(input.clone(), self.now, 0.0);
-        // A loss that is proven after the end of a source is one of the condition: nothing failed.
+        // A loss that is seen after the end of a source is one of the condition: nothing failed.
         if let (LifecycleInput::Running, Some(epoch)) = (&input, &mut self.epoch)
             && epoch.runs()
         {
             epoch.is_running = true;
         }
         let decides = !matches!(input, LifecycleInput::Returned(_) | LifecycleInput::Ended);
-        let is_unmet = matches!(self.machine.verdict, Verdict::Unmet(_));
+        let is_unmet = !matches!(self.machine.verdict, Verdict::Met(_));
         if self.source_done && decides && is_unmet && self.epoch.is_none() && !self.machine.removed
         {
             (self.source_done, self.restarts, self.rest) = (false, 0, None);
@@ -380,7 +380,8 @@ impl Model {
             RunEnd::Panicked(error) => DoneReason::Panicked(error.clone()),
             RunEnd::Aborted => DoneReason::Cancelled,
         });
-        self.source_done = *end == RunEnd::SourceDone && epoch.is_running;
+        let has_run = epoch.is_running && self.now - epoch.since >= BACKOFF.first;
+        self.source_done = *end == RunEnd::SourceDone && has_run;
         let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
         let restarts = match self.machine.policy {
             RestartPolicy::Always => true,

@@ -104,6 +104,27 @@ async fn condition_is_asked_again_after_each_epoch_and_at_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn verdict_of_before_a_back_off_starts_nothing_after_it() {
+    let harness = Harness::new();
+    let runnable = Arc::new(AskedOften::default());
+    harness.handle.add("often", runnable.clone(), RunnableOptions::default()).await.unwrap();
+    runnable.meet();
+    harness.until("often", ControllerState::Running).await;
+
+    runnable.ends.notify_one();
+    harness.until("often", ControllerState::Waiting).await;
+    assert_eq!(runnable.meet(), 2);
+    harness.until("often", ControllerState::BackingOff).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+
+    let waiting = harness.handle.status_of("often").unwrap();
+    assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
+    assert_eq!(runnable.meet(), 3);
+    assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 2);
+    harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn condition_that_panicked_is_asked_again_less_and_less_often() {
     let harness = Harness::new();
     let runnable = Arc::new(AskedOften::default());
@@ -166,6 +187,7 @@ async fn replacement_that_cannot_run_waits_until_the_old_condition_is_answered_a
         harness.handle.status_of("often").unwrap().pending.is_some(),
         "the old one may run again"
     );
+    tokio::time::sleep(Duration::from_secs(2)).await;
     old.meet();
 
     assert_eq!(harness.until("often", ControllerState::Running).await.epoch, 2);
