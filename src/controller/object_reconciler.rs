@@ -118,7 +118,7 @@ where
 enum CacheRead<K> {
     /// Object; `None` for a deleted one.
     Object(Option<Arc<K>>),
-    /// The type has no cache for now.
+    /// The type is not listed.
     NoCache,
 }
 

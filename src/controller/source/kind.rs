@@ -346,10 +346,8 @@ impl KindSource {
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
         match &self.mapping {
             Mapping::Handler { handler, primaries, own } => {
-                let owner_type = |owner: &GroupKind| {
-                    let scope = OwnerType::of(&self.types, &[], owner).scope;
-                    OwnerType { scope, ..OwnerType::of(own, primaries, owner) }
-                };
+                let owner_type =
+                    |owner: &GroupKind| OwnerType::of(&self.types, own, primaries, owner);
                 handler.requests(delta, &owner_type, queue);
             }
             Mapping::Primary(primary) => {

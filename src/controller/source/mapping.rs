@@ -42,7 +42,7 @@ impl SourceHandlers {
     /// Returns the type of owners of a kind.
     fn owner_type(&self, owner: &GroupKind) -> OwnerType {
         let types = self.types.as_ref();
-        types.map(|types| OwnerType::of(types, &self.primaries, owner)).unwrap_or_default()
+        types.map(|types| OwnerType::of(types, types, &self.primaries, owner)).unwrap_or_default()
     }
 }
 

@@ -15,15 +15,20 @@ pub(in crate::controller) struct OwnerType {
 }
 
 impl OwnerType {
-    /// Returns the type of owners of a kind in a cluster, for a controller with these primary types
-    /// there.
-    pub(super) fn of(types: &TypeRegistry, primaries: &[TypeRef], owner: &GroupKind) -> Self {
+    /// Returns the type of owners of a kind in the cluster of `types`, for a controller with these
+    /// primary types in the cluster of `own`.
+    pub(super) fn of(
+        types: &TypeRegistry,
+        own: &TypeRegistry,
+        primaries: &[TypeRef],
+        owner: &GroupKind,
+    ) -> Self {
         let named = TypeRef {
             group: owner.group.clone(),
             version: None,
             name: TypeName::Kind(owner.kind.clone()),
         };
-        let is_owner = |primary: &TypeRef| match types.served(primary) {
+        let is_owner = |primary: &TypeRef| match own.served(primary) {
             Some(served) => served.group_kind() == *owner,
             // An owned object may exist while the type of its owner is not served.
             None => primary.is_alike(&named),

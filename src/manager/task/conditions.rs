@@ -1,8 +1,8 @@
 //! Subscriptions to the conditions of specifications.
 //!
-//! A condition is asked at the addition, again after each epoch, and at a restart: a verdict that was
-//! published once may stand for ever, although the user's `ready` would answer otherwise now. A
-//! condition that panicked is asked again after a pause.
+//! A condition is asked at the addition, again after each epoch and each back-off, and at a restart: a
+//! verdict that was published once may stand for ever, although the user's `ready` would answer
+//! otherwise now. A condition that panicked is asked again after a pause.
 
 use std::time::Duration;
 
