@@ -78,10 +78,11 @@ pub use epoch::Epoch;
 pub use error::{AddError, ManagerError};
 pub use fence::FenceClosed;
 pub(crate) use fence::{
-    Fence, FencedSender, WriteEnd, WriteObserver, WriteRequest, request_json, retry_after,
+    Fence, FencedSender, ObjectIdentity, WriteEnd, WriteObserver, WriteRequest, request_json,
+    retry_after,
 };
 #[cfg(feature = "meta")]
-pub(crate) use fence::{Requester, wait_details};
+pub(crate) use fence::{Requester, request_bytes, wait_details};
 pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
 pub(crate) use metric_parts::MetricPart;

@@ -1,23 +1,24 @@
 //! Decoding of JSON into cached objects, without building a tree.
 //!
-//! Members are located as spans of the text, and only those that the header needs are parsed. A
-//! malformed member fails only its own object. The error names the field, and the parts of the
-//! object's identity that could be read.
+//! One pass over valid text decodes the metadata, and skips the rest. Malformed metadata are decoded
+//! field by field (`metadata.rs`), and fail only their own object. The error names the field, and the
+//! parts of the object's identity that could be read.
 
 mod members;
+mod metadata;
 
 use std::{borrow::Cow, collections::HashSet, fmt, hash::Hash, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use foldhash::quality::RandomState;
 use k8s_openapi::jiff::Timestamp;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{Error as _, MapAccess, Visitor},
-};
+use serde::Serialize;
 use serde_json::value::RawValue;
 
-use self::members::{MetadataMembers, ObjectMembers};
+use self::{
+    members::ObjectMembers,
+    metadata::{Entries, Metadata, OwnerFields, Text},
+};
 use super::{
     Header, InformerKey, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap,
     Transform,
@@ -105,11 +106,11 @@ impl Decoder {
             return Err(failure("metadata", "is missing"));
         };
 
-        let mut header = self.header(metadata)?;
+        let mut header = self.header(metadata).map_err(|error| metadata.identified(error))?;
         if !keep(&header) {
             return Ok(Object::entry(header));
         }
-        let cut = |text: &str| match metadata.managed_fields {
+        let cut = |text: &str| match metadata.fields.managed_fields {
             Some(value) if !self.managed_fields => member(text, value.get(), "managedFields"),
             Some(_) | None => None,
         };
@@ -129,53 +130,18 @@ impl Decoder {
         };
         match kept {
             Ok(json) => Ok(Object::new(header, json)),
-            Err(error) => Err(ObjectError {
-                key: Some(header.key),
-                uid: Some(header.uid),
-                resource_version: Some(header.resource_version),
-                ..error
-            }),
+            Err(error) => Err(metadata.identified(error)),
         }
     }
 
-    fn header(&mut self, metadata: &MetadataMembers<'_>) -> Result<Header, ObjectError> {
-        // Identity first, so that any later error can name the object.
-        let name = read::<Text<'_>>("metadata.name", metadata.name)
-            .and_then(|name| name.filter(|name| !name.0.is_empty()).ok_or_else(missing_name));
-        let namespace = read::<Text<'_>>("metadata.namespace", metadata.namespace);
-        let uid = read::<Text<'_>>("metadata.uid", metadata.uid);
-        let version = read::<Text<'_>>("metadata.resourceVersion", metadata.resource_version);
-
-        let key = match (&name, &namespace) {
-            (Ok(name), Ok(namespace)) => Some(ObjectKey {
-                namespace: namespace
-                    .as_ref()
-                    .filter(|namespace| !namespace.0.is_empty())
-                    .map(|namespace| self.namespaces.get(&*namespace.0)),
-                name: name.0.as_ref().into(),
-            }),
-            (Err(_), _) | (_, Err(_)) => None,
-        };
-        let seen_uid = uid.as_ref().ok().map(|uid| text_or_empty(uid.as_ref()));
-        let seen_version = version.as_ref().ok().map(|version| text_or_empty(version.as_ref()));
-        let identified = |mut error: ObjectError| {
-            error.key.clone_from(&key);
-            error.uid.clone_from(&seen_uid);
-            error.resource_version.clone_from(&seen_version);
-            error
-        };
-
-        name.map_err(identified)?;
-        namespace.map_err(identified)?;
-        uid.map_err(identified)?;
-        version.map_err(identified)?;
-        let key = key.clone().ok_or_else(|| identified(missing_name()))?;
-        let uid = seen_uid.clone().unwrap_or_default();
-        let resource_version = seen_version.clone().unwrap_or_default();
+    fn header(&mut self, metadata: &Metadata<'_>) -> Result<Header, ObjectError> {
+        let fields = &metadata.fields;
+        let name = fields.name().ok_or_else(missing_name)?;
+        let namespace = fields.namespace().map(|namespace| self.namespaces.get(namespace));
         let mut header = Header {
-            key,
-            uid,
-            resource_version,
+            key: ObjectKey { namespace, name: name.into() },
+            uid: text_or_empty(fields.uid.as_ref()),
+            resource_version: text_or_empty(fields.resource_version.as_ref()),
             generation: 0,
             deletion_timestamp: None,
             labels: StringMap::default(),
@@ -186,8 +152,19 @@ impl Decoder {
         if self.projection == Projection::Keys {
             return Ok(header);
         }
-        let (kinds, owners) = (&mut self.owner_kinds, &mut self.owners);
-        relations(metadata, &mut header, kinds, owners).map_err(identified)?;
+        metadata.relations()?;
+        let deleted = fields.deletion_timestamp.as_ref().map(|time| time.0.parse::<Timestamp>());
+        header.deletion_timestamp =
+            deleted.transpose().map_err(|error| failure("metadata.deletionTimestamp", error))?;
+        let labels = fields.labels.iter().flat_map(|labels| &labels.0);
+        // Go decodes a null value as an empty string.
+        header.labels = labels.map(|(key, value)| (&*key.0, text_of(value.as_ref()))).collect();
+        let owners = fields.owner_references.as_deref().unwrap_or_default();
+        if !owners.is_empty() {
+            let kinds = &mut self.owner_kinds;
+            let owners: Vec<_> = owners.iter().map(|it| owner_reference(it, kinds)).collect();
+            header.owners = self.owners.get_or(&owners, || owners.as_slice().into());
+        }
         Ok(header)
     }
 
@@ -235,35 +212,15 @@ impl<T> Default for InternedValues<T> {
     }
 }
 
-/// Decodes the part of a header that a metadata entry has too.
-fn relations(
-    metadata: &MetadataMembers<'_>,
-    header: &mut Header,
-    kinds: &mut InternedValues<Arc<GroupKind>>,
-    shared: &mut InternedValues<Arc<[OwnerReference]>>,
-) -> Result<(), ObjectError> {
-    let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
-    header.deletion_timestamp = deleted
-        .map(|time| time.0.parse::<Timestamp>())
-        .transpose()
-        .map_err(|error| failure("metadata.deletionTimestamp", error))?;
-    header.labels = strings("metadata.labels", metadata.labels)?;
-    let owners: Option<Vec<OwnerMembers<'_>>> =
-        read("metadata.ownerReferences", metadata.owner_references)?;
-    let reference = |owner| owner_reference(owner, kinds);
-    let owners: Vec<_> = owners.unwrap_or_default().into_iter().map(reference).collect();
-    if !owners.is_empty() {
-        header.owners = shared.get_or(&owners, || owners.as_slice().into());
-    }
-    Ok(())
-}
-
-/// Decodes the rest of the header of a whole object.
-fn details(metadata: &MetadataMembers<'_>, header: &mut Header) -> Result<(), ObjectError> {
-    header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
-    header.annotations = strings("metadata.annotations", metadata.annotations)?;
-    header.finalizers = read("metadata.finalizers", metadata.finalizers)?.unwrap_or_default();
-    header.finalizers.shrink_to_fit();
+/// Adds generation, annotations and finalizers, which only the header of a whole object has.
+fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectError> {
+    metadata.details()?;
+    let fields = &metadata.fields;
+    header.generation = fields.generation.unwrap_or(0);
+    header.annotations =
+        fields.annotations.as_ref().map_or(Ok(StringMap::default()), annotations)?;
+    let finalizers = fields.finalizers.iter().flatten();
+    header.finalizers = finalizers.map(|finalizer| finalizer.0.to_string()).collect();
     Ok(())
 }
 
@@ -277,31 +234,35 @@ fn transformed(
     let object = serde_json::from_slice(json).map_err(|error| syntax(&error))?;
     let object = transform.apply(object).map_err(|error| failure("object", error))?;
     let metadata = object["metadata"].to_string();
-    let metadata: MetadataMembers<'_> =
-        serde_json::from_str(&metadata).map_err(|error| failure("metadata", error))?;
-    details(&metadata, header)?;
+    details(&Metadata::decode(&metadata)?, header)?;
     // Copied, since the text may have spare capacity.
     Ok(concat(&[&object.to_string()]))
 }
 
-fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, ObjectError> {
-    let entries: Option<HeaderStrings<'_>> = read(field, raw)?;
-    Ok(entries.map(|entries| entries.0.into_iter().collect()).unwrap_or_default())
+fn annotations(spans: &Entries<'_, &RawValue>) -> Result<StringMap, ObjectError> {
+    let mut entries = Vec::with_capacity(spans.0.len());
+    for (key, value) in &spans.0 {
+        // A copy of an object is long, and mostly escapes.
+        let is_copy = key.0.ends_with(LAST_APPLIED);
+        if is_copy && value.get().starts_with('"') {
+            continue;
+        }
+        // Go decodes a null value as an empty string.
+        let value: Option<Text<'_>> = serde_json::from_str(value.get())
+            .map_err(|error| failure("metadata.annotations", error))?;
+        if !is_copy {
+            entries.push((&*key.0, value));
+        }
+    }
+    Ok(entries.iter().map(|(key, value)| (*key, text_of(value.as_ref()))).collect())
 }
 
-/// Parses a field. Absent and null are the same, as for the server.
-fn read<'a, T: Deserialize<'a>>(
-    field: &'static str,
-    raw: Option<&'a RawValue>,
-) -> Result<Option<T>, ObjectError> {
-    match raw {
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| failure(field, error)),
-        None => Ok(None),
-    }
+fn text_of<'a>(text: Option<&'a Text<'_>>) -> &'a str {
+    text.map_or("", |text| &text.0)
 }
 
 fn text_or_empty(text: Option<&Text<'_>>) -> Arc<str> {
-    text.map(|text| text.0.as_ref()).unwrap_or_default().into()
+    text_of(text).into()
 }
 
 fn missing_name() -> ObjectError {
@@ -348,74 +309,12 @@ fn member(outer: &str, value: &str, name: &str) -> Option<Range<usize>> {
     Some(start..value_end)
 }
 
-#[derive(Default, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(transparent)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-impl AsRef<str> for Text<'_> {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-/// Labels or annotations that a header has.
-struct HeaderStrings<'a>(Vec<(Text<'a>, Text<'a>)>);
-
-impl<'de> Deserialize<'de> for HeaderStrings<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct StringsVisitor;
-
-        impl<'de> Visitor<'de> for StringsVisitor {
-            type Value = HeaderStrings<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(key) = map.next_key::<Text<'de>>()? {
-                    if key.0.ends_with(LAST_APPLIED) {
-                        // A copy of an object is long, and mostly escapes.
-                        let copy: &RawValue = map.next_value()?;
-                        if !copy.get().starts_with('"') {
-                            Option::<Text<'_>>::deserialize(copy).map_err(A::Error::custom)?;
-                        }
-                        continue;
-                    }
-                    // Go decodes a null value as an empty string.
-                    let value: Option<Text<'de>> = map.next_value()?;
-                    entries.push((key, value.unwrap_or_default()));
-                }
-                Ok(HeaderStrings(entries))
-            }
-        }
-
-        deserializer.deserialize_map(StringsVisitor)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct OwnerMembers<'a> {
-    #[serde(borrow)]
-    api_version: Option<Text<'a>>,
-    #[serde(borrow)]
-    kind: Option<Text<'a>>,
-    #[serde(borrow)]
-    name: Option<Text<'a>>,
-    #[serde(borrow)]
-    uid: Option<Text<'a>>,
-    controller: Option<bool>,
-}
-
 fn owner_reference(
-    owner: OwnerMembers<'_>,
+    owner: &OwnerFields<'_>,
     kinds: &mut InternedValues<Arc<GroupKind>>,
 ) -> OwnerReference {
-    let api_version = owner.api_version.unwrap_or_default();
-    let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);
-    let kind = owner.kind.unwrap_or_default().0.into_owned();
+    let group = text_of(owner.api_version.as_ref()).rsplit_once('/').map_or("", |(group, _)| group);
+    let kind = text_of(owner.kind.as_ref()).to_owned();
     let kind = GroupKind { group: group.to_owned(), kind };
     OwnerReference {
         kind: kinds.get_or(&kind, || Arc::new(kind.clone())),
@@ -480,16 +379,15 @@ impl Object {
     }
 }
 
-/// Reads an object and its metadata at once; one after the other if that fails, so that the error
+/// Decodes an object and its metadata at once; one after the other if that fails, so that the error
 /// names the part.
-fn members(json: &str) -> Result<ObjectMembers<MetadataMembers<'_>>, ObjectError> {
+fn members(json: &str) -> Result<ObjectMembers<Metadata<'_>>, ObjectError> {
     if let Ok(members) = serde_json::from_str(json) {
         return Ok(members);
     }
     let spans: ObjectMembers<&RawValue> =
         serde_json::from_str(json).map_err(|error| syntax(&error))?;
-    let metadata = spans.metadata.map(|raw| serde_json::from_str(raw.get())).transpose();
-    let metadata = metadata.map_err(|error| failure("metadata", error))?;
+    let metadata = spans.metadata.map(|raw| Metadata::decode(raw.get())).transpose()?;
     let ObjectMembers { has_api_version, has_kind, .. } = spans;
     Ok(ObjectMembers { has_api_version, has_kind, metadata })
 }

@@ -6,6 +6,7 @@
 //! Dropping a read has no effect on the server. The outcome of a dropped write is unknown.
 
 mod exchange;
+mod object_identity;
 mod refusal;
 mod requester;
 mod sender;
@@ -21,13 +22,17 @@ use tokio_util::task::TaskTracker;
 use self::exchange::ExchangeSlot;
 use self::write::WriteResponse;
 pub(crate) use self::{
+    object_identity::ObjectIdentity,
     refusal::retry_after,
     requester::request_json,
     sender::FencedSender,
     write::{WriteEnd, WriteRequest},
 };
 #[cfg(feature = "meta")]
-pub(crate) use self::{refusal::wait_details, requester::Requester};
+pub(crate) use self::{
+    refusal::wait_details,
+    requester::{Requester, request_bytes},
+};
 use super::{
     BoxError,
     election::term::{Leadership, Term},

@@ -135,6 +135,9 @@ pub(crate) fn encode(value: &Value) -> String {
     String::from_utf8(bytes).expect("JSON is text")
 }
 
+/// Bytes of a fragment above which a vectorized check is faster than one that ends early.
+const SHORT_FRAGMENT: usize = 32;
+
 pub(crate) struct GoFormatter;
 
 impl Formatter for GoFormatter {
@@ -161,8 +164,12 @@ impl Formatter for GoFormatter {
         let mut start = 0;
         // U+2028 and U+2029 begin with 0xe2 in UTF-8, as few other characters do.
         let is_suspect = |byte: u8| matches!(byte, b'<' | b'>' | b'&' | 0xe2);
-        // Most fragments have none; a check without an early end compares many bytes at once.
-        if !fragment.bytes().fold(false, |found, byte| found | is_suspect(byte)) {
+        // Most fragments have none. A check without an early end is vectorized.
+        let has_suspect = match fragment.len() <= SHORT_FRAGMENT {
+            true => fragment.bytes().any(is_suspect),
+            false => fragment.bytes().fold(false, |found, byte| found | is_suspect(byte)),
+        };
+        if !has_suspect {
             return writer.write_all(fragment.as_bytes());
         }
         for (index, _) in fragment.bytes().enumerate().filter(|(_, byte)| is_suspect(*byte)) {

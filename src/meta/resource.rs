@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::{FenceClosed, Requester, request_json, retry_after, wait_details},
+    manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
     meta::{
         FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, last_applied,
         write_cause::SeenVersion,
@@ -38,7 +38,8 @@ const APPLY: &str = "application/apply-patch+yaml";
 pub(crate) struct StoredObject {
     #[serde(default)]
     metadata: StoredMetadata,
-    /// Fingerprint of the stored status.
+    /// Fingerprint of the stored status; `None` after [`Resource::create`] and [`Resource::update`],
+    /// whose responses are not read that far.
     #[serde(default)]
     pub(crate) status: Option<Fingerprint>,
 }
@@ -53,6 +54,14 @@ struct StoredMetadata {
 }
 
 impl StoredObject {
+    /// Reads the response to a write as far as the identity of the object, without the status. What
+    /// follows may be damaged: the server has stored the object.
+    pub(crate) fn without_status(body: &[u8]) -> Result<Self, serde_json::Error> {
+        let (ObjectIdentity { uid, version, .. }, _) = ObjectIdentity::of_response(body)?;
+        let metadata = StoredMetadata { uid, resource_version: version };
+        Ok(Self { metadata, status: None })
+    }
+
     /// Returns the resourceVersion; an aggregated API may have none.
     pub(crate) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_deref()
@@ -186,7 +195,8 @@ impl<'a> Resource<'a> {
     ) -> Result<StoredObject, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
-        request(self.requester, Method::POST, path, "application/json", object).await
+        let write = exchange(self.requester, Method::POST, path, "application/json", object);
+        decoded(&write.await?, StoredObject::without_status)
     }
 
     /// Dry run of a create.
@@ -211,13 +221,26 @@ impl<'a> Resource<'a> {
     }
 
     /// Replaces an object; a conflict if its resourceVersion is not that of `object`.
-    pub(crate) async fn update<T: DeserializeOwned>(
+    pub(crate) async fn update(
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<T, kube::Error> {
+    ) -> Result<StoredObject, kube::Error> {
+        decoded(&self.put(key, object).await?, StoredObject::without_status)
+    }
+
+    /// Replaces an object like [`Resource::update`]; returns it as it is stored.
+    pub(crate) async fn replace(
+        &self,
+        key: &ObjectKey,
+        object: Bytes,
+    ) -> Result<Box<RawValue>, kube::Error> {
+        decoded(&self.put(key, object).await?, |body| serde_json::from_slice(body))
+    }
+
+    async fn put(&self, key: &ObjectKey, object: Bytes) -> Result<Bytes, kube::Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
-        request(self.requester, Method::PUT, path, "application/json", object).await
+        exchange(self.requester, Method::PUT, path, "application/json", object).await
     }
 
     /// Replaces the status of an object; a conflict if its resourceVersion is not that of `object`.
@@ -320,7 +343,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
     request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }
 
-/// Sends one request with an encoded body, or none, within the deadline. Writes are logged.
+/// Sends one request with an encoded body, or none, within the deadline.
 async fn request<T: DeserializeOwned>(
     requester: Requester<'_>,
     method: Method,
@@ -328,6 +351,26 @@ async fn request<T: DeserializeOwned>(
     content_type: &str,
     body: Bytes,
 ) -> Result<T, kube::Error> {
+    let body = exchange(requester, method, path, content_type, body).await?;
+    decoded(&body, |body| serde_json::from_slice(body))
+}
+
+fn decoded<T>(
+    body: &[u8],
+    decode: impl FnOnce(&[u8]) -> Result<T, serde_json::Error>,
+) -> Result<T, kube::Error> {
+    decode(body).map_err(kube::Error::SerdeError)
+}
+
+/// Sends one request with an encoded body, or none, within the deadline, and returns the body of its
+/// response. Writes are logged.
+async fn exchange(
+    requester: Requester<'_>,
+    method: Method,
+    path: String,
+    content_type: &str,
+    body: Bytes,
+) -> Result<Bytes, kube::Error> {
     let is_logged = tracing::enabled!(tracing::Level::DEBUG)
         && method != Method::GET
         && !path.contains("dryRun=");
@@ -337,7 +380,7 @@ async fn request<T: DeserializeOwned>(
         request = request.header(http::header::CONTENT_TYPE, content_type);
     }
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    let response = timeout(DEADLINE, request_json(requester, request))
+    let response = timeout(DEADLINE, request_bytes(requester, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoResponse))));
     if let Some((method, path)) = written.filter(|_| response.is_ok()) {
@@ -478,7 +521,7 @@ mod tests {
         let encoded = || Bytes::from(last_applied::encode(&object));
 
         resource.create(&key, encoded()).await.unwrap();
-        resource.update::<StoredObject>(&key, encoded()).await.unwrap();
+        resource.update(&key, encoded()).await.unwrap();
         resource.update_status(&key, encoded()).await.unwrap();
         resource.dry_run_create(&key, encoded()).await.unwrap();
         resource.dry_run_update(&key, encoded()).await.unwrap();

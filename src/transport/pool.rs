@@ -39,6 +39,10 @@ const ATTEMPTS: usize = 5;
 /// older server may have answered for it temporarily.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
+/// Maximum number of idle connections over HTTP/1.1; that of client-go (`transport/cache.go`). Each
+/// takes about 20 KiB.
+const HTTP1_IDLE: usize = 25;
+
 /// Connections to one server. Their tasks end when the pool is dropped.
 pub(super) struct Pool {
     dialer: Dialer,
@@ -251,6 +255,7 @@ fn http1_client(dialer: &Dialer, tasks: &PoolTasks) -> legacy::Client<TimedConne
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(dialer.options.idle_timeout)
+        .pool_max_idle_per_host(HTTP1_IDLE)
         .build(dialer.http1())
 }
 

@@ -1,4 +1,4 @@
-//! Members of an object and of its metadata, as spans of its text.
+//! Members of an object, with its metadata as a type of the reader's choice.
 
 use std::{fmt, marker::PhantomData};
 
@@ -6,7 +6,6 @@ use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::value::RawValue;
 
 /// Members of an object. The last of repeated members counts, as for the server.
 pub(super) struct ObjectMembers<M> {
@@ -52,80 +51,5 @@ impl<'de, M: Deserialize<'de>> Deserialize<'de> for ObjectMembers<M> {
         }
 
         deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-/// Spans of the members of an object's metadata.
-#[derive(Default)]
-pub(super) struct MetadataMembers<'a> {
-    pub(super) name: Option<&'a RawValue>,
-    pub(super) namespace: Option<&'a RawValue>,
-    pub(super) uid: Option<&'a RawValue>,
-    pub(super) resource_version: Option<&'a RawValue>,
-    pub(super) generation: Option<&'a RawValue>,
-    pub(super) deletion_timestamp: Option<&'a RawValue>,
-    pub(super) labels: Option<&'a RawValue>,
-    pub(super) annotations: Option<&'a RawValue>,
-    pub(super) owner_references: Option<&'a RawValue>,
-    pub(super) finalizers: Option<&'a RawValue>,
-    pub(super) managed_fields: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "camelCase")]
-enum MetadataMember {
-    Name,
-    Namespace,
-    Uid,
-    ResourceVersion,
-    Generation,
-    DeletionTimestamp,
-    Labels,
-    Annotations,
-    OwnerReferences,
-    Finalizers,
-    ManagedFields,
-    #[serde(other)]
-    Other,
-}
-
-impl<'de> Deserialize<'de> for MetadataMembers<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MetadataVisitor;
-
-        impl<'de> Visitor<'de> for MetadataVisitor {
-            type Value = MetadataMembers<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut metadata = MetadataMembers::default();
-                while let Some(member) = map.next_key()? {
-                    let slot = match member {
-                        MetadataMember::Name => &mut metadata.name,
-                        MetadataMember::Namespace => &mut metadata.namespace,
-                        MetadataMember::Uid => &mut metadata.uid,
-                        MetadataMember::ResourceVersion => &mut metadata.resource_version,
-                        MetadataMember::Generation => &mut metadata.generation,
-                        MetadataMember::DeletionTimestamp => &mut metadata.deletion_timestamp,
-                        MetadataMember::Labels => &mut metadata.labels,
-                        MetadataMember::Annotations => &mut metadata.annotations,
-                        MetadataMember::OwnerReferences => &mut metadata.owner_references,
-                        MetadataMember::Finalizers => &mut metadata.finalizers,
-                        MetadataMember::ManagedFields => &mut metadata.managed_fields,
-                        MetadataMember::Other => {
-                            map.next_value::<IgnoredAny>()?;
-                            continue;
-                        }
-                    };
-                    *slot = Some(map.next_value()?);
-                }
-                Ok(metadata)
-            }
-        }
-
-        deserializer.deserialize_map(MetadataVisitor)
     }
 }

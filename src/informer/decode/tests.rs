@@ -257,6 +257,7 @@ fn an_error_names_the_field_and_the_object() {
     check_error("{}", "metadata", None);
     check_error(r#"{"metadata":null}"#, "metadata", None);
     check_error(r#"{"metadata":5}"#, "metadata", None);
+    check_error(r#"{"metadata":["a"]}"#, "metadata", None);
     check_error(r#"{"metadata":{}}"#, "metadata.name", None);
     check_error(r#"{"metadata":{"name":5}}"#, "metadata.name", None);
     check_error(r#"{"metadata":{"name":""}}"#, "metadata.name", None);
@@ -286,6 +287,47 @@ fn an_error_names_the_field_and_the_object() {
 }
 
 #[test]
+fn repeated_member_changes_nothing_else() {
+    let fields = r#""namespace":"ns","uid":"u","resourceVersion":"7","generation":3,
+        "deletionTimestamp":"2026-01-02T03:04:05Z","labels":{"x":"1","y":null},
+        "annotations":{"y":"\"2\"","z":null},"finalizers":["f"],
+        "ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"o","uid":"ou"}],
+        "managedFields":[{"f":{}}]"#;
+    for projection in [Projection::Full, Projection::Metadata, Projection::Keys] {
+        let of = |name: &str| {
+            let json = format!(r#"{{"metadata":{{{name},{fields}}},"spec":1}}"#);
+            Decoder::new(&widgets(), projection, false).decode(&json, |_| true).unwrap()
+        };
+
+        let (plain, repeated) = (of(r#""name":"b""#), of(r#""name":"a","name":"b""#));
+
+        assert_eq!(plain.header(), repeated.header());
+        let json = |object: &Object| String::from_utf8(object.json().to_vec()).unwrap();
+        assert_eq!(json(&plain), json(&repeated).replace(r#""name":"a","#, ""));
+        assert!(!json(&plain).contains("managedFields"));
+    }
+}
+
+#[test]
+fn malformed_fields_matter_only_to_objects_whose_header_has_them() {
+    let of = |field: &str, projection, is_whole| {
+        let json = format!(r#"{{"metadata":{{"name":"a","uid":"u","{field}":true}}}}"#);
+        Decoder::new(&widgets(), projection, false).decode(&json, |_| is_whole)
+    };
+
+    for details in ["annotations", "finalizers", "generation"] {
+        let entry = of(details, Projection::Full, false).unwrap();
+        assert_eq!(&*entry.header().uid, "u", "{details}");
+        assert!(of(details, Projection::Full, true).is_err(), "{details}");
+        assert!(of(details, Projection::Keys, true).is_ok(), "{details}");
+    }
+    for relation in ["deletionTimestamp", "labels", "ownerReferences"] {
+        assert!(of(relation, Projection::Full, false).is_err(), "{relation}");
+        assert!(of(relation, Projection::Keys, true).is_ok(), "{relation}");
+    }
+}
+
+#[test]
 fn an_error_carries_uid_and_resource_version() {
     let error =
         decode(r#"{"metadata":{"name":"a","uid":"u","resourceVersion":"9","labels":["x"]}}"#)
@@ -294,6 +336,8 @@ fn an_error_carries_uid_and_resource_version() {
     assert_eq!(error.uid.as_deref(), Some("u"));
     assert_eq!(error.resource_version.as_deref(), Some("9"));
     assert!(error.to_string().starts_with("metadata.labels: invalid type"), "{error}");
+    let error = decode(r#"{"metadata":{"uid":5}}"#).unwrap_err();
+    assert_eq!((error.uid, error.resource_version.as_deref()), (None, Some("")), "absent");
 }
 
 #[test]

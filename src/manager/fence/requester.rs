@@ -3,6 +3,7 @@
 //! Replaces kube's own `request`, which logs the whole body when it cannot decode it; that may be
 //! the body of a Secret.
 
+use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt;
 use kube::{Client, client::Body, core::Status};
@@ -32,11 +33,24 @@ impl<'a> From<&'a Client> for Requester<'a> {
 /// # Errors
 ///
 /// [`kube::Error::Api`] if the server refuses the request. If the body is not a `Status`, its text
-/// becomes the message.
+/// becomes the message. [`kube::Error::SerdeError`] if the body of a success cannot be decoded.
 pub(crate) async fn request_json<T: DeserializeOwned>(
     requester: impl Into<Requester<'_>>,
     request: Request<impl Into<Body>>,
 ) -> Result<T, kube::Error> {
+    let body = request_bytes(requester, request).await?;
+    serde_json::from_slice(&body).map_err(kube::Error::SerdeError)
+}
+
+/// Sends a request and returns the body of its success.
+///
+/// # Errors
+///
+/// [`kube::Error::Api`] as for [`request_json`].
+pub(crate) async fn request_bytes(
+    requester: impl Into<Requester<'_>>,
+    request: Request<impl Into<Body>>,
+) -> Result<Bytes, kube::Error> {
     let request = request.map(Into::into);
     let (code, body) = match requester.into() {
         Requester::Client(client) => {
@@ -51,7 +65,7 @@ pub(crate) async fn request_json<T: DeserializeOwned>(
         }
     };
     if !code.is_client_error() && !code.is_server_error() {
-        return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+        return Ok(body);
     }
     let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&body);

@@ -217,7 +217,7 @@ impl<'a> WrittenChild<'a> {
 }
 
 fn stored(response: &RawValue, doing: &str) -> Result<StoredObject, SyncError> {
-    serde_json::from_str(response.get())
+    StoredObject::without_status(response.get().as_bytes())
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))
 }
 

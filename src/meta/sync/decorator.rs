@@ -208,7 +208,7 @@ impl ParentReconciler {
                 resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
             }
             Some(ObjectWrite::Replace(status)) => {
-                resource.update(&parent.key, status.body.clone()).await
+                resource.replace(&parent.key, status.body.clone()).await
             }
         };
         let text = match written {

@@ -38,6 +38,21 @@ async fn http_2_is_tried_again_after_a_while() {
     assert_eq!(transport.connections(), 1);
 }
 
+#[tokio::test]
+async fn few_idle_connections_over_http_1_are_kept() {
+    let server = Server::start(&[b"http/1.1"], 100).await;
+    let transport = transport(&server);
+    let client = transport.client().unwrap();
+    let watches = watches(&client, 40).await;
+
+    let all = futures::future::join_all((0..40).map(|_| text(&client, "/pods"))).await;
+
+    assert!(all.iter().all(|text| text == "ok"));
+    server.open(40 + 25).await;
+    drop(watches);
+    server.open(25).await;
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn connections_have_tcp_keep_alive() {
