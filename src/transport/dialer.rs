@@ -28,7 +28,7 @@ use super::{
     Error, Lane, TransportOptions,
     connection::Connection,
     error::describe,
-    tasks::{PoolTasks, WatchedTasks},
+    tasks::{ConnectionTasks, PoolTasks},
     tunnel::Tunnel,
 };
 use crate::redaction;
@@ -44,7 +44,7 @@ pub(super) struct TimedConnector {
 
 // TLS stream to the server, over that to the proxy.
 type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
-type Driver = http2::Connection<Stream, Body, WatchedTasks>;
+type Driver = http2::Connection<Stream, Body, ConnectionTasks>;
 
 /// Bytes that a stream may have buffered while they are not read. A connection may buffer this much
 /// for each of its streams, so that slow readers cannot block the others.
@@ -100,7 +100,7 @@ impl Dialer {
         let ending = RetireGuard(connection);
         let connection = &ending.0;
         let polled = Arc::new(Notify::new());
-        let executor = WatchedTasks { tasks, polled: Arc::downgrade(&polled) };
+        let executor = ConnectionTasks::new(tasks, &polled);
         let within = self.options.connect_timeout;
         let opened = match timeout(within, self.open(lane, executor, polled)).await {
             Ok(opened) => opened,
@@ -148,7 +148,7 @@ impl Dialer {
     async fn open(
         &self,
         lane: Lane,
-        executor: WatchedTasks,
+        executor: ConnectionTasks,
         polled: Arc<Notify>,
     ) -> Result<Option<(http2::SendRequest<Body>, Driver)>, Error> {
         let stream = self.connector.clone().oneshot(self.server.clone()).await;
