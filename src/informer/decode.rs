@@ -1,7 +1,7 @@
 //! Decoding of JSON into cached objects, without building a tree.
 //!
-//! One pass over valid text decodes the metadata, and skips the rest. Malformed metadata are decoded
-//! field by field (`metadata.rs`), and fail only their own object. The error names the field, and the
+//! Valid metadata are decoded in one pass over the text, which skips the rest. Malformed metadata are
+//! decoded field by field (`metadata.rs`), and fail only their own object. The error names the field, and the
 //! parts of the object's identity that could be read.
 
 mod members;

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_told_from_an_object_in_any_order_of_the_fields() {
+    fn status_and_object_are_distinguished_in_any_order_of_the_fields() {
         assert_eq!(of(&format!(r#"{{"metadata":{IDENTITY}}},"kind":"Widget"}}"#)), known(false));
         let status = format!(r#"{{"metadata":{IDENTITY}}},"kind":"Status","apiVersion":"v1"}}"#);
         assert_eq!(of(&status), Some((None, None, true)));
