@@ -1,8 +1,8 @@
 //! Decoding of JSON into cached objects, without building a tree.
 //!
 //! Valid metadata are decoded in one pass over the text, which skips the rest. Malformed metadata are
-//! decoded field by field (`metadata.rs`), and fail only their own object. The error names the field, and the
-//! parts of the object's identity that could be read.
+//! decoded field by field (`metadata.rs`), and fail only their own object. The error names the field,
+//! and the parts of the object's identity that could be read.
 
 mod members;
 mod metadata;
