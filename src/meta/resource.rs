@@ -195,8 +195,7 @@ impl<'a> Resource<'a> {
     ) -> Result<StoredObject, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
-        let write = exchange(self.requester, Method::POST, path, "application/json", object);
-        decoded(&write.await?, StoredObject::without_status)
+        self.write(Method::POST, path, object).await
     }
 
     /// Dry run of a create.
@@ -226,7 +225,8 @@ impl<'a> Resource<'a> {
         key: &ObjectKey,
         object: Bytes,
     ) -> Result<StoredObject, kube::Error> {
-        decoded(&self.put(key, object).await?, StoredObject::without_status)
+        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
+        self.write(Method::PUT, path, object).await
     }
 
     /// Replaces an object like [`Resource::update`]; returns it as it is stored.
@@ -235,12 +235,19 @@ impl<'a> Resource<'a> {
         key: &ObjectKey,
         object: Bytes,
     ) -> Result<Box<RawValue>, kube::Error> {
-        decoded(&self.put(key, object).await?, |body| serde_json::from_slice(body))
+        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
+        request(self.requester, Method::PUT, path, "application/json", object).await
     }
 
-    async fn put(&self, key: &ObjectKey, object: Bytes) -> Result<Bytes, kube::Error> {
-        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
-        exchange(self.requester, Method::PUT, path, "application/json", object).await
+    /// Writes an object, and reads the response without the status.
+    async fn write(
+        &self,
+        method: Method,
+        path: String,
+        object: Bytes,
+    ) -> Result<StoredObject, kube::Error> {
+        let body = exchange(self.requester, method, path, "application/json", object).await?;
+        StoredObject::without_status(&body).map_err(kube::Error::SerdeError)
     }
 
     /// Replaces the status of an object; a conflict if its resourceVersion is not that of `object`.
@@ -352,14 +359,7 @@ async fn request<T: DeserializeOwned>(
     body: Bytes,
 ) -> Result<T, kube::Error> {
     let body = exchange(requester, method, path, content_type, body).await?;
-    decoded(&body, |body| serde_json::from_slice(body))
-}
-
-fn decoded<T>(
-    body: &[u8],
-    decode: impl FnOnce(&[u8]) -> Result<T, serde_json::Error>,
-) -> Result<T, kube::Error> {
-    decode(body).map_err(kube::Error::SerdeError)
+    serde_json::from_slice(&body).map_err(kube::Error::SerdeError)
 }
 
 /// Sends one request with an encoded body, or none, within the deadline, and returns the body of its

@@ -101,15 +101,14 @@ impl<'a> Metadata<'a> {
         let namespace = read(&spans, "metadata.namespace", &mut fields.namespace);
         let uid = read(&spans, "metadata.uid", &mut fields.uid);
         let version = read(&spans, "metadata.resourceVersion", &mut fields.resource_version);
-        let has = [name.is_ok() && namespace.is_ok(), uid.is_ok(), version.is_ok()];
+        let has_key = name.is_ok() && namespace.is_ok();
+        let (has_uid, has_version) = (uid.is_ok(), version.is_ok());
         if let Err(error) = name.and(namespace).and(uid).and(version) {
-            let ObjectError { key, uid, resource_version, .. } = metadata.identified(error.clone());
-            return Err(ObjectError {
-                key: key.filter(|_| has[0]),
-                uid: uid.filter(|_| has[1]),
-                resource_version: resource_version.filter(|_| has[2]),
-                ..error
-            });
+            let mut error = metadata.identified(error);
+            error.key = error.key.filter(|_| has_key);
+            error.uid = error.uid.filter(|_| has_uid);
+            error.resource_version = error.resource_version.filter(|_| has_version);
+            return Err(error);
         }
         let relations = read(&spans, "metadata.deletionTimestamp", &mut fields.deletion_timestamp)
             .and_then(|()| read(&spans, "metadata.labels", &mut fields.labels))
