@@ -28,6 +28,8 @@ mod idle;
 mod memory;
 #[path = "scale/no_op.rs"]
 mod no_op;
+#[path = "scale/noise.rs"]
+mod noise;
 #[path = "scale/objects.rs"]
 mod objects;
 #[path = "scale/process.rs"]

@@ -31,6 +31,7 @@ mod shared_informer;
 mod shared_set;
 mod sorted_objects;
 mod store;
+mod stored_json;
 mod string_map;
 mod subscriber;
 mod subscription;
@@ -76,7 +77,7 @@ use crate::kind::TypeIdentity;
 /// Part of each object that is fetched and kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Projection {
-    /// The whole object: its JSON bytes and a parsed header.
+    /// The whole object: its JSON and a parsed header.
     #[default]
     Full,
     /// Only metadata, as `PartialObjectMetadata`.

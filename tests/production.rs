@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 36] = [
+const DEPENDENCIES: [&str; 37] = [
     "anyhow",
     "aws-lc-rs",
     "axum",
@@ -28,6 +28,7 @@ const DEPENDENCIES: [&str; 36] = [
     "hyper-util",
     "k8s-openapi",
     "kube",
+    "lz4_flex",
     "parking_lot",
     "prometheus-client",
     "rustls",

@@ -14,6 +14,7 @@ cases: sharing, no-op, memory, writes, first-sync, types, idle; all by
   --controllers N[,N…]    sizes of sharing
   --foreign N[,N…]        numbers of foreign objects of sharing
   --types N               number of parent types of sharing; one for each controller by default
+  --bytes N               size of a child's data in no-op, writes and first-sync; 200 by default
   --peer-binary PATH      measure this program instead; it reads KUBECONFIG, and needs --real
   --peer-argument TEXT    argument of that program; may be repeated";
 
@@ -24,6 +25,7 @@ pub(crate) struct Arguments {
     pub(crate) controllers: Vec<usize>,
     pub(crate) foreign: Vec<usize>,
     pub(crate) types: Option<usize>,
+    pub(crate) bytes: usize,
     pub(crate) program: Program,
 }
 
@@ -43,6 +45,7 @@ impl Arguments {
             controllers: Vec::new(),
             foreign: Vec::new(),
             types: None,
+            bytes: 200,
             program: Program::pilotlight(),
         };
         let mut peer: Option<PathBuf> = None;
@@ -59,6 +62,7 @@ impl Arguments {
                 "--simulated" => parsed.server = Some(ServerKind::Simulated),
                 "--controllers" => parsed.controllers = numbers(&value()?)?,
                 "--foreign" => parsed.foreign = numbers(&value()?)?,
+                "--bytes" => parsed.bytes = numbers(&value()?)?[0],
                 "--types" => parsed.types = numbers(&value()?)?.first().copied(),
                 "--peer-binary" => peer = Some(value()?.into()),
                 "--peer-argument" => peer_arguments.push(value()?),

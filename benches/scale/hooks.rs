@@ -23,6 +23,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use crate::noise::noise;
+
 /// Label of each child, by which the bench selects them.
 pub(crate) const CHILD: &str = "bench-child";
 
@@ -149,11 +151,13 @@ impl Record {
 fn answer(revision: &str, parent: &Parent) -> Value {
     let name = &parent.metadata.name;
     let child = |index: usize| {
+        let child = format!("{name}-{index}");
+        let text = noise(parent.spec.bytes, &child);
         json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": format!("{name}-{index}"), "labels": {CHILD: "true"}},
-            "data": {"revision": revision, "filler": "x".repeat(parent.spec.bytes)},
+            "metadata": {"name": child, "labels": {CHILD: "true"}},
+            "data": {"revision": revision, "text": text},
         })
     };
     let children: Vec<_> = (0..parent.spec.children).map(child).collect();

@@ -14,6 +14,7 @@ use crate::{
 
 /// Number of children of a parent.
 const CHILDREN: usize = 3;
+/// Bytes of a foreign object's data.
 const BYTES: usize = 200;
 /// Number of windows in which syncs are counted.
 const WINDOWS: usize = 5;
@@ -22,13 +23,14 @@ pub(crate) async fn run(arguments: &Arguments) {
     let mut harness = Harness::start(arguments, ServerKind::Simulated).await;
     let among = arguments.size(2_000, 20_000);
     for (parents, resync_seconds) in sizes(arguments) {
-        let before = measure(&mut harness, parents, resync_seconds, 0).await;
+        let before = measure(&mut harness, arguments.bytes, parents, resync_seconds, 0).await;
         if parents == arguments.size(200, 1_000) {
             harness.objects.foreign(among, BYTES).await;
-            let measured = measure(&mut harness, parents, resync_seconds, among).await;
+            let measured =
+                measure(&mut harness, arguments.bytes, parents, resync_seconds, among).await;
             harness.objects.no_foreign().await;
             // Again, since the load of the machine changes.
-            let after = measure(&mut harness, parents, resync_seconds, 0).await;
+            let after = measure(&mut harness, arguments.bytes, parents, resync_seconds, 0).await;
             let alone = f64::min(before, after);
             ratio("CPU time of a no-op sync, to no foreign objects", measured, alone);
         }
@@ -44,20 +46,22 @@ fn sizes(arguments: &Arguments) -> Vec<(usize, u32)> {
 /// Returns the least CPU time of a thousand no-op syncs in ms.
 async fn measure(
     harness: &mut Harness,
+    bytes: usize,
     parents: usize,
     resync_seconds: u32,
     foreign: usize,
 ) -> f64 {
     let names = (0..parents).map(|index| (parent(index), None)).collect();
     harness.objects.types(1).await;
-    harness.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    harness.objects.parents(0, names, Children { count: CHILDREN, bytes }).await;
     // Another name for each size, since the period differs.
     let name = format!("every-{resync_seconds}");
     let resync_seconds = Some(resync_seconds);
     let declared = Declared { resync_seconds, ..Declared::new(&name, 0, &harness.hooks) };
     harness.objects.controllers(vec![declared.clone()]).await;
     figure::title(&format!(
-        "no-op syncs: {parents} parents × {CHILDREN} children, {foreign} foreign objects, {}",
+        "no-op syncs: {parents} parents × {CHILDREN} children of {bytes} B, {foreign} foreign objects, \
+         {}",
         harness.server.name()
     ));
     // Another process creates the children: syncs whose times are spread by the writes cost more

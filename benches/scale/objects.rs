@@ -28,7 +28,7 @@ use pilotlight::{
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::hooks::Hooks;
+use crate::{hooks::Hooks, noise::noise};
 
 /// Namespace of parents and children.
 pub(crate) const OWN: &str = "own";
@@ -98,9 +98,8 @@ impl Objects {
     /// Creates foreign objects until there are so many, of about `bytes` each.
     pub(crate) async fn foreign(&mut self, count: usize, bytes: usize) {
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), FOREIGN);
-        let filler = "x".repeat(bytes);
         all((self.foreign..count).map(|index| {
-            let data = BTreeMap::from([("filler".to_owned(), filler.clone())]);
+            let data = BTreeMap::from([("text".to_owned(), noise(bytes, &foreign(index)))]);
             let metadata = ObjectMeta { name: Some(foreign(index)), ..ObjectMeta::default() };
             let object = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
             let api = api.clone();

@@ -13,14 +13,13 @@ use crate::{
 
 /// Number of children of a parent.
 const CHILDREN: usize = 3;
-const BYTES: usize = 200;
 const CONTROLLER: &str = "all";
 
 /// Rewrites all children by another revision of the hook.
 pub(crate) async fn rewrites(arguments: &Arguments) {
     let mut harness = Harness::start(arguments, ServerKind::Real).await;
     let parents = arguments.size(100, 1_000);
-    declare(&mut harness, parents).await;
+    declare(&mut harness, parents, arguments.bytes).await;
     figure::title(&format!(
         "writes: {} children of {parents} parents rewritten, {}",
         parents * CHILDREN,
@@ -50,7 +49,7 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
 pub(crate) async fn first_sync(arguments: &Arguments) {
     let mut harness = Harness::start(arguments, ServerKind::Real).await;
     let parents = arguments.size(500, 10_000);
-    declare(&mut harness, parents).await;
+    declare(&mut harness, parents, arguments.bytes).await;
     figure::title(&format!(
         "first sync: {parents} parents × {CHILDREN} children, {}",
         harness.server.name()
@@ -68,10 +67,10 @@ pub(crate) async fn first_sync(arguments: &Arguments) {
     harness.stop().await;
 }
 
-async fn declare(harness: &mut Harness, parents: usize) {
+async fn declare(harness: &mut Harness, parents: usize, bytes: usize) {
     let names = (0..parents).map(|index| (parent(index), None)).collect();
     harness.objects.types(1).await;
-    harness.objects.parents(0, names, Children { count: CHILDREN, bytes: BYTES }).await;
+    harness.objects.parents(0, names, Children { count: CHILDREN, bytes }).await;
     let declared = Declared::new(CONTROLLER, 0, &harness.hooks);
     harness.objects.controllers(vec![declared]).await;
 }

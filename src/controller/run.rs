@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
 use tokio::{
     select,
     sync::{OwnedSemaphorePermit, mpsc},
@@ -81,7 +82,7 @@ struct EpochRun {
     named: NamedTasks,
     workers: JoinSet<Attempt>,
     slots: Arc<WorkerSlots>,
-    active: HashMap<Id, ActiveReconcile>,
+    active: HashMap<Id, ActiveReconcile, RandomState>,
     context: Context,
     // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
@@ -187,7 +188,7 @@ impl EpochRun {
             named,
             workers: JoinSet::new(),
             slots,
-            active: HashMap::new(),
+            active: HashMap::default(),
             context,
             throttled: RetryGate::default(),
             failures,

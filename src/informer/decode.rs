@@ -9,7 +9,6 @@ mod metadata;
 
 use std::{borrow::Cow, collections::HashSet, fmt, hash::Hash, ops::Range, sync::Arc};
 
-use bytes::Bytes;
 use foldhash::quality::RandomState;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -122,7 +121,7 @@ impl Decoder {
                 let metadata = spans.metadata.map_or("", RawValue::get);
                 self.metadata(metadata, cut(metadata))
             }
-            Projection::Keys => return Ok(Object::new(header, Bytes::new())),
+            Projection::Keys => return Ok(Object::new(header, Vec::new())),
         };
         let kept = match &self.transform {
             None => details(metadata, &mut header).map(|()| json),
@@ -169,7 +168,12 @@ impl Decoder {
     }
 
     /// Returns the object's JSON, without the cut span, and with its type added.
-    fn whole<M>(&self, json: &str, members: &ObjectMembers<M>, cut: Option<Range<usize>>) -> Bytes {
+    fn whole<M>(
+        &self,
+        json: &str,
+        members: &ObjectMembers<M>,
+        cut: Option<Range<usize>>,
+    ) -> Vec<u8> {
         let api_version = if members.has_api_version { "" } else { &self.api_version };
         let kind = if members.has_kind { "" } else { &self.kind };
         let cut = cut.unwrap_or(0..0);
@@ -177,7 +181,7 @@ impl Decoder {
         concat(&["{", api_version, kind, &json[1..cut.start.max(1)], &json[cut.end.max(1)..]])
     }
 
-    fn metadata(&self, text: &str, cut: Option<Range<usize>>) -> Bytes {
+    fn metadata(&self, text: &str, cut: Option<Range<usize>>) -> Vec<u8> {
         let cut = cut.unwrap_or(0..0);
         let (head, tail) = (&text[..cut.start], &text[cut.end..]);
         concat(&["{", &self.api_version, &self.kind, "\"metadata\":", head, tail, "}"])
@@ -230,7 +234,7 @@ fn transformed(
     transform: &Transform,
     json: &[u8],
     header: &mut Header,
-) -> Result<Bytes, ObjectError> {
+) -> Result<Vec<u8>, ObjectError> {
     let object = serde_json::from_slice(json).map_err(|error| syntax(&error))?;
     let object = transform.apply(object).map_err(|error| failure("object", error))?;
     let metadata = object["metadata"].to_string();
@@ -278,12 +282,12 @@ fn failure(field: &'static str, reason: impl fmt::Display) -> ObjectError {
     ObjectError { field, reason, key: None, uid: None, resource_version: None }
 }
 
-fn concat(parts: &[&str]) -> Bytes {
+fn concat(parts: &[&str]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
     for part in parts {
         bytes.extend_from_slice(part.as_bytes());
     }
-    bytes.into()
+    bytes
 }
 
 /// Returns the offset of `inner`, a slice of `outer`, in `outer`.

@@ -120,7 +120,7 @@ fn object(text: &str) {
 /// Returns the cached bytes as a tree, without `managedFields`: a member whose name is repeated or
 /// written with escapes is not cut from the bytes.
 fn parsed(object: &Object) -> Value {
-    let mut tree: Value = serde_json::from_slice(object.json()).expect("what is cached is JSON");
+    let mut tree: Value = serde_json::from_slice(&object.json()).expect("what is cached is JSON");
     if let Some(metadata) = tree["metadata"].as_object_mut() {
         metadata.remove("managedFields");
     }

@@ -136,7 +136,7 @@ impl InformerMetrics {
         registry.register("pilotlight_informer_objects", "Objects cached", self.objects.clone());
         registry.register(
             "pilotlight_informer_cached_bytes",
-            "Bytes of JSON cached, headers not counted",
+            "Bytes of JSON cached, as it is stored, headers not counted",
             self.bytes.clone(),
         );
         registry.register(

@@ -1,16 +1,16 @@
-//! Cached object: its JSON bytes and a small parsed header.
+//! Cached object: its JSON and a small parsed header.
 
 use std::{
     any::Any,
+    borrow::Cow,
     fmt,
     sync::{Arc, OnceLock},
 };
 
-use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
-use super::StringMap;
+use super::{StringMap, stored_json::StoredJson};
 use crate::{guard::GuardedDrop, kind::GroupKind};
 
 /// Namespace and name.
@@ -78,7 +78,7 @@ pub struct Object {
 struct ObjectInner {
     header: Header,
     // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
-    json: Bytes,
+    json: StoredJson,
     whole: bool,
     // Memory estimate; stored, because an object may have thousands of owners.
     accounted: u32,
@@ -122,7 +122,7 @@ impl ObjectKey {
 }
 
 impl Object {
-    pub(super) fn new(header: Header, json: Bytes) -> Self {
+    pub(super) fn new(header: Header, json: Vec<u8>) -> Self {
         Self::of(header, json, true)
     }
 
@@ -131,10 +131,11 @@ impl Object {
         header.generation = 0;
         header.annotations = StringMap::default();
         header.finalizers = Vec::new();
-        Self::of(header, Bytes::new(), false)
+        Self::of(header, Vec::new(), false)
     }
 
-    fn of(header: Header, json: Bytes, whole: bool) -> Self {
+    fn of(header: Header, json: Vec<u8>, whole: bool) -> Self {
+        let json = StoredJson::new(json);
         let accounted = u32::try_from(accounted(&header, &json)).unwrap_or(u32::MAX);
         let decoded = OnceLock::new();
         Self { inner: Arc::new(ObjectInner { header, json, whole, accounted, decoded }) }
@@ -172,7 +173,7 @@ impl Object {
             && mine.resource_version == theirs.resource_version
             // Without a resourceVersion, the content decides.
             && (!mine.resource_version.is_empty()
-                || mine == theirs && self.json() == other.json())
+                || mine == theirs && self.has_json_of(other))
     }
 
     /// Returns the parsed header.
@@ -188,8 +189,34 @@ impl Object {
     /// Returns the object as JSON, with apiVersion and kind.
     /// [`Projection::Metadata`](super::Projection::Metadata) keeps only these two and the metadata.
     /// [`Projection::Keys`](super::Projection::Keys) and a metadata entry keep nothing.
-    pub fn json(&self) -> &Bytes {
-        &self.inner.json
+    ///
+    /// Borrowed if it is shorter than 2 KiB, or compresses badly. Other JSON is stored compressed,
+    /// and each call restores it.
+    pub fn json(&self) -> Cow<'_, [u8]> {
+        self.inner.json.text()
+    }
+
+    /// Returns the length of [`Object::json`], in bytes.
+    #[cfg(feature = "meta")]
+    pub(crate) fn json_len(&self) -> usize {
+        self.inner.json.len()
+    }
+
+    /// Appends [`Object::json`] to `to`.
+    #[cfg(feature = "meta")]
+    pub(crate) fn append_json(&self, to: &mut Vec<u8>) {
+        self.inner.json.append_to(to);
+    }
+
+    /// Returns whether both have the same JSON, without restoring it.
+    pub(crate) fn has_json_of(&self, other: &Self) -> bool {
+        self.inner.json == other.inner.json
+    }
+
+    /// Returns the JSON as it is stored, perhaps compressed. Equal JSON is stored as equal bytes, and
+    /// other JSON as others.
+    pub(crate) fn stored_json(&self) -> &[u8] {
+        self.inner.json.stored()
     }
 
     /// Decodes the whole object.
@@ -198,7 +225,7 @@ impl Object {
     ///
     /// If it does not have the shape of `K`; the error names the field.
     pub fn decode<K: DeserializeOwned>(&self) -> Result<K, serde_json::Error> {
-        serde_json::from_slice(&self.inner.json)
+        serde_json::from_slice(&self.json())
     }
 
     /// Decodes the whole object once: all typed reads of this version share the result. Reads of a
@@ -224,7 +251,7 @@ impl Object {
 }
 
 /// Returns an estimate of the memory that an object takes.
-fn accounted(header: &Header, json: &Bytes) -> usize {
+fn accounted(header: &Header, json: &StoredJson) -> usize {
     // Header of an allocation, rounding and reference counts.
     const ALLOCATION: usize = 24;
     // Pointer, list number and spare room of the store's map.
@@ -237,7 +264,7 @@ fn accounted(header: &Header, json: &Bytes) -> usize {
     let owners = header.owners.iter().map(owner).sum::<usize>();
     let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
     let fixed = size_of::<ObjectInner>() + ALLOCATION + PLACE;
-    fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
+    fixed + strings + maps + owners + finalizers.sum::<usize>() + json.stored().len()
 }
 
 impl fmt::Debug for Object {

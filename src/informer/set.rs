@@ -26,7 +26,7 @@ pub struct InformerStatus {
     pub objects: usize,
     /// Number of objects that are kept as metadata entries only.
     pub entries: usize,
-    /// Cached JSON bytes.
+    /// Bytes of the JSON as it is stored.
     pub bytes: usize,
     /// Estimate of the memory that the objects take, in bytes.
     pub accounted: usize,

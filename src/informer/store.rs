@@ -250,7 +250,7 @@ impl Store {
         self.parts().map(|store| store.shared.entries.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the cached JSON bytes, without headers.
+    /// Returns the bytes of the JSON as it is stored, without headers.
     pub fn bytes(&self) -> usize {
         self.parts().map(|store| store.shared.bytes.load(Ordering::Relaxed)).sum()
     }
@@ -572,12 +572,15 @@ mod tests {
     #[test]
     fn bytes_are_counted_until_nothing_is_left() {
         let store = Store::new();
-        let (small, large) = (fixture("a").object(), fixture("a").label("x", "yyyy").object());
+        let long = serde_json::json!({"long": "y".repeat(4096)});
+        let small = fixture("a").object();
+        let large = fixture("a").set("annotations", long).object();
+        assert!(large.stored_json().len() < large.json().len(), "stored compressed");
 
         put(&store, &small);
         assert_eq!(store.bytes(), small.json().len());
         put(&store, &large);
-        assert_eq!(store.bytes(), large.json().len());
+        assert_eq!(store.bytes(), large.stored_json().len());
         store.remove(large.key());
         assert_eq!(store.bytes(), 0);
 

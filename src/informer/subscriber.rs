@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use foldhash::quality::RandomState;
+
 use super::{
     Header, Interest, Object, ObjectKey, Store, interest::InterestIndex, mailbox::Mailbox,
 };
@@ -19,7 +21,7 @@ pub(super) struct Subscriber {
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
     /// Interests that were set after the join, by their names.
-    pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>>,
+    pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>, RandomState>,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,
@@ -40,7 +42,7 @@ impl Subscriber {
             mailbox: Arc::new(Mailbox::new()),
             deliver,
             whole,
-            moving: HashMap::new(),
+            moving: HashMap::default(),
             fill,
             cursor: Cursor::At(None),
         }

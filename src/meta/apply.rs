@@ -265,7 +265,8 @@ impl PlannedDigests {
             ApplyStrategy::ServerSideApply => {
                 let desired = rules.desired_digest(planned, &rule.manager);
                 let observed = planned.observed().zip(desired);
-                let observed = observed.and_then(|(child, digest)| digest.with_object(&child.json));
+                let observed =
+                    observed.and_then(|(child, digest)| digest.with_object(&child.object.json()));
                 Self { desired, observed }
             }
         }

@@ -73,7 +73,7 @@ pub(crate) struct Child {
     /// Object and version.
     pub(crate) seen: SeenVersion,
     /// The object.
-    pub(crate) json: Bytes,
+    pub(crate) object: Object,
 }
 
 impl Child {
@@ -86,18 +86,8 @@ impl Child {
             uid: header.uid.clone(),
             terminating: header.deletion_timestamp.is_some(),
             seen: SeenVersion::new(&header.uid, &header.resource_version),
-            // A clone of the bytes would leave a count beside them in the cache.
-            json: Bytes::from_owner(ObjectJson(object.clone())),
+            object: object.clone(),
         }
-    }
-}
-
-/// JSON of a cached object.
-struct ObjectJson(Object);
-
-impl AsRef<[u8]> for ObjectJson {
-    fn as_ref(&self) -> &[u8] {
-        self.0.json()
     }
 }
 
@@ -132,7 +122,7 @@ impl PlannedChild<'_> {
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Delete(_) => 0,
-            Self::Compare(child, desired) => child.json.len() + desired.json.len(),
+            Self::Compare(child, desired) => child.object.json_len() + desired.json.len(),
             Self::Create(desired) => desired.json.len(),
         }
     }
@@ -220,7 +210,7 @@ impl ChildContext<'_> {
         match planned {
             PlannedChild::Compare(child, desired) => {
                 let generates = self.ownership.labels_children();
-                Some(ChildDigest::of(&child.json, &desired.json, generates))
+                Some(ChildDigest::of(child.object.stored_json(), &desired.json, generates))
             }
             PlannedChild::Delete(_) | PlannedChild::Create(_) => None,
         }
@@ -234,7 +224,7 @@ impl ChildContext<'_> {
         }
         let written = ChildDigest::of_written(&desired.json, self.ownership.labels_children());
         known.contains(written)
-            && Fingerprint::of_applied(&child.json, &SYSTEM_FIELDS)
+            && Fingerprint::of_applied(&child.object.json(), &SYSTEM_FIELDS)
                 .is_ok_and(|content| known.contains(written.with_content(content)))
     }
 
@@ -278,7 +268,8 @@ impl ChildContext<'_> {
             PlannedChild::Compare(child, desired) => (child, desired),
         };
         let kind = &self.groups[child.group].served.kind;
-        let observed = rewrite::text(&child.json).and_then(serde_json::from_str);
+        let json = child.object.json();
+        let observed = rewrite::text(&json).and_then(serde_json::from_str);
         let mut merged: Value = observed.map_err(|error| {
             format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
         })?;
@@ -306,7 +297,7 @@ impl ChildContext<'_> {
             UpdateMethod::Recreate => WriteStep::Recreate {
                 uid: child.uid.clone(),
                 created: self.new_child(desired.clone())?,
-                observed: child.json.clone(),
+                observed: json.into_owned().into(),
                 merged: body,
             },
             UpdateMethod::InPlace => {
@@ -478,7 +469,10 @@ pub(crate) fn owner_reference(parent: &Parent) -> Value {
 #[cfg(test)]
 pub(crate) mod fixtures {
     use super::*;
-    use crate::kind::{Scope, Subresources, TypeIdentity, VersionOrder};
+    use crate::{
+        informer::fixture::undecoded,
+        kind::{Scope, Subresources, TypeIdentity, VersionOrder},
+    };
 
     pub(crate) fn served(group: &str, plural: &str, kind: &str, scope: Scope) -> Arc<ServedType> {
         Arc::new(ServedType {
@@ -530,7 +524,7 @@ pub(crate) mod fixtures {
                 text("/metadata/uid").unwrap_or(name),
                 text("/metadata/resourceVersion").unwrap_or_default(),
             ),
-            json: serde_json::to_vec(&object).unwrap().into(),
+            object: undecoded(object.to_string()),
         }
     }
 }

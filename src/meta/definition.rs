@@ -162,7 +162,7 @@ impl Definition {
     /// # Errors
     ///
     /// [`Rejection`] names every field that prevents execution.
-    pub(crate) fn parse(kind: ControllerKind, object: &Bytes) -> Result<Self, Rejection> {
+    pub(crate) fn parse(kind: ControllerKind, object: &[u8]) -> Result<Self, Rejection> {
         let value: Value =
             serde_json::from_slice(object).map_err(|error| Rejection::Undecodable {
                 field: "object".to_owned(),

@@ -24,9 +24,9 @@ use super::{FieldManager, digest::digest, fingerprint::Fingerprint};
 pub(crate) struct ChildDigest(u64);
 
 impl ChildDigest {
-    /// Digest of the JSON of a child and of its desired state, to which `generate_selector` adds a
-    /// label.
-    pub(crate) fn of(child: &Bytes, desired: &Bytes, generate_selector: bool) -> Self {
+    /// Digest of the JSON of a child, as it is stored, and of its desired state, to which
+    /// `generate_selector` adds a label.
+    pub(crate) fn of(child: &[u8], desired: &Bytes, generate_selector: bool) -> Self {
         Self(digest((generate_selector, child, desired)))
     }
 
@@ -90,7 +90,7 @@ mod tests {
         let object = json!({
             "metadata": {"name": "a", "uid": uid, "resourceVersion": version}, "data": {"v": data},
         });
-        ChildDigest::of(&object.to_string().into(), &desired.to_owned().into(), false)
+        ChildDigest::of(object.to_string().as_bytes(), &desired.to_owned().into(), false)
     }
 
     #[test]
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn digest_separates_the_child_from_its_desired_state() {
         let of = |child: &str, desired: &str| {
-            let [child, desired] = [child, desired].map(|json| json.to_owned().into());
-            [false, true].map(|generates| ChildDigest::of(&child, &desired, generates))
+            let desired = desired.to_owned().into();
+            [false, true].map(|generates| ChildDigest::of(child.as_bytes(), &desired, generates))
         };
 
         assert_ne!(of("ab", "c"), of("a", "bc"));

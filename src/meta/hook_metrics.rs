@@ -332,8 +332,7 @@ impl HookMetrics {
             url: url.to_owned(),
         };
         let key = SeriesKey { kind, labels };
-        self.families.users().entry(key.clone()).or_default().count += 1;
-        HookSeries { families: self.families.clone(), key }
+        HookSeries::new(self.families.clone(), key)
     }
 }
 
@@ -381,6 +380,48 @@ mod tests {
             assert!(counted.contains(&format!("metacontroller_customize_{name}{{")), "{counted}");
         }
         assert!(!counted.contains("metacontroller_sync_requests_total{"));
+    }
+
+    #[test]
+    fn users_of_a_series_count_in_one_place() {
+        let mut registry = Registry::default();
+        let metrics = HookMetrics::default();
+        metrics.register(&mut registry);
+        let bare = text(&registry);
+        let users = [(); 2]
+            .map(|()| metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/"));
+
+        for user in &users {
+            for status in [StatusCode::OK, StatusCode::OK, StatusCode::BAD_GATEWAY] {
+                let (timer, call) = (user.begin(), user.call());
+                timer.end(Some(status));
+                let is_answered = status == StatusCode::OK;
+                let outcomes = [CallOutcome::ServerError, CallOutcome::Answered];
+                call.end(outcomes[usize::from(is_answered)]);
+                user.unchanged_sync();
+            }
+        }
+
+        let counted = text(&registry);
+        let counts = |name: &str, label: &str, count: usize| {
+            let start = format!("{name}{{");
+            let line = counted.lines().find(|it| it.starts_with(&start) && it.contains(label));
+            let line = line.unwrap_or_else(|| panic!("{name} {label}: {counted}"));
+            assert!(line.ends_with(&format!(" {count}")), "{line}");
+        };
+        counts("metacontroller_sync_requests_total", "code=\"200\"", 4);
+        counts("metacontroller_sync_requests_total", "code=\"502\"", 2);
+        counts("pilotlight_hook_calls_total", "outcome=\"2xx\"", 4);
+        counts("pilotlight_hook_calls_total", "outcome=\"5xx\"", 2);
+        counts("pilotlight_composite_unchanged_syncs_total", "", 6);
+        counts("metacontroller_sync_request_duration_histogram_seconds_count", "", 6);
+        counts("metacontroller_sync_in_flight_requests", "", 0);
+
+        drop(users);
+        assert_eq!(text(&registry), bare);
+        let next = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
+        next.begin().end(Some(StatusCode::OK));
+        assert!(text(&registry).contains("code=\"200\"} 1\n"), "{}", text(&registry));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -47,7 +48,7 @@ pub(crate) struct RelatedObjects {
 struct RelatedState {
     /// Responses by parent, then by uid with revision. Bounded by the revisions of the last sync; a
     /// rollout that ends leaves the response of the latest one.
-    responses: HashMap<Request, HashMap<Arc<str>, CachedRules>>,
+    responses: HashMap<Request, HashMap<Arc<str>, CachedRules>, RandomState>,
     /// Types by the name of their input.
     types: HashMap<String, RelatedType>,
 }

@@ -24,7 +24,7 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::hook_call::{HookResponse, RevisionCall};
+use self::hook_call::{HookResponse, ParentJson, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     apply::Apply,
@@ -270,7 +270,7 @@ impl ParentReconciler {
             related: &related,
         };
         let digest = revisions.as_ref().map_or(0, |revisions| revisions.digest);
-        let call = RevisionCall { json: object.json(), name: None, digest };
+        let call = RevisionCall { json: ParentJson::Cached(object), name: None, digest };
         let response = self.call_hook(hook, call, &rules, objects, last, context).await?;
         if !self.is_served(parent, context) {
             // The type was removed during the call, and other types keep the epoch running.
@@ -326,7 +326,7 @@ impl ParentReconciler {
         match definition.kind {
             ControllerKind::Composite => {
                 let generated = definition.generate_selector;
-                let selector = claim::selector_of(object.json(), &parent.uid, generated);
+                let selector = claim::selector_of(&object.json(), &parent.uid, generated);
                 let selector = selector.map_err(SyncError::Failed)?;
                 Ok(Ownership::Selected { selector, generated })
             }

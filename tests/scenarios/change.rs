@@ -304,7 +304,7 @@ impl Reconciler for StatusWriter {
             return Err("the controller does not watch the type".into());
         };
         let Some(object) = store.get(&request) else { return Ok(Outcome::Done) };
-        let object: serde_json::Value = serde_json::from_slice(object.json())?;
+        let object: serde_json::Value = serde_json::from_slice(&object.json())?;
         let size = &object["spec"]["size"];
         if object["status"]["size"] == *size {
             self.settled.send_replace(size.as_i64().unwrap_or_default());

@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -25,7 +26,7 @@ pub(in crate::controller) struct UnfinishedRequests {
 
 #[derive(Debug, Default)]
 struct Numbers {
-    by_request: HashMap<Request, UnfinishedRequest>,
+    by_request: HashMap<Request, UnfinishedRequest, RandomState>,
     /// The same requests in the order in which they were taken.
     by_number: BTreeMap<u64, Request>,
     last: u64,

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
 use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
@@ -71,9 +72,9 @@ pub(in crate::controller) struct UnconfirmedWrites(Mutex<TrackedWrites>);
 
 #[derive(Debug, Default)]
 struct TrackedWrites {
-    open: HashMap<Request, RequestWrites>,
+    open: HashMap<Request, RequestWrites, RandomState>,
     // Requests in reconcile.
-    active: HashSet<Request>,
+    active: HashSet<Request, RandomState>,
     // Time of the last write.
     latest: Option<Instant>,
     // Time of the next removal of old writes; `None` without writes.

@@ -94,7 +94,7 @@ async fn cache_holds_what_its_projection_says() {
                 let object = context.store(&type_ref)?.get(&request);
                 let object = object.ok_or("not cached")?;
                 let labels = object.header().labels.to_map().len();
-                let json = String::from_utf8_lossy(object.json());
+                let json = String::from_utf8_lossy(&object.json()).into_owned();
                 let has = |field: &str| json.contains(field);
                 let note = (labels, has("\"data\""), has("managedFields"), has("metadata"));
                 log.lock().unwrap().push(format!("{note:?}"));

@@ -38,7 +38,7 @@ impl Store {
         drop(state);
         self.shared.len.fetch_add(1, Ordering::Relaxed);
         self.shared.entries.fetch_add(usize::from(!object.is_whole()), Ordering::Relaxed);
-        self.shared.bytes.fetch_add(object.json().len(), Ordering::Relaxed);
+        self.shared.bytes.fetch_add(object.stored_json().len(), Ordering::Relaxed);
         self.shared.accounted.fetch_add(object.accounted(), Ordering::Relaxed);
         old
     }
@@ -94,7 +94,7 @@ impl Store {
     fn discount(&self, old: &Object) {
         self.shared.len.fetch_sub(1, Ordering::Relaxed);
         self.shared.entries.fetch_sub(usize::from(!old.is_whole()), Ordering::Relaxed);
-        self.shared.bytes.fetch_sub(old.json().len(), Ordering::Relaxed);
+        self.shared.bytes.fetch_sub(old.stored_json().len(), Ordering::Relaxed);
         self.shared.accounted.fetch_sub(old.accounted(), Ordering::Relaxed);
     }
 }

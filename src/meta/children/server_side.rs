@@ -59,7 +59,8 @@ impl ChildContext<'_> {
             PlannedChild::Compare(child, desired) => (child, desired),
         };
         let group = &self.groups[child.group];
-        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+        let json = child.object.json();
+        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
             let why = redaction::decoding(error);
             format!("{} {} is unreadable: {why}", group.served.kind, child.key)
         })?;
@@ -86,7 +87,7 @@ impl ChildContext<'_> {
                 Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
                     created: Write { group: index, key, body, replaces: None, content: None },
-                    observed: child.json.clone(),
+                    observed: json.into_owned().into(),
                     merged: encoded(&wanted),
                 }))
             }
@@ -115,14 +116,15 @@ impl ChildContext<'_> {
         or_contained: bool,
     ) -> Result<bool, String> {
         let digest = self.desired_digest(&PlannedChild::Compare(child, desired.clone()), manager);
-        let digest = digest.and_then(|digest| digest.with_object(&child.json));
+        let json = child.object.json();
+        let digest = digest.and_then(|digest| digest.with_object(&json));
         if digest.is_some_and(|digest| known.contains(digest)) {
             return Ok(true);
         }
         if !or_contained {
             return Ok(false);
         }
-        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
             let why = redaction::decoding(error);
             format!("{} {} is unreadable: {why}", self.groups[child.group].served.kind, child.key)
         })?;

@@ -374,7 +374,7 @@ fn child_that_differs_is_updated_by_its_strategy() {
     assert_eq!(object(update)["metadata"]["resourceVersion"], "1");
     assert_eq!(update.replaces.as_deref(), Some("1"));
     assert_eq!(merged, &update.body, "it is compared by the update that it does not get");
-    assert_eq!(old, &observed.json);
+    assert_eq!(old[..], observed.object.json()[..]);
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&updates[0])], vec![changed.clone()]), []);
 }
 
@@ -424,7 +424,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
         (parent(Some("ns")), groups(UpdateMethod::InPlace), ownership());
     let mut broken = child(0, "a", config_map("a"));
     broken.key.namespace = Some("ns".into());
-    broken.json = "{".into();
+    broken.object = crate::informer::fixture::undecoded("{".to_owned());
     let rules = ChildContext {
         parent: &parent,
         groups: &groups,

@@ -85,11 +85,13 @@ impl WriteStep {
         }
     }
 
-    /// Returns the number of bytes that it sends.
+    /// Returns the number of bytes that it holds.
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Delete { .. } => 0,
-            Self::Recreate { created, merged, .. } => created.body.len() + merged.len(),
+            Self::Recreate { created, merged, observed, .. } => {
+                created.body.len() + merged.len() + observed.len()
+            }
             Self::Create(write) | Self::Update(write) => write.body.len(),
             Self::TransferFields { back: None, .. } => 0,
             Self::TransferFields { back: Some(back), .. } => {

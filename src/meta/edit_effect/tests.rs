@@ -46,7 +46,7 @@ fn decorator() -> Value {
 }
 
 fn parse(kind: ControllerKind, object: &Value) -> Definition {
-    Definition::parse(kind, &object.to_string().into()).unwrap()
+    Definition::parse(kind, object.to_string().as_bytes()).unwrap()
 }
 
 #[track_caller]

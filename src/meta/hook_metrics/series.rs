@@ -1,8 +1,14 @@
 //! Series of one hook, from its first user to its last.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use http::StatusCode;
+use parking_lot::Mutex;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
 use tokio::time::Instant;
 
 use super::{
@@ -13,8 +19,19 @@ use crate::meta::rollout::RolloutHealth;
 
 /// Series of one hook.
 pub(crate) struct HookSeries {
-    pub(super) families: Arc<Families>,
-    pub(super) key: SeriesKey,
+    families: Arc<Families>,
+    key: SeriesKey,
+    handles: Handles,
+}
+
+/// Metrics of a call, which are looked up once: a look-up hashes and copies the labels.
+#[derive(Default)]
+struct Handles {
+    in_flight: OnceLock<Gauge>,
+    duration: OnceLock<Histogram>,
+    requests: Mutex<Vec<(StatusCode, Counter)>>,
+    answered: OnceLock<Counter>,
+    unchanged: OnceLock<Counter>,
 }
 
 /// Call in progress.
@@ -38,12 +55,23 @@ impl CountedCall<'_> {
 
 impl Drop for CountedCall<'_> {
     fn drop(&mut self) {
-        let labels = self.series.calls(self.outcome);
-        self.series.families.calls.get_or_create(&labels).inc();
+        let Self { series, outcome } = self;
+        let counter = || series.families.calls.get_or_create_owned(&series.calls(*outcome));
+        if *outcome == CallOutcome::Answered {
+            series.handles.answered.get_or_init(counter).inc();
+        } else {
+            counter().inc();
+        }
     }
 }
 
 impl HookSeries {
+    /// Returns the first or a further user of the series.
+    pub(super) fn new(families: Arc<Families>, key: SeriesKey) -> Self {
+        families.users().entry(key.clone()).or_default().count += 1;
+        Self { families, key, handles: Handles::default() }
+    }
+
     /// Starts a call that is counted with its outcome.
     pub(crate) fn call(&self) -> CountedCall<'_> {
         CountedCall { series: self, outcome: CallOutcome::Cancelled }
@@ -51,13 +79,13 @@ impl HookSeries {
 
     /// Counts a sync that ended with the response, since nothing had changed.
     pub(crate) fn unchanged_sync(&self) {
-        self.families.unchanged.get_or_create(&self.key.labels).inc();
+        let counter = || self.families.unchanged.get_or_create_owned(&self.key.labels);
+        self.handles.unchanged.get_or_init(counter).inc();
     }
 
     /// Returns another user of the series, which keeps it.
     pub(crate) fn unregistered_copy(&self) -> Self {
-        self.families.users().entry(self.key.clone()).or_default().count += 1;
-        Self { families: self.families.clone(), key: self.key.clone() }
+        Self::new(self.families.clone(), self.key.clone())
     }
 
     /// Sets the gauges of rollouts.
@@ -78,9 +106,37 @@ impl HookSeries {
 
     /// Starts the measurement of a call.
     pub(crate) fn begin(&self) -> CallTimer<'_> {
-        let SeriesKey { kind, labels } = &self.key;
-        self.families.of(*kind).in_flight.get_or_create(labels).inc();
+        self.in_flight().inc();
         CallTimer { series: self, since: Instant::now() }
+    }
+
+    fn in_flight(&self) -> &Gauge {
+        let SeriesKey { kind, labels } = &self.key;
+        let gauge = || self.families.of(*kind).in_flight.get_or_create_owned(labels);
+        self.handles.in_flight.get_or_init(gauge)
+    }
+
+    fn duration(&self) -> &Histogram {
+        let durations = &self.families.of(self.key.kind).durations;
+        self.handles.duration.get_or_init(|| durations.get_or_create_owned(&self.durations()))
+    }
+
+    /// Counts a response with its status.
+    fn responded(&self, status: StatusCode) {
+        let mut known = self.handles.requests.lock();
+        if let Some((_, counter)) = known.iter().find(|(code, _)| *code == status) {
+            counter.inc();
+            return;
+        }
+        let code = status.as_str();
+        let requests = &self.families.of(self.key.kind).requests;
+        let counter = requests.get_or_create_owned(&self.requests(code));
+        counter.inc();
+        known.push((status, counter));
+        drop(known);
+        if let Some(users) = self.families.users().get_mut(&self.key) {
+            users.codes.insert(code.to_owned());
+        }
     }
 
     /// Returns the gauge of the tasks that drive its connections.
@@ -121,23 +177,15 @@ impl CallTimer<'_> {
     /// Ends the measurement with the status of the response, if there is one.
     pub(crate) fn end(self, status: Option<StatusCode>) {
         let Some(status) = status else { return };
-        let series = self.series;
-        let code = status.as_str().to_owned();
-        let took = self.since.elapsed().as_secs_f64();
-        let families = series.families.of(series.key.kind);
-        families.durations.get_or_create(&series.durations()).observe(took);
-        families.requests.get_or_create(&series.requests(&code)).inc();
-        if let Some(users) = series.families.users().get_mut(&series.key) {
-            users.codes.insert(code);
-        }
+        self.series.duration().observe(self.since.elapsed().as_secs_f64());
+        self.series.responded(status);
     }
 }
 
 impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
         // An abandoned call is counted down as well.
-        let SeriesKey { kind, labels } = &self.series.key;
-        self.series.families.of(*kind).in_flight.get_or_create(labels).dec();
+        self.series.in_flight().dec();
     }
 }
 

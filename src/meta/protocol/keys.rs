@@ -8,16 +8,16 @@ use std::{cmp::Ordering, fmt};
 use serde::Serialize;
 
 use crate::{
-    informer::ObjectKey,
+    informer::{Object, ObjectKey},
     kind::{Scope, ServedType},
     meta::{HookVersion, children::Parent, related::RelatedGroup},
 };
 
-/// Objects of a type, with their JSON.
-pub(super) type TypeObjects<'a> = (&'a ServedType, Vec<(&'a ObjectKey, &'a [u8])>);
+/// Objects of a type.
+pub(super) type TypeObjects<'a> = (&'a ServedType, Vec<(&'a ObjectKey, &'a Object)>);
 
 pub(super) fn members_of(group: &RelatedGroup) -> TypeObjects<'_> {
-    let members = group.objects.iter().map(|object| (object.key(), &object.json()[..]));
+    let members = group.objects.iter().map(|object| (object.key(), object));
     (&group.served, members.collect())
 }
 
@@ -41,16 +41,16 @@ pub(super) fn push_groups(
         let scope = served.identity.scope;
         let keyed = members
             .iter()
-            .filter_map(|(key, json)| Some((MemberKey::of(version, parent, scope, key)?, *json)));
+            .filter_map(|(key, it)| Some((MemberKey::of(version, parent, scope, key)?, *it)));
         let mut keyed: Vec<_> = keyed.collect();
         keyed.sort_by(|(one, _), (other, _)| one.compare(other));
-        for (position, (key, json)) in keyed.iter().enumerate() {
+        for (position, (key, object)) in keyed.iter().enumerate() {
             if position > 0 {
                 body.push(b',');
             }
             push_text(body, format_args!("{key}"));
             body.push(b':');
-            body.extend_from_slice(json);
+            object.append_json(body);
         }
         body.push(b'}');
     }

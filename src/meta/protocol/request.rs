@@ -27,7 +27,7 @@ pub(crate) fn sync_request(
 ) -> Vec<u8> {
     let ObservedObjects { groups, absent, children, related } = observed;
     let names = names(kind);
-    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, observed));
+    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json.len(), observed));
     body.extend_from_slice(b"{\"controller\":");
     body.extend_from_slice(controller);
     push_field(&mut body, names.parent);
@@ -36,7 +36,7 @@ pub(crate) fn sync_request(
     let mut members = Vec::with_capacity(groups.len());
     for (index, group) in groups.iter().enumerate() {
         let children = children.iter().filter(|child| child.group == index);
-        let children = children.map(|child| (&child.key, &child.json[..]));
+        let children = children.map(|child| (&child.key, &child.object));
         members.push((&*group.served, children.collect()));
     }
     members.extend(absent.iter().map(|served| (&**served, Vec::new())));
@@ -75,17 +75,17 @@ pub(crate) fn customize_request(controller: &[u8], parent_json: &[u8]) -> Vec<u8
     parts.concat()
 }
 
-/// Bytes to reserve for a request: a few more than it has.
+/// Bytes to reserve for a request, for a parent of so many: a few more than it has.
 pub(crate) fn sync_request_bytes(
     controller: &[u8],
-    parent_json: &[u8],
+    parent: usize,
     observed: ObservedObjects<'_>,
 ) -> usize {
-    let children = observed.children.iter().map(|child| (child.json.len(), &child.key));
+    let children = observed.children.iter().map(|child| (child.object.json_len(), &child.key));
     let related = observed.related.iter().flat_map(|group| &group.objects);
-    let related = related.map(|object| (object.json().len(), object.key()));
+    let related = related.map(|object| (object.json_len(), object.key()));
     let size: usize = children.chain(related).map(|(json, key)| json + key.name.len() + 80).sum();
-    controller.len() + parent_json.len() + size + 256
+    controller.len() + parent + size + 256
 }
 
 #[cfg(test)]
@@ -183,6 +183,27 @@ mod tests {
                 found.map(|(name, group)| (name.clone(), json!(keys(group)))).collect();
             assert_eq!(found, expected, "{version:?} {namespace:?}");
         }
+    }
+
+    #[test]
+    fn long_child_is_sent_as_it_was_stored() {
+        let long = json!({"metadata": {"name": "a"}, "data": {"text": "x".repeat(4096)}});
+        let children = [child(0, "a", long.clone()), child(0, "b", json!({}))];
+        let objects = ObservedObjects {
+            groups: &groups(UpdateMethod::OnDelete),
+            absent: &[],
+            children: &children,
+            related: &[],
+        };
+
+        let (kind, hook) = (ControllerKind::Composite, HookKind::Sync);
+        let (version, parent) = (HookVersion::V2, parent(None));
+        let request = sync_request(kind, hook, version, b"{}", &parent, b"{}", objects);
+
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let sent = request["children"].as_object().unwrap().values().next().unwrap();
+        assert_eq!(sent, &json!({"a": long, "b": {}}));
+        assert!(children[0].object.stored_json().len() < children[0].object.json_len());
     }
 
     #[test]

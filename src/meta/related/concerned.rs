@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::quality::RandomState;
+
 use crate::{
     controller::Request,
     informer::{Delta, Interest, InterestIndex, Object},
@@ -10,7 +12,7 @@ use crate::{
 /// Parents whose rules name a type, with their interests in its objects.
 #[derive(Debug, Default)]
 pub(super) struct ConcernedParents {
-    pub(super) parents: HashMap<Request, Vec<Interest>>,
+    pub(super) parents: HashMap<Request, Vec<Interest>, RandomState>,
     index: InterestIndex<Request>,
 }
 

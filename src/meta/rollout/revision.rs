@@ -85,7 +85,7 @@ impl Revision {
             children: Option<Vec<RevisionChildren>>,
         }
         let header = object.header();
-        let content: StoredRevision = serde_json::from_slice(object.json()).map_err(|error| {
+        let content: StoredRevision = serde_json::from_slice(&object.json()).map_err(|error| {
             format!(
                 "ControllerRevision {} is unreadable: {}",
                 object.key(),

@@ -45,8 +45,9 @@ fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
             "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
         },
     });
-    let definition =
-        Arc::new(Definition::parse(ControllerKind::Composite, &object.to_string().into()).unwrap());
+    let definition = Arc::new(
+        Definition::parse(ControllerKind::Composite, object.to_string().as_bytes()).unwrap(),
+    );
     let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });

@@ -205,7 +205,7 @@ fn cached_status(object: &Object) -> ControllerStatus {
         #[serde(default)]
         status: Option<Value>,
     }
-    let partial: Option<PartialObject> = serde_json::from_slice(object.json()).ok();
+    let partial: Option<PartialObject> = serde_json::from_slice(&object.json()).ok();
     let status = partial.and_then(|partial| partial.status).unwrap_or_default();
     serde_json::from_value(status).unwrap_or_default()
 }

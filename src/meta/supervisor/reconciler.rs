@@ -194,7 +194,7 @@ impl DeclarationReconciler {
 
     /// Returns the definition of an object, with the options of the process.
     fn definition(&self, object: &Object) -> Result<Definition, Rejection> {
-        let definition = Definition::parse(self.kind, object.json())?;
+        let definition = Definition::parse(self.kind, &object.json())?;
         let (strategy, manager) = (self.options.apply_strategy, &self.options.field_manager);
         let definition = definition.or_apply(strategy, manager);
         Ok(Definition {

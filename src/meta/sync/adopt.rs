@@ -97,7 +97,7 @@ impl ClaimWrite<'_> {
     /// Removes the parent from the owners.
     async fn release(&self) -> Result<(), SyncError> {
         let Self { parent, served, object, .. } = self;
-        let patch = owners_patch(&served.kind, object.header(), object.json(), |owners| {
+        let patch = owners_patch(&served.kind, object.header(), &object.json(), |owners| {
             owners.retain(|owner| owner["uid"] != *parent.uid);
         })?;
         match self.resource.merge_patch(object.key(), None, &patch).await {
@@ -131,7 +131,7 @@ impl ClaimWrite<'_> {
         {
             return Ok(None);
         }
-        let patch = owners_patch(&served.kind, header, live.json(), |owners| {
+        let patch = owners_patch(&served.kind, header, &live.json(), |owners| {
             owners.push(owner_reference(parent))
         })?;
         match self.resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
@@ -215,7 +215,7 @@ mod tests {
     fn a_change_of_owners_keeps_the_others() {
         let object = config_map();
 
-        let patch = owners_patch("ConfigMap", object.header(), object.json(), |owners| {
+        let patch = owners_patch("ConfigMap", object.header(), &object.json(), |owners| {
             owners.push(json!({"uid": "parent"}));
         });
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CountedHook, ParentReconciler, RevisionCall, SyncError};
+use super::{CountedHook, ParentJson, ParentReconciler, RevisionCall, SyncError};
 use crate::{
     controller::Context,
     informer::Object,
@@ -41,7 +41,7 @@ impl ParentReconciler {
         };
         let uids: Vec<_> = older.iter().map(|older| older.call().parent(parent).uid).collect();
         let kept = related.rules_of_older(&parent.key, &parent.uid, &uids);
-        let latest = RevisionCall { json: object.json(), name: None, digest: 0 };
+        let latest = RevisionCall { json: ParentJson::Cached(object), name: None, digest: 0 };
         let rules = self.rules(hook, parent, latest, context).await?;
         let mut all = vec![Arc::clone(&rules)];
         all.extend(kept);
@@ -131,7 +131,7 @@ impl ParentReconciler {
         parent: &Parent,
         called: RevisionCall<'_>,
     ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
-        let declared = Fingerprint::of_declared(called.json)
+        let declared = Fingerprint::of_declared(&called.json.text())
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
         let uid = called.parent(parent).uid;
         Ok((declared, self.parents.related.response(&parent.key, &uid, declared)))
@@ -154,7 +154,7 @@ impl ParentReconciler {
         let controller = &self.definition.controller;
         let bytes = controller.len() + called.json.len() + 256;
         let room = self.reserve(bytes, context).await?;
-        let request = protocol::customize_request(controller, called.json);
+        let request = protocol::customize_request(controller, &called.json.text());
         let (body, call) = self.exchange(hook, revised, request, room, context).await?;
         let rules = {
             let _permit = self.budget.decode_permit(body.len()).await;
@@ -186,6 +186,7 @@ fn union(all: &[SharedRules]) -> Vec<RelatedRule> {
 impl OlderParent {
     /// Returns the call of a hook for the parent as of this revision.
     fn call(&self) -> RevisionCall<'_> {
-        RevisionCall { json: &self.json, name: Some(&self.revision.key.name), digest: 0 }
+        let json = ParentJson::Older(&self.json);
+        RevisionCall { json, name: Some(&self.revision.key.name), digest: 0 }
     }
 }

@@ -132,7 +132,7 @@ impl ParentReconciler {
     ) -> Result<DecorationResult, SyncError> {
         let has_status = parent.served.subresources.status;
         let plan = |decoration| {
-            decoration::writes(object.json(), decoration, has_status).map_err(|error| {
+            decoration::writes(&object.json(), decoration, has_status).map_err(|error| {
                 let why = redaction::decoding(error);
                 SyncError::Failed(format!("the object is unreadable: {why}"))
             })

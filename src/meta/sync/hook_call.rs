@@ -1,10 +1,13 @@
 //! Call of a hook for one parent: request within the budget, and check of the response.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
+    informer::Object,
     meta::{
         Definition, HookKind,
         budget::Reservation,
@@ -45,11 +48,39 @@ pub(super) struct CheckedResponse {
     pub(super) finalized: bool,
 }
 
+/// JSON of a parent as of one revision. That of a cached object is restored for each use, since it
+/// may be long, and a call waits.
+#[derive(Clone, Copy)]
+pub(super) enum ParentJson<'a> {
+    /// The current parent, as cached.
+    Cached(&'a Object),
+    /// The parent as of an older revision.
+    Older(&'a [u8]),
+}
+
+impl<'a> ParentJson<'a> {
+    /// Returns the length of the text, in bytes.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::Cached(object) => object.json_len(),
+            Self::Older(json) => json.len(),
+        }
+    }
+
+    /// Returns the text.
+    pub(super) fn text(self) -> Cow<'a, [u8]> {
+        match self {
+            Self::Cached(object) => object.json(),
+            Self::Older(json) => json.into(),
+        }
+    }
+}
+
 /// Parent that a hook is called for, as of one revision.
 #[derive(Clone, Copy)]
 pub(super) struct RevisionCall<'a> {
     /// The parent, encoded.
-    pub(super) json: &'a Bytes,
+    pub(super) json: ParentJson<'a>,
     /// Name of the revision; `None` for the current parent.
     pub(super) name: Option<&'a str>,
     /// Digest of the observed revisions; 0 without any.
@@ -120,7 +151,8 @@ impl ParentReconciler {
     ) -> Result<HookResponse, SyncError> {
         let ChildContext { parent, groups, missing, .. } = *rules;
         let definition = &*self.definition;
-        let bytes = protocol::sync_request_bytes(&definition.controller, called.json, objects);
+        let bytes =
+            protocol::sync_request_bytes(&definition.controller, called.json.len(), objects);
         let room = self.reserve(bytes, context).await?;
         let request = protocol::sync_request(
             definition.kind,
@@ -128,7 +160,7 @@ impl ParentReconciler {
             hook.rule.version,
             &definition.controller,
             parent,
-            called.json,
+            &called.json.text(),
             objects,
         );
         let digest = ObservedDigest::of(&request, groups, missing, called.digest);

@@ -49,7 +49,7 @@ impl ParentReconciler {
             return Ok(true);
         }
         let wanted = WantedStatus::new(status, object.header().generation)?;
-        let known = status_of(object.json())?;
+        let known = status_of(&object.json())?;
         if known == Some(wanted.fingerprint) {
             return Ok(true);
         }
@@ -64,7 +64,7 @@ impl ParentReconciler {
         }
         context.release_slot();
         let resource = Resource::new(context.requester(), &parent.served);
-        let mut body = wanted.within(object.json())?;
+        let mut body = wanted.within(&object.json())?;
         let mut other = None;
         for attempt in 0..STATUS_ATTEMPTS {
             if attempt > 0 {

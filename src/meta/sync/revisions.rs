@@ -92,12 +92,12 @@ impl ParentReconciler {
             );
         }
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
-        let seen: Vec<_> = objects.iter().map(|object| &object.json()[..]).collect();
+        let seen: Vec<_> = objects.iter().map(Object::stored_json).collect();
         let digest = digest(&seen);
         let observed: Result<Vec<_>, _> = objects.iter().map(Revision::read).collect();
         let observed = observed.map_err(SyncError::Failed)?;
-        let _permit = self.budget.decode_permit(object.json().len()).await;
-        let json: Value = serde_json::from_slice(object.json()).map_err(|error| {
+        let _permit = self.budget.decode_permit(object.json_len()).await;
+        let json: Value = serde_json::from_slice(&object.json()).map_err(|error| {
             SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
         })?;
         let fields = &definition.revision_fields;
@@ -168,9 +168,10 @@ impl ParentReconciler {
             if !alive {
                 break;
             }
-            let patch = owners_patch("ControllerRevision", live.header(), live.json(), |owners| {
-                owners.push(owner_reference(parent));
-            })?;
+            let patch =
+                owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
+                    owners.push(owner_reference(parent));
+                })?;
             match resource.merge_patch::<Box<RawValue>>(key, None, &patch).await {
                 Ok(stored) => {
                     let object = Object::from_json(stored.get(), served);
@@ -272,7 +273,7 @@ impl ParentReconciler {
             Some(_) => Err(SyncError::of_write(&doing, &error)),
             None => {
                 let mut patch =
-                    owners_patch("ControllerRevision", live.header(), live.json(), |owners| {
+                    owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
                         owners.push(owner_reference(parent));
                     })?;
                 patch["children"] = json!(children);

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     ParentReconciler, SyncError,
-    hook_call::{CheckedResponse, HookResponse, RevisionCall},
+    hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
     report::subject,
     revisions::Revisions,
 };
@@ -77,7 +77,7 @@ impl ParentReconciler {
             }
             let related = related.next().map_or(&[][..], Vec::as_slice);
             let call = RevisionCall {
-                json: &older.json,
+                json: ParentJson::Older(&older.json),
                 name: Some(&older.revision.key.name),
                 digest: revisions.digest,
             };
@@ -241,7 +241,7 @@ impl<'a> RollingChildren<'a> {
 
     /// Returns the bytes of the largest child, observed and desired.
     fn largest(&self, desired: &[DesiredChild]) -> usize {
-        let observed = self.rules.observed.iter().map(|child| child.json.len());
+        let observed = self.rules.observed.iter().map(|child| child.object.json_len());
         let desired = desired.iter().map(|desired| desired.json.len());
         observed.max().unwrap_or_default() + desired.max().unwrap_or_default()
     }
@@ -300,11 +300,12 @@ impl<'a> RollingChildren<'a> {
             AssignedRevision::Latest | AssignedRevision::Unassigned => true,
         };
         let rule = self.groups[child.group].1;
-        let ready = match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.json))) {
-            Some((rule, Ok(json))) => readiness(&json, rule),
-            Some((_, Err(_))) => Err("is unreadable".to_owned()),
-            None => Ok(()),
-        };
+        let ready =
+            match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.object.json()))) {
+                Some((rule, Ok(json))) => readiness(&json, rule),
+                Some((_, Err(_))) => Err("is unreadable".to_owned()),
+                None => Ok(()),
+            };
         // The child may have been updated while children were not updated one at a time.
         let is_newer = match assigned {
             AssignedRevision::Older(at) => !is_own || self.includes(id, latest, &older[at]),

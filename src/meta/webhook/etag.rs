@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 use http::{HeaderMap, HeaderValue, header};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
@@ -112,7 +113,7 @@ struct Responses {
     budget: ControllerBudget,
     bytes: usize,
     // Responses for a parent, by its uid and the name of an older revision, if any.
-    by_parent: HashMap<Request, BTreeMap<Box<str>, ResponseEntry>>,
+    by_parent: HashMap<Request, BTreeMap<Box<str>, ResponseEntry>, RandomState>,
     // The smallest number is the oldest entry, and the first to expire.
     by_age: BTreeMap<u64, (Request, Box<str>)>,
     next: u64,
@@ -128,7 +129,7 @@ struct ResponseEntry {
 
 impl Responses {
     fn new(lifetime: Option<Duration>, budget: ControllerBudget) -> Self {
-        let (by_parent, by_age) = (HashMap::new(), BTreeMap::new());
+        let (by_parent, by_age) = (HashMap::default(), BTreeMap::new());
         Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }
     }
 

@@ -94,7 +94,7 @@ impl ObjectState {
         let content = content.as_ref().filter(|_| version.is_empty());
         (uid, version) == (&header.uid, &header.resource_version)
             && content.is_none_or(|content| match cached.is_whole() {
-                true => content.json() == cached.json(),
+                true => content.has_json_of(cached),
                 false => content.reduced().header() == header,
             })
     }
