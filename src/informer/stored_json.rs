@@ -13,8 +13,8 @@ const SHORTEST: usize = 2048;
 /// Least saving, as a divisor of the length: less is not worth the time of a read.
 const LEAST_SAVING: usize = 8;
 
-/// JSON as the store keeps it. Equal texts are stored as equal bytes, and others as others: a block
-/// of LZ4 that begins as JSON does, with a brace, is that of a text which begins with two.
+/// JSON as the store keeps it. Equal texts are stored as equal bytes, and others as others: in a
+/// block of LZ4 that begins with a brace, as JSON does, that of its own text is next.
 #[derive(PartialEq, Eq)]
 pub(super) struct StoredJson {
     // Compressed if they are fewer than the bytes of the text.
