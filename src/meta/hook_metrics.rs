@@ -364,11 +364,15 @@ mod tests {
         text
     }
 
+    fn registered() -> (Registry, HookMetrics) {
+        let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
+        metrics.register(&mut registry);
+        (registry, metrics)
+    }
+
     #[test]
     fn series_of_a_customize_hook_have_their_own_names() {
-        let mut registry = Registry::default();
-        let metrics = HookMetrics::default();
-        metrics.register(&mut registry);
+        let (registry, metrics) = registered();
 
         let series = metrics.series(HookKind::Customize, "c", "CompositeController", "http://x/");
         series.begin().end(Some(StatusCode::OK));
@@ -384,20 +388,20 @@ mod tests {
 
     #[test]
     fn users_of_a_series_count_in_one_place() {
-        let mut registry = Registry::default();
-        let metrics = HookMetrics::default();
-        metrics.register(&mut registry);
+        let (registry, metrics) = registered();
         let bare = text(&registry);
         let users = [(); 2]
             .map(|()| metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/"));
 
         for user in &users {
-            for status in [StatusCode::OK, StatusCode::OK, StatusCode::BAD_GATEWAY] {
+            for (status, outcome) in [
+                (StatusCode::OK, CallOutcome::Answered),
+                (StatusCode::OK, CallOutcome::Answered),
+                (StatusCode::BAD_GATEWAY, CallOutcome::ServerError),
+            ] {
                 let (timer, call) = (user.begin(), user.call());
                 timer.end(Some(status));
-                let is_answered = status == StatusCode::OK;
-                let outcomes = [CallOutcome::ServerError, CallOutcome::Answered];
-                call.end(outcomes[usize::from(is_answered)]);
+                call.end(outcome);
                 user.unchanged_sync();
             }
         }
@@ -426,9 +430,7 @@ mod tests {
 
     #[test]
     fn series_have_metacontrollers_names_and_are_removed_with_their_controller() {
-        let mut registry = Registry::default();
-        let metrics = HookMetrics::default();
-        metrics.register(&mut registry);
+        let (registry, metrics) = registered();
         let bare = text(&registry);
 
         let (old, new) = (
