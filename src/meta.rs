@@ -23,6 +23,7 @@ mod equal_children;
 mod field_transfer;
 mod finalizer;
 mod fingerprint;
+mod foreign_objects;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hook;
@@ -75,6 +76,7 @@ pub use customize::CustomizeLimits;
 pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
 pub use definition::{Definition, MAX_OWNER_DEPTH};
 pub(crate) use endpoint::EndpointRule;
+pub(crate) use foreign_objects::ForeignObjects;
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;

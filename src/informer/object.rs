@@ -248,6 +248,11 @@ impl Object {
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.inner.header.owners.iter().find(|owner| owner.controller)
     }
+
+    /// Returns whether the controller of the object has this uid.
+    pub(crate) fn is_controlled_by(&self, uid: &str) -> bool {
+        self.controller().is_some_and(|owner| *owner.uid == *uid)
+    }
 }
 
 /// Returns an estimate of the memory that an object takes.

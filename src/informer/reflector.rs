@@ -30,7 +30,12 @@ use super::{
     shared_informer::{SharedInformer, StoreChange},
     wire::{InformerRequests, ListSlot},
 };
-use crate::{duration::doubled, guard, kind::VersionOrder, redaction};
+use crate::{
+    duration::{after, doubled},
+    guard,
+    kind::VersionOrder,
+    redaction,
+};
 
 /// Time in which subscribers that need objects whole share one list.
 const FILL_DELAY: Duration = Duration::from_millis(100);
@@ -60,6 +65,8 @@ pub(super) struct Reflector {
     before_fill: Option<ResumeVersion>,
     /// Failures of such lists in a row.
     failed_fills: u32,
+    /// Time before which no such list follows a failed one.
+    next_fill: Option<Instant>,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
@@ -116,6 +123,7 @@ impl Reflector {
             resume_version: None,
             before_fill: None,
             failed_fills: 0,
+            next_fill: None,
             listing,
             long_lines: (0, String::new()),
             due_check: None,
@@ -181,12 +189,11 @@ impl Reflector {
             NextRequest::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(classified.cause);
-        if let Some(before) = self.before_fill.take() {
+        // Without a position, deletions of this moment would be missed.
+        if let Some(before) = self.before_fill.take().filter(ResumeVersion::is_position) {
             // The list of one subscriber must not delay the changes of all others: the watch
             // continues, and the list is retried later.
-            warn!(error = %failure, "list of whole objects failed");
-            self.failed_fills = self.failed_fills.saturating_add(1);
-            self.informer.repeat_fill();
+            self.fill_failed(&failure, classified.pace);
             self.resume_version = Some(before);
             return;
         }
@@ -224,12 +231,23 @@ impl Reflector {
         }
     }
 
-    /// Returns the time for which a request for whole objects waits before its list.
-    fn fill_delay(&self) -> Duration {
-        match self.failed_fills.checked_sub(1) {
-            None => FILL_DELAY,
-            Some(before) => doubled(FIRST_FILL_RETRY, before, LAST_FILL_RETRY),
+    /// Reports the first failure of a list of whole objects, and sets the time of the next one.
+    fn fill_failed(&mut self, failure: &RequestFailure, pace: RequestPace) {
+        match self.failed_fills {
+            0 => warn!(error = %failure, "list of whole objects failed"),
+            _ => debug!(error = %failure, "list of whole objects failed again"),
         }
+        let wait = doubled(FIRST_FILL_RETRY, self.failed_fills, LAST_FILL_RETRY);
+        let wait = match pace {
+            RequestPace::After(refused) => wait.max(refused),
+            RequestPace::Prompt
+            | RequestPace::Quick
+            | RequestPace::Slow
+            | RequestPace::Forbidden => wait,
+        };
+        self.failed_fills = self.failed_fills.saturating_add(1);
+        self.next_fill = Some(after(Instant::now(), wait));
+        self.informer.repeat_fill();
     }
 
     fn report(&self, failure: &RequestFailure, classified: Classification) {

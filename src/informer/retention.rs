@@ -41,15 +41,15 @@ impl Retention {
         self.next_end()
     }
 
-    /// Ends the interests whose linger time is over; returns whether there are any.
-    pub(super) fn expire(&mut self) -> bool {
+    /// Ends the interests whose linger time is over, and returns them.
+    pub(super) fn expire(&mut self) -> Vec<Interest> {
         let now = Instant::now();
-        let mut expired = false;
+        let mut expired = Vec::new();
         while let Some((_, whole)) = self.lingering.pop_front_if(|(deadline, _)| *deadline <= now) {
             for interest in &whole {
                 self.index.remove(interest, &());
             }
-            expired = true;
+            expired.extend(whole);
         }
         expired
     }

@@ -334,20 +334,21 @@ impl SharedInformer {
 
     /// Reduces the objects that no interest keeps whole any more; for the informer's own task.
     pub(super) async fn reduce(&self) {
-        {
+        let expired = {
             let mut state = self.lock();
             let expired = state.retention.expire();
             self.retained_until.send_replace(state.retention.next_end());
-            if !expired {
-                return;
-            }
+            expired
+        };
+        if expired.is_empty() {
+            return;
         }
         let mut cursor = None;
         loop {
             {
                 let state = self.lock();
-                let everything = [Interest::Everything];
-                let scanned = self.store.after(cursor.as_ref(), &everything, REDUCED);
+                // By index, if all are in objects with an owner of a kind.
+                let scanned = self.store.after(cursor.as_ref(), &expired, REDUCED);
                 for object in scanned.objects {
                     if object.is_whole() && !state.retention.keeps(object.header()) {
                         self.store.reduce(&object);

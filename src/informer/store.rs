@@ -157,10 +157,8 @@ impl Store {
 
     /// Returns the whole objects that name `uid` as their controller, by index.
     pub fn controlled_by(&self, uid: &str) -> Vec<Object> {
-        let is_controlled =
-            |object: &Object| object.controller().is_some_and(|owner| *owner.uid == *uid);
         let mut owned = self.owned_by(uid);
-        owned.retain(is_controlled);
+        owned.retain(|object| object.is_controlled_by(uid));
         owned
     }
 
@@ -172,6 +170,24 @@ impl Store {
             let owned = state.objects.owned_by(uid).iter();
             let owned = owned.filter(|object| store.keeps(object)).cloned().collect();
             store.updated(&state, owned, |object| owns(object) && store.keeps(object))
+        })
+    }
+
+    /// Returns the whole objects that name `uid` as their controller and the orphans that a selection
+    /// selects, at one moment: an object that gains or loses its controller meanwhile is there once.
+    pub(crate) fn claimable_by(&self, uid: &str, orphans: Option<&Selection>) -> Vec<Object> {
+        let orphans = orphans.map(|selection| Interest::Orphans(selection.clone()));
+        self.of_parts(|store| {
+            let state = store.read();
+            let is_own = |object: &Object| object.is_controlled_by(uid) && store.keeps(object);
+            let owned = state.objects.owned_by(uid).iter();
+            let mut found: Vec<_> = owned.filter(|object| is_own(object)).cloned().collect();
+            found.extend(orphans.iter().flat_map(|it| state.objects.concerned_by(it)));
+            let is_orphan =
+                |it: &Object| orphans.as_ref().is_some_and(|of| of.concerns(it.header()));
+            let found = store.updated(&state, found, |it| is_own(it) || is_orphan(it));
+            drop(state);
+            found.into_iter().map(|object| store.view(object)).collect()
         })
     }
 
@@ -502,6 +518,28 @@ mod tests {
         assert_eq!(names(store.orphans(&all(Some("ns")))), ["ns/b", "ns/c"]);
         assert_eq!(names(store.orphans(&all(None))), ["ns/b", "ns/c", "other/d"]);
         assert_eq!(names(store.in_namespace("nowhere").unwrap()), [""; 0]);
+    }
+
+    #[test]
+    fn object_that_gains_and_loses_its_controller_is_claimable_once_at_each_moment() {
+        let store = Store::new();
+        let (owned, orphan) = (fixture("a").controller("p").object(), fixture("a").object());
+        put(&store, &owned);
+        let is_read = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_read.load(Ordering::Relaxed) {
+                    put(&store, &orphan);
+                    put(&store, &owned);
+                }
+            });
+            let claimable = || store.claimable_by("p", Some(&all(Some("ns")))).len();
+            let wrong = (0..20_000).map(|_| claimable()).find(|found| *found != 1);
+            is_read.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None);
+        });
+        assert_eq!(store.claimable_by("p", None).len(), 1);
+        assert_eq!(store.claimable_by("q", None).len(), 0);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod transfer_fields;
 
 use std::{
     mem::take,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -151,7 +152,7 @@ impl Apply {
 
 impl<'a> Execution<'a> {
     async fn run(&mut self, desired: Vec<DesiredChild>) {
-        let (rules, budget) = (self.rules, &self.apply.budget);
+        let (rules, apply) = (self.rules, self.apply);
         let writes = &self.apply.parents.writes;
         let known = writes.take_equal(&rules.parent.key);
         for planned in rules.plan(desired) {
@@ -171,13 +172,15 @@ impl<'a> Execution<'a> {
             }
             let stage = Stage::of(&planned, rules.groups);
             let desired = planned.desired().filter(|_| is_dynamic).cloned();
-            let step = {
-                let _permit = budget.decode_permit(planned.size()).await;
-                match strategy {
-                    ApplyStrategy::DynamicApply => rules.step(planned),
-                    ApplyStrategy::ServerSideApply => rules.apply_step(planned),
-                }
+            let permit = self.beside_writes(apply.budget.decode_permit(planned.size())).await;
+            if self.is_halted() {
+                continue;
+            }
+            let step = match strategy {
+                ApplyStrategy::DynamicApply => rules.step(planned),
+                ApplyStrategy::ServerSideApply => rules.apply_step(planned),
             };
+            drop(permit);
             match step {
                 Ok(None) => self.results.equal.extend(digests.observed),
                 Ok(Some(step)) => {
@@ -200,6 +203,7 @@ impl<'a> Execution<'a> {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
+        self.take_ended().await;
         if self.is_halted() {
             return;
         }
@@ -222,21 +226,43 @@ impl<'a> Execution<'a> {
         let target = WrittenChild { rules, what, digests, context, halted };
         let write = self.apply.write(target, step, room);
         let mut write = write.boxed();
-        // Polled before any other write can end, so that none begins after a throttle.
+        // Begins before the result of another write is taken, so that none begins after a throttle.
         if let Poll::Ready(result) = poll!(&mut write) {
-            self.order.ended(result.is_ok());
-            self.add(result);
+            self.end(result);
         } else {
             self.under_way.push(write);
+        }
+    }
+
+    /// Waits while the writes under way proceed.
+    async fn beside_writes<T>(&mut self, wait: impl Future<Output = T>) -> T {
+        let mut wait = pin!(wait);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut wait => return done,
+                Some(result) = self.under_way.next() => self.end(result),
+            }
+        }
+    }
+
+    /// Takes the results that have arrived, so that no write begins after a throttle.
+    async fn take_ended(&mut self) {
+        while let Poll::Ready(Some(result)) = poll!(self.under_way.next()) {
+            self.end(result);
         }
     }
 
     /// Waits for the end of a write; `false` without one under way.
     async fn ended(&mut self) -> bool {
         let Some(result) = self.under_way.next().await else { return false };
+        self.end(result);
+        true
+    }
+
+    fn end(&mut self, result: Result<Option<ChildDigest>, SyncError>) {
         self.order.ended(result.is_ok());
         self.add(result);
-        true
     }
 
     fn add(&mut self, result: Result<Option<ChildDigest>, SyncError>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{HookHealth, ParentIndex, ParentWrites, related::RelatedObjects};
+use super::{ForeignObjects, HookHealth, ParentIndex, ParentWrites, related::RelatedObjects};
 use crate::{
     controller::Request,
     meta::rollout::{PendingRollouts, RevisionInput},
@@ -23,6 +23,8 @@ pub(crate) struct Parents {
     pub(crate) writes: ParentWrites,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,
+    /// Orphans that are not theirs.
+    pub(crate) foreign: ForeignObjects,
     /// Input of their revisions.
     pub(crate) revisions: RevisionInput,
     /// True if children are recreated without dry runs, as by Metacontroller.
@@ -42,6 +44,7 @@ impl Parents {
             hook: Arc::new(HookHealth::new(health_changed)),
             writes: ParentWrites::default(),
             rollouts: PendingRollouts::default(),
+            foreign: ForeignObjects::default(),
             revisions: RevisionInput::default(),
             recreates_at_once: false,
             takes_over: false,
@@ -63,6 +66,7 @@ impl Parents {
         self.related.clear();
         self.writes.clear();
         self.rollouts.clear();
+        self.foreign.clear();
         self.revisions.clear();
         self.hook.clear();
     }

@@ -185,8 +185,8 @@ impl KindSource {
         }
     }
 
-    /// Waits until a type of owners is served with a kind that these interests lack, since its CRD
-    /// was replaced.
+    /// Waits until the interests in owned objects have changed: the kinds of all owners are known
+    /// and were not, or a type of owners is served with another kind, since its CRD was replaced.
     async fn outdated(&self, begun: Interests) {
         let owners = match &self.delivery {
             DeliveredObjects::OwnedBy(owners) | DeliveredObjects::Moving(owners) => {
@@ -197,12 +197,16 @@ impl KindSource {
         let has = |interest: &Interest| {
             begun.deliver.contains(interest) || begun.whole.contains(interest)
         };
-        if owners.is_empty() || has(&Interest::Everything) {
+        if owners.is_empty() || begun.whole.contains(&Interest::Everything) {
             return std::future::pending().await;
         }
         let mut statuses: Vec<_> = owners.iter().map(|owner| self.types.subscribe(owner)).collect();
         let is_new = |served: Arc<ServedType>| !has(&Interest::OwnerKind(served.group_kind()));
-        while !owners.iter().filter_map(|owner| self.types.served(owner)).any(is_new) {
+        let is_outdated = || match has(&Interest::Everything) {
+            true => self.owned_by(owners).is_some(),
+            false => owners.iter().filter_map(|owner| self.types.served(owner)).any(is_new),
+        };
+        while !is_outdated() {
             let changes = statuses.iter_mut().map(|status| status.changed().boxed());
             if select_all(changes).await.0.is_err() {
                 return std::future::pending().await;

@@ -127,6 +127,30 @@ async fn late_interest_in_whole_objects_costs_one_list_and_the_objects_shrink_wh
 }
 
 #[tokio::test(start_paused = true)]
+async fn owned_objects_are_kept_whole_until_the_kinds_of_all_owners_are_known() {
+    let harness = harness();
+    let things = TypeRef::resource("example.com", "v1", "things");
+    let controller = builder().for_type(widgets()).for_type(things).optional().owns_type(parts());
+    harness.add(controller).await;
+    harness.log().await;
+    let lists = harness.server.requests_of(PARTS);
+    assert_eq!(informer_of_parts(&harness).entries, 0, "a part may be owned by a thing");
+
+    harness.install("Thing");
+    harness.until(|status| status.reason == "Running").await;
+    sleep(Duration::from_secs(15)).await;
+
+    let parts = informer_of_parts(&harness);
+    assert_eq!((parts.objects, parts.entries), (2, 1));
+    assert_eq!(harness.server.requests_of(PARTS), lists, "nothing is listed");
+    assert_eq!(harness.status().epoch, 1);
+    harness.log().await;
+    harness.server.apply(part("own", "a"));
+    assert_eq!(harness.log().await, ["ns/a a"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn change_of_a_foreign_object_is_delivered_to_no_controller() {
     let harness = harness();
     let count = Arc::<AtomicUsize>::default();

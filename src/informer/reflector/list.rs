@@ -122,6 +122,7 @@ impl Reflector {
         self.due_check = None;
         self.before_fill = None;
         self.failed_fills = 0;
+        self.next_fill = None;
         let resume_version = ResumeVersion::new(version, self.order);
         self.informer.store.set_version(resume_version.number());
         self.resume_version = Some(resume_version);

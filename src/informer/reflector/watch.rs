@@ -2,10 +2,10 @@
 
 use std::{pin::pin, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, trace, warn};
 
-use super::{BATCH, Reflector, WatchCheck, WatchDeadline};
+use super::{BATCH, FILL_DELAY, Reflector, WatchCheck, WatchDeadline};
 use crate::informer::{
     InformerProgress, Object, ObjectError,
     classify::{NextRequest, RequestFailure},
@@ -66,10 +66,10 @@ impl Reflector {
             self.publish(InformerProgress::Synced);
         }
         let mut count = 0;
-        let (informer, delay) = (self.informer.clone(), self.fill_delay());
+        let (informer, retry) = (self.informer.clone(), self.next_fill);
         let mut wanted = pin!(async {
             informer.relist_wanted().await;
-            sleep(delay).await;
+            sleep_until(retry.unwrap_or_else(|| Instant::now() + FILL_DELAY)).await;
         });
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };

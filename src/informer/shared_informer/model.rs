@@ -71,8 +71,13 @@ enum Step {
         after: usize,
         examine: usize,
     },
-    /// Relist: finds the changes that were not seen.
-    List,
+    /// Receive so many objects of a list, which finds the changes that were not seen. Begins it if
+    /// none is under way; meanwhile no change is seen.
+    List {
+        objects: usize,
+    },
+    /// The list under way fails, and the watch before it continues.
+    FailList,
     /// Time passes.
     Wait {
         seconds: u64,
@@ -80,6 +85,9 @@ enum Step {
     /// Reduce what is past its linger time.
     Reduce,
 }
+
+/// Shape, uid and version of an object of the server.
+type State = (Shape, u64, u64);
 
 /// Version of an object: uid and resourceVersion.
 type Version = (String, u64);
@@ -108,19 +116,25 @@ struct View {
 struct Model {
     informer: SharedInformer,
     decoder: Decoder,
-    /// Objects of the server: shape, uid and version.
-    server: BTreeMap<ObjectKey, (Shape, u64, u64)>,
+    server: BTreeMap<ObjectKey, State>,
     version: u64,
+    listing: Option<Listing>,
     views: Vec<View>,
     linger: Duration,
     /// Interests of those that have left, until the end of their linger time.
     lingering: Vec<(Instant, Vec<Interest>)>,
 }
 
-fn fixture(key: &ObjectKey, (shape, uid, version): (Shape, u64, u64)) -> Fixture {
+/// List under way, with the objects that are to be received.
+struct Listing {
+    list: OngoingList,
+    rest: BTreeMap<ObjectKey, State>,
+}
+
+fn fixture(key: &ObjectKey, (shape, uid, version): State) -> Fixture {
     let namespace = key.namespace.as_deref().unwrap();
     let mut fixture =
-        Fixture::new(&key.name).namespace(namespace).uid(&format!("{key}-{uid}")).version(version);
+        Fixture::new(&key.name).namespace(namespace).uid(&uid_of(key, uid)).version(version);
     if let Some(label) = shape.label {
         fixture = fixture.label("app", label);
     }
@@ -131,6 +145,10 @@ fn fixture(key: &ObjectKey, (shape, uid, version): (Shape, u64, u64)) -> Fixture
         fixture = fixture.set("ownerReferences", json!([owner]));
     }
     fixture
+}
+
+fn uid_of(key: &ObjectKey, uid: u64) -> String {
+    format!("{key}-{uid}")
 }
 
 /// Key of an object: each name is used in two namespaces.
@@ -177,6 +195,9 @@ impl View {
     fn receive(&mut self, delta: Delta, stored: Option<&Object>) {
         let key = &delta.key;
         assert!(delta.old.is_some() || delta.new.is_some());
+        if let Some(new) = &delta.new {
+            assert!(new.is_whole() || !self.keeps(new), "{key} is delivered without its content");
+        }
         let [old, new] = [&delta.old, &delta.new].map(|it| it.as_ref().map(identity));
         let due = self.due.remove(key).unwrap_or_default();
         match due.last() {
@@ -213,6 +234,7 @@ impl Model {
             decoder: Decoder::new(&widgets(), Projection::Full, false),
             server: BTreeMap::new(),
             version: 0,
+            listing: None,
             views: Vec::new(),
             linger,
             lingering: Vec::new(),
@@ -231,8 +253,8 @@ impl Model {
     }
 
     /// The informer's task receives an object.
-    fn put(&mut self, key: &ObjectKey) {
-        let json = fixture(key, self.server[key]).json().to_string();
+    fn put(&mut self, key: &ObjectKey, state: State) {
+        let json = fixture(key, state).json().to_string();
         let old = self.informer.store.stored(key);
         let object = self.decoder.decode(&json, |header| self.informer.keeps(header)).unwrap();
         if old.as_ref().is_none_or(|old| !old.is_same_version(&object)) {
@@ -249,16 +271,43 @@ impl Model {
         self.informer.remove(key);
     }
 
-    fn list(&mut self) {
-        let list = self.informer.begin_list();
-        let keys: Vec<_> = self.server.keys().cloned().collect();
-        for key in keys {
-            self.put(&key);
+    fn list(&mut self, objects: usize) {
+        let begin = || Listing { list: self.informer.begin_list(), rest: self.server.clone() };
+        let mut listing = self.listing.take().unwrap_or_else(begin);
+        for _ in 0..objects {
+            let Some((key, state)) = listing.rest.pop_first() else {
+                for key in self.informer.store.not_in(listing.list.number) {
+                    self.remove(&key);
+                }
+                self.informer.complete(listing.list);
+                return self.catch_up();
+            };
+            self.put(&key, state);
         }
-        for key in self.informer.store.not_in(list.number) {
-            self.remove(&key);
+        self.listing = Some(listing);
+    }
+
+    fn fail_list(&mut self) {
+        if self.listing.take().is_some() && self.informer.is_complete() {
+            self.informer.repeat_fill();
+            self.catch_up();
         }
-        self.informer.complete(list);
+    }
+
+    /// The watch delivers what has changed during a list.
+    fn catch_up(&mut self) {
+        for object in self.informer.store.all() {
+            let known = self.server.get(object.key());
+            if known.is_none_or(|(_, uid, _)| *object.header().uid != *uid_of(object.key(), *uid)) {
+                self.remove(object.key());
+            }
+        }
+        for (key, state) in self.server.clone() {
+            let stored = self.informer.store.stored(&key);
+            if stored.is_none_or(|stored| identity(&stored).1 != state.2) {
+                self.put(&key, state);
+            }
+        }
     }
 
     fn leave(&mut self, view: View, linger: Linger) {
@@ -276,14 +325,14 @@ impl Model {
             (!views.is_empty()).then(|| subscriber % views.len())
         };
         // Before the first list no change is received, and while a list is missing none is seen.
-        let listed = self.informer.is_complete();
+        let listed = self.informer.is_complete() && self.listing.is_none();
         match step {
             Step::Put { name: at, shape, seen } => {
                 self.version += 1;
                 let uid = self.server.get(&key(at)).map_or(self.version, |known| known.1);
                 self.server.insert(key(at), (shape, uid, self.version));
                 if seen && listed {
-                    self.put(&key(at));
+                    self.put(&key(at), self.server[&key(at)]);
                 }
             }
             Step::Recreate { name: at, shape, seen } => {
@@ -293,7 +342,7 @@ impl Model {
                 self.version += 1;
                 self.server.insert(key(at), (shape, self.version, self.version));
                 if seen && listed {
-                    self.put(&key(at));
+                    self.put(&key(at), self.server[&key(at)]);
                 }
             }
             Step::Delete { name: at, seen } => {
@@ -335,7 +384,8 @@ impl Model {
                     self.resync(at, after.checked_sub(1).map(key).as_ref(), examine);
                 }
             }
-            Step::List => self.list(),
+            Step::List { objects } => self.list(objects),
+            Step::FailList => self.fail_list(),
             Step::Wait { seconds } => {
                 Handle::current().block_on(tokio::time::advance(Duration::from_secs(seconds)));
             }
@@ -426,9 +476,9 @@ impl Model {
     }
 
     fn check(&mut self) {
-        self.list();
+        self.list(usize::MAX);
         // A list for those that joined during the one before.
-        self.list();
+        self.list(usize::MAX);
         self.reduce();
         for object in self.informer.store.all() {
             let mut lingering = self.lingering.iter().flat_map(|(_, whole)| whole);
@@ -509,7 +559,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_usize, 0..7_usize, 1..5_usize).prop_map(|(subscriber, after, examine)| {
             Step::Resync { subscriber, after, examine }
         }),
-        1 => Just(Step::List),
+        2 => prop_oneof![1..4_usize, Just(usize::MAX)].prop_map(|objects| Step::List { objects }),
+        1 => Just(Step::FailList),
         1 => (1..8_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::Reduce),
     ]

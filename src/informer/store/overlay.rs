@@ -172,6 +172,7 @@ mod tests {
         assert_eq!(names(&live.owned_by("q")), ["old@7"]);
         let selection = Selection { namespace: None, selector: Selector::label("a", "b") };
         assert_eq!(names(&live.orphans(&selection)), [""; 0]);
+        assert_eq!(names(&live.claimable_by("p", Some(&selection))), ["new@8", "orphan@9"]);
         assert_eq!(names(&store.orphans(&selection)), ["orphan@3"], "the store is as before");
         assert_eq!(names(&store.list().unwrap()), ["gone@1", "old@2", "orphan@3"]);
     }

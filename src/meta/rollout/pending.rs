@@ -2,7 +2,7 @@
 //! waits.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     fmt, mem,
     time::Duration,
 };
@@ -19,8 +19,6 @@ const REPORTED: Duration = Duration::from_secs(30);
 /// Time after which a missing child of an older revision moves to the latest one: its revision may
 /// be unable to create it.
 const OVERDUE: Duration = Duration::from_secs(10);
-/// Maximum number of remembered objects of others; beyond it they are read again.
-const MAX_FOREIGN: usize = 10_000;
 
 /// Maximum number of parents whose waits are shown.
 const SHOWN: usize = 5;
@@ -42,8 +40,6 @@ struct RolloutStates {
     // Keys of `pending` by the time since which they wait or move: all, and the reported ones.
     by_age: BTreeSet<(Instant, Request)>,
     reported: BTreeSet<(Instant, Request)>,
-    // uids of parents and of revisions without an owner that are not theirs.
-    foreign: HashSet<(String, String)>,
 }
 
 /// Rollout that is under way.
@@ -188,21 +184,6 @@ impl PendingRollouts {
         let mut state = self.state.lock();
         *state = RolloutStates::default();
         self.publish(&state);
-    }
-
-    /// Returns whether a revision without an owner is known not to be a parent's.
-    pub(crate) fn is_foreign(&self, parent_uid: &str, revision_uid: &str) -> bool {
-        let key = (parent_uid.to_owned(), revision_uid.to_owned());
-        self.state.lock().foreign.contains(&key)
-    }
-
-    /// Remembers that a revision without an owner is not a parent's.
-    pub(crate) fn remember_foreign(&self, parent_uid: &str, revision_uid: &str) {
-        let mut state = self.state.lock();
-        if state.foreign.len() >= MAX_FOREIGN {
-            state.foreign.clear();
-        }
-        state.foreign.insert((parent_uid.to_owned(), revision_uid.to_owned()));
     }
 
     // The state stays locked, so that the last call of the observer has the latest sum.

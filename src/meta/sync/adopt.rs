@@ -13,7 +13,7 @@ use crate::{
     kind::ServedType,
     manager::Requester,
     meta::{
-        Selector,
+        ForeignObjects, Selector,
         apply::most_at_once,
         children::{Child, Parent, ServedChildType, owner_reference},
         claim::{self, Claim},
@@ -33,8 +33,13 @@ impl ParentReconciler {
         candidates: Vec<(usize, Object)>,
         context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
+        let foreign = &self.parents.foreign;
         let decide = |object: &Object| {
-            claim::claim(object.header(), &parent.uid, parent.terminating, selector)
+            let header = object.header();
+            match claim::claim(header, &parent.uid, parent.terminating, selector) {
+                Claim::Adopt if foreign.contains(&parent.uid, header) => Claim::Ignore,
+                claim => claim,
+            }
         };
         let decided: Vec<_> = candidates
             .into_iter()
@@ -54,8 +59,14 @@ impl ParentReconciler {
         let has_failed = AtomicBool::new(false);
         let writes = decided.into_iter().map(|(decision, group, object)| {
             let resource = Resource::new(context.requester(), &groups[group].served);
-            let write =
-                ClaimWrite { parent, selector, resource, served: &groups[group].served, object };
+            let write = ClaimWrite {
+                parent,
+                selector,
+                foreign,
+                resource,
+                served: &groups[group].served,
+                object,
+            };
             let has_failed = &has_failed;
             async move {
                 let claimed = match decision {
@@ -88,6 +99,7 @@ impl ParentReconciler {
 struct ClaimWrite<'a> {
     parent: &'a Parent,
     selector: &'a Selector,
+    foreign: &'a ForeignObjects,
     resource: Resource<'a>,
     served: &'a ServedType,
     object: Object,
@@ -126,9 +138,11 @@ impl ClaimWrite<'_> {
         })?;
         // The cache may be behind: another controller may have adopted the object.
         let header = live.header();
-        if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt
-            || has_failed.load(Ordering::Relaxed)
-        {
+        if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt {
+            self.foreign.insert(&parent.uid, object.header(), header);
+            return Ok(None);
+        }
+        if has_failed.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let patch = owners_patch(&served.kind, header, &live.json(), |owners| {

@@ -68,11 +68,9 @@ impl ParentReconciler {
             if own.is_some() && groups[group].served.identity.scope == Scope::Cluster {
                 continue;
             }
-            let owned = store.controlled_by(&parent.uid).into_iter();
-            let owned = owned.filter(|child| own.is_none_or(|own| in_namespace(child, own)));
-            candidates.extend(owned.map(|child| (group, child)));
-            let orphans = orphans.iter().flat_map(|matching| store.orphans(matching));
-            candidates.extend(orphans.map(|child| (group, child)));
+            let found = store.claimable_by(&parent.uid, orphans.as_ref()).into_iter();
+            let found = found.filter(|child| own.is_none_or(|own| in_namespace(child, own)));
+            candidates.extend(found.map(|child| (group, child)));
         }
         // Asked after the reads: a store that has ended is empty, whatever children there are.
         if stores.iter().any(|store| store.is_gone()) {

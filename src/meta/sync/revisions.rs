@@ -84,13 +84,12 @@ impl ParentReconciler {
                 vec![Interest::OwnerUid(parent.uid.clone()), Interest::Orphans(orphans.clone())];
             moving.set((parent.key.primary, &parent.key.key), interests);
         }
-        let mut objects = store.controlled_by(&parent.uid);
-        if !parent.terminating {
-            let candidates = store.orphans(&orphans);
-            objects.extend(
-                self.adopt_revisions(parent, &served, ownership, candidates, context).await?,
-            );
-        }
+        let found = store.claimable_by(&parent.uid, Some(&orphans).filter(|_| !parent.terminating));
+        let (mut objects, candidates) = found
+            .into_iter()
+            .partition::<Vec<_>, _>(|revision| revision.is_controlled_by(&parent.uid));
+        objects
+            .extend(self.adopt_revisions(parent, &served, ownership, candidates, context).await?);
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
         let seen: Vec<_> = objects.iter().map(Object::stored_json).collect();
         let digest = digest(&seen);
@@ -132,10 +131,10 @@ impl ParentReconciler {
         mut candidates: Vec<Object>,
         context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
-        let rollouts = &self.parents.rollouts;
+        let foreign = &self.parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
-            !rollouts.is_foreign(&parent.uid, &candidate.header().uid)
+            !foreign.contains(&parent.uid, candidate.header())
                 && is_free(candidate.header(), owner)
                 && may_be_of(owner, ownership, candidate)
         });
@@ -158,7 +157,7 @@ impl ParentReconciler {
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
             if !is_free(live.header(), owner) || !may_be_of(owner, ownership, &live) {
-                rollouts.remember_foreign(&parent.uid, &candidate.header().uid);
+                foreign.insert(&parent.uid, candidate.header(), live.header());
                 continue;
             }
             let alive = match alive {

@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::*;
 use crate::{
@@ -80,6 +81,59 @@ async fn list_of_whole_objects_that_fails_does_not_stop_the_watch_of_others() {
     harness.script.list().await.page(20, "", &[owned(1), widget("b", 11)]);
     assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
     late.drained().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_of_whole_objects_is_not_repeated_before_retry_after() {
+    let mut harness = Harness::new();
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let _first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned.clone(), widget("b", 2)]);
+    let _watch = harness.script.watch(10).await.open();
+    let mut late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    drop(harness.script.stream().await.head(StatusCode::TOO_MANY_REQUESTS, Some(60)));
+    let refused = Instant::now();
+
+    // Watches that end early do not put off the list.
+    for _ in 0..2 {
+        let watch = harness.script.watch(10).await.open();
+        sleep(Duration::from_secs(25)).await;
+        watch.reset();
+    }
+    let _watch = harness.script.watch(10).await.open();
+    let list = harness.script.next().await;
+
+    let waited = refused.elapsed();
+    assert!((60..62).contains(&waited.as_secs()), "{waited:?}");
+    list.page(20, "", &[owned, widget("b", 2)]);
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_list_of_whole_objects_is_repeated_before_a_watch_without_a_position() {
+    let mut harness = Harness::new();
+    let named = Interest::Named(ObjectKey::cluster("b"));
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let mut first = harness.subscribe_to(vec![named]);
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    harness.script.list().await.text(
+        StatusCode::OK,
+        &json!({"metadata": {}, "items": [owned, widget("b", 2)]}).to_string(),
+    );
+    let _watch = harness.script.next().await.open();
+    assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+    let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    harness.script.list().await.refuse(500, "InternalError", "etcd is slow");
+
+    // The object `b` may be deleted meanwhile.
+    harness
+        .script
+        .list()
+        .await
+        .text(StatusCode::OK, &json!({"metadata": {}, "items": [owned]}).to_string());
+    assert!(harness.script.next().await.is_watch());
+    assert_eq!(change(&mut first).await, ("b".into(), 2, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -85,3 +85,40 @@ async fn live_read_of_an_orphan_that_fails_is_retried_for_its_parent_alone_witho
     assert_eq!(adopted["data"], json!({"a": "b"}));
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn orphaned_attachment_of_a_decorator_is_read_once_and_not_adopted() {
+    let (harness, calls) = harness(same).await;
+    harness.server.apply(thing("p", 1)).unwrap();
+    let mut spec = good();
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+    pass().await;
+    let parent = harness.server.get("example.com/v1", "Thing", "", "p").unwrap();
+    let labels = json!({"controller-uid": parent["metadata"]["uid"]});
+    let orphan = |annotations: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                "name": "orphan", "namespace": "default", "labels": labels,
+                "annotations": annotations,
+            },
+        })
+    };
+    let attached = json!({"metacontroller.k8s.io/decorator-controller": "d"});
+    harness.server.apply(orphan(attached)).unwrap();
+
+    for round in 2..6 {
+        harness.server.apply(thing("p", round)).unwrap();
+        pass().await;
+    }
+    assert_eq!(reads(&harness), 1, "its metadata entry lacks the annotation");
+    assert!(take(&calls).iter().all(|call| *call == ("p".to_owned(), 0)));
+
+    // The annotation is removed.
+    harness.server.apply(orphan(json!({}))).unwrap();
+    pass().await;
+    assert_eq!(take(&calls).last(), Some(&("p".to_owned(), 1)));
+    harness.end().await;
+}

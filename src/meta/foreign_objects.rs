@@ -1,0 +1,81 @@
+//! Foreign objects: objects without a controller that a live read has shown not to be a parent's.
+//!
+//! A cached orphan is a metadata entry, which does not show all that decides; each sync would read it
+//! again.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+
+use crate::informer::Header;
+
+/// Maximum number of objects that are remembered.
+const MAX_OBJECTS: usize = 10_000;
+
+/// Versions of objects that are not a parent's.
+#[derive(Debug, Default)]
+pub(crate) struct ForeignObjects(Mutex<HashSet<ForeignObject>>);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ForeignObject {
+    parent_uid: String,
+    uid: String,
+    version: String,
+}
+
+impl ForeignObjects {
+    /// Returns whether this version of an object is known not to be a parent's.
+    pub(crate) fn contains(&self, parent_uid: &str, object: &Header) -> bool {
+        let objects = self.0.lock();
+        !objects.is_empty() && objects.contains(&ForeignObject::new(parent_uid, object))
+    }
+
+    /// Adds an object that is not a parent's by what was read, although its cached state says so. A
+    /// newer version than the cached one is not added: the cache will show what has changed.
+    pub(crate) fn insert(&self, parent_uid: &str, cached: &Header, read: &Header) {
+        if read.resource_version != cached.resource_version {
+            return;
+        }
+        let mut objects = self.0.lock();
+        if objects.len() >= MAX_OBJECTS {
+            objects.clear();
+        }
+        objects.insert(ForeignObject::new(parent_uid, read));
+    }
+
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = HashSet::new();
+    }
+}
+
+impl ForeignObject {
+    fn new(parent_uid: &str, object: &Header) -> Self {
+        Self {
+            parent_uid: parent_uid.to_owned(),
+            uid: object.uid.to_string(),
+            version: object.resource_version.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::fixture::Fixture;
+
+    #[test]
+    fn another_version_of_a_foreign_object_is_read_again() {
+        let objects = ForeignObjects::default();
+        let object = |version: u64| Fixture::new("a").version(version).object();
+
+        objects.insert("parent", object(1).header(), object(1).header());
+        objects.insert("parent", object(2).header(), object(3).header());
+
+        assert!(objects.contains("parent", object(1).header()));
+        assert!(!objects.contains("parent", object(2).header()));
+        assert!(!objects.contains("parent", object(3).header()), "its labels may match later");
+        assert!(!objects.contains("other", object(1).header()));
+        objects.clear();
+        assert!(!objects.contains("parent", object(1).header()));
+    }
+}
