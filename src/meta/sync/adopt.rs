@@ -36,10 +36,9 @@ impl ParentReconciler {
         let foreign = &self.parents.foreign;
         let decide = |object: &Object| {
             let header = object.header();
-            match claim::claim(header, &parent.uid, parent.terminating, selector) {
-                Claim::Adopt if foreign.contains(&parent.uid, header) => Claim::Ignore,
-                claim => claim,
-            }
+            let claim = claim::claim(header, &parent.uid, parent.terminating, selector);
+            let is_foreign = claim == Claim::Adopt && foreign.contains(&parent.uid, header);
+            if is_foreign { Claim::Ignore } else { claim }
         };
         let decided: Vec<_> = candidates
             .into_iter()
