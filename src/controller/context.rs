@@ -375,8 +375,8 @@ impl Context {
     /// Returns the interests of an input of [`Builder::claims_type`], by which the reconciler
     /// selects objects. `None` for any other input, and while [`Context::store`] is an error.
     ///
-    /// The interests end with the source of the input: set them in each reconcile, before the store
-    /// is read.
+    /// The interests end with the epoch, and with the type: set them in each reconcile, before the
+    /// store is read.
     ///
     /// [`Builder::claims_type`]: super::Builder::claims_type
     pub fn moving_interests(&self, type_ref: &TypeRef) -> Option<MovingInterests> {

@@ -323,6 +323,11 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         !self.everything.is_empty()
     }
 
+    /// Returns whether an interest names a kind of owners.
+    pub(crate) fn has_kind(&self, kind: &GroupKind) -> bool {
+        self.owner_kinds.contains_key(kind)
+    }
+
     /// Number of interests that are routed by these values of a label, or by their label key.
     fn routed_count(&self, key: &str, values: &[&str], namespace: Option<&str>) -> usize {
         if values.len() > VALUES_MAX {

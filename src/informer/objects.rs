@@ -186,7 +186,7 @@ impl Objects {
     ) -> ScanResult {
         let concerns = |object: &&Object| interests.iter().any(|it| it.concerns(object.header()));
         let part = match interests.iter().map(owner_kind).collect::<Option<Vec<_>>>() {
-            // Whole, since the subscriber keeps them so.
+            // An index of whole objects: an interest in a kind keeps its objects whole.
             Some(kinds) => {
                 let next = |&kind| self.owned_by_kind(kind, key).take(examine + 1);
                 let mut part: Vec<_> = kinds.iter().flat_map(next).collect();

@@ -239,7 +239,8 @@ impl Reflector {
         }
         let wait = doubled(FIRST_FILL_RETRY, self.failed_fills, LAST_FILL_RETRY);
         let wait = match pace {
-            RequestPace::After(refused) => wait.max(refused),
+            // Spread upwards: the server's Retry-After is a minimum.
+            RequestPace::After(refused) => wait.max(refused.mul_f64(1.0 + fastrand::f64() / 10.0)),
             RequestPace::Prompt
             | RequestPace::Quick
             | RequestPace::Slow

@@ -41,15 +41,19 @@ impl Retention {
         self.next_end()
     }
 
-    /// Ends the interests whose linger time is over, and returns them.
+    /// Ends the interests whose linger time is over; returns them without the kinds of owners that
+    /// another interest names.
     pub(super) fn expire(&mut self) -> Vec<Interest> {
         let now = Instant::now();
         let mut expired = Vec::new();
         while let Some((_, whole)) = self.lingering.pop_front_if(|(deadline, _)| *deadline <= now) {
-            for interest in &whole {
-                self.index.remove(interest, &());
+            for interest in whole {
+                self.index.remove(&interest, &());
+                let has_kind = |interest: &Interest| matches!(interest, Interest::OwnerKind(kind) if self.index.has_kind(kind));
+                if !has_kind(&interest) {
+                    expired.push(interest);
+                }
             }
-            expired.extend(whole);
         }
         expired
     }

@@ -3,7 +3,7 @@
 //! Only the task changes the store. It does so under the informer's lock, so that no object is lost
 //! between a subscriber's scan and the delivery of changes.
 
-use std::{borrow::Cow, collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, future::pending, slice, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
@@ -222,6 +222,16 @@ impl SharedInformer {
         drop(freed);
     }
 
+    /// Returns the moving interests of a subscriber, by name.
+    pub(super) fn moving_interests(
+        &self,
+        id: SubscriberId,
+    ) -> Vec<((usize, ObjectKey), Vec<Interest>)> {
+        let state = self.lock();
+        let moving = state.subscribers.get(&id).map(|subscriber| &subscriber.moving);
+        moving.into_iter().flatten().map(|(name, of)| (name.clone(), of.clone())).collect()
+    }
+
     /// Removes a moving interest; returns an index without users, which is not to be dropped under
     /// a lock.
     fn remove_interest(
@@ -340,15 +350,23 @@ impl SharedInformer {
             self.retained_until.send_replace(state.retention.next_end());
             expired
         };
-        if expired.is_empty() {
-            return;
+        if expired.iter().all(|it| matches!(it, Interest::OwnerKind(_))) {
+            // By index, one kind after the other.
+            for interest in &expired {
+                self.reduce_all(slice::from_ref(interest)).await;
+            }
+        } else {
+            self.reduce_all(&[Interest::Everything]).await;
         }
+    }
+
+    /// Reduces objects of these interests, unless another interest keeps them whole.
+    async fn reduce_all(&self, interests: &[Interest]) {
         let mut cursor = None;
         loop {
             {
                 let state = self.lock();
-                // By index, if all are in objects with an owner of a kind.
-                let scanned = self.store.after(cursor.as_ref(), &expired, REDUCED);
+                let scanned = self.store.after(cursor.as_ref(), interests, REDUCED);
                 for object in scanned.objects {
                     if object.is_whole() && !state.retention.keeps(object.header()) {
                         self.store.reduce(&object);

@@ -173,9 +173,10 @@ impl Store {
         })
     }
 
-    /// Returns the whole objects that name `uid` as their controller and the orphans that a selection
-    /// selects, at one moment: an object that gains or loses its controller meanwhile is there once.
-    pub(crate) fn claimable_by(&self, uid: &str, orphans: Option<&Selection>) -> Vec<Object> {
+    /// Returns the whole objects that name `uid` as their controller, and the orphans that a selection
+    /// selects, which may be metadata entries. Both are of one moment: an object that gains or loses
+    /// its controller meanwhile is returned once.
+    pub fn claimable_by(&self, uid: &str, orphans: Option<&Selection>) -> Vec<Object> {
         let orphans = orphans.map(|selection| Interest::Orphans(selection.clone()));
         self.of_parts(|store| {
             let state = store.read();
@@ -337,6 +338,8 @@ impl Store {
 
     /// Returns the objects without a controller that a selection selects: by index, if an interest
     /// in them is set, and by a scan otherwise. They may be metadata entries.
+    ///
+    /// [`Store::claimable_by`] reads them together with the objects of an owner.
     pub fn orphans(&self, selection: &Selection) -> Vec<Object> {
         self.concerned_by(&Interest::Orphans(selection.clone()))
     }

@@ -205,6 +205,13 @@ impl MovingInterests {
         self.informer.set_interests(self.id, name, interests);
     }
 
+    /// Adds the interests of another subscription, which this one replaces.
+    pub(crate) fn take_over(&self, replaced: &Self) {
+        for ((position, key), interests) in replaced.informer.moving_interests(replaced.id) {
+            self.set((position, &key), interests);
+        }
+    }
+
     /// Removes the interests of one name.
     pub fn remove(&self, name: (usize, &ObjectKey)) {
         self.informer.set_interests(self.id, name, Vec::new());

@@ -1,7 +1,6 @@
-//! Foreign objects: objects without a controller that a live read has shown not to be a parent's.
+//! Foreign objects: orphans that a live read has shown not to be a parent's.
 //!
-//! A cached orphan is a metadata entry, which does not show all that decides; each sync would read it
-//! again.
+//! Metadata entries lack annotations, so that each sync would read the orphan again.
 
 use std::collections::HashSet;
 
@@ -30,17 +29,17 @@ impl ForeignObjects {
         !objects.is_empty() && objects.contains(&ForeignObject::new(parent_uid, object))
     }
 
-    /// Adds an object that is not a parent's by what was read, although its cached state says so. A
-    /// newer version than the cached one is not added: the cache will show what has changed.
-    pub(crate) fn insert(&self, parent_uid: &str, cached: &Header, read: &Header) {
-        if read.resource_version != cached.resource_version {
+    /// Adds an object, by the version that is cached: a live read has shown that it is not a
+    /// parent's. An object without a version is not added, since it may change unnoticed.
+    pub(crate) fn insert(&self, parent_uid: &str, cached: &Header) {
+        if cached.resource_version.is_empty() {
             return;
         }
         let mut objects = self.0.lock();
         if objects.len() >= MAX_OBJECTS {
             objects.clear();
         }
-        objects.insert(ForeignObject::new(parent_uid, read));
+        objects.insert(ForeignObject::new(parent_uid, cached));
     }
 
     pub(crate) fn clear(&self) {
@@ -60,6 +59,8 @@ impl ForeignObject {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::informer::fixture::Fixture;
 
@@ -68,14 +69,15 @@ mod tests {
         let objects = ForeignObjects::default();
         let object = |version: u64| Fixture::new("a").version(version).object();
 
-        objects.insert("parent", object(1).header(), object(1).header());
-        objects.insert("parent", object(2).header(), object(3).header());
+        objects.insert("parent", object(1).header());
 
         assert!(objects.contains("parent", object(1).header()));
         assert!(!objects.contains("parent", object(2).header()));
-        assert!(!objects.contains("parent", object(3).header()), "its labels may match later");
         assert!(!objects.contains("other", object(1).header()));
         objects.clear();
         assert!(!objects.contains("parent", object(1).header()));
+        let unversioned = Fixture::new("a").set("resourceVersion", json!("")).object();
+        objects.insert("parent", unversioned.header());
+        assert!(!objects.contains("parent", unversioned.header()), "it may have changed");
     }
 }

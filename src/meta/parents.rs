@@ -23,7 +23,7 @@ pub(crate) struct Parents {
     pub(crate) writes: ParentWrites,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,
-    /// Orphans that are not theirs.
+    /// Orphans that are not children of these parents.
     pub(crate) foreign: ForeignObjects,
     /// Input of their revisions.
     pub(crate) revisions: RevisionInput,

@@ -185,22 +185,24 @@ impl KindSource {
         }
     }
 
-    /// Waits until the interests in owned objects have changed: the kinds of all owners are known
-    /// and were not, or a type of owners is served with another kind, since its CRD was replaced.
+    /// Waits until these interests in owned objects are outdated: a type of owners is served with
+    /// another kind, since its CRD was replaced; or the kinds of all owners have become known.
     async fn outdated(&self, begun: Interests) {
-        let owners = match &self.delivery {
-            DeliveredObjects::OwnedBy(owners) | DeliveredObjects::Moving(owners) => {
-                owners.as_slice()
+        let (owners, begun) = match &self.delivery {
+            DeliveredObjects::OwnedBy(owners) => (owners.as_slice(), begun.deliver),
+            DeliveredObjects::Moving(owners) if !begun.deliver.is_empty() => {
+                (owners.as_slice(), begun.deliver)
             }
-            DeliveredObjects::Everything | DeliveredObjects::Of(_) => &[],
+            DeliveredObjects::Moving(owners) if !self.whole => (owners.as_slice(), begun.whole),
+            DeliveredObjects::Everything
+            | DeliveredObjects::Moving(_)
+            | DeliveredObjects::Of(_) => (&[][..], Vec::new()),
         };
-        let has = |interest: &Interest| {
-            begun.deliver.contains(interest) || begun.whole.contains(interest)
-        };
-        if owners.is_empty() || begun.whole.contains(&Interest::Everything) {
+        if owners.is_empty() {
             return std::future::pending().await;
         }
         let mut statuses: Vec<_> = owners.iter().map(|owner| self.types.subscribe(owner)).collect();
+        let has = |interest: &Interest| begun.contains(interest);
         let is_new = |served: Arc<ServedType>| !has(&Interest::OwnerKind(served.group_kind()));
         let is_outdated = || match has(&Interest::Everything) {
             true => self.owned_by(owners).is_some(),
@@ -214,10 +216,25 @@ impl KindSource {
         }
     }
 
-    async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
+    async fn run(&self, context: SourceContext, mut synced: oneshot::Sender<()>) -> SourceEnd {
+        loop {
+            if let Some(end) = self.run_with_interests(context.clone(), synced).await {
+                return end;
+            }
+            // A later sync is not waited for.
+            synced = oneshot::channel().0;
+        }
+    }
+
+    /// Runs until the source ends; `None` when its interests are outdated. Its cache is held then.
+    async fn run_with_interests(
+        &self,
+        context: SourceContext,
+        synced: oneshot::Sender<()>,
+    ) -> Option<SourceEnd> {
         let Some(served) = self.types.served(self.type_ref()) else {
             // The type was lost after the source became ready.
-            return SourceEnd::TypeGone;
+            return Some(SourceEnd::TypeGone);
         };
         if self.change_since_held(&context) == Some(TypeChange::Replaced) {
             KindRun::new(self, context.clone()).delete_all(None);
@@ -225,7 +242,7 @@ impl KindSource {
         let prepared = context.statuses.change(context.input, |input| input.prepared.take());
         if context.statuses.begin(context.input, served.identity.scope == Scope::Cluster) {
             drop(prepared);
-            return stand_by(&context, synced).await;
+            return Some(stand_by(&context, synced).await);
         }
         let mut subscription = prepared
             .filter(|prepared| self.is_current(prepared, &served))
@@ -250,14 +267,14 @@ impl KindSource {
             // Reconciles continue over this cache until the one with the current interests has
             // synced.
             drop(Self::hold(&context, subscription));
-            return SourceEnd::TypeGone;
+            return None;
         }
         if let Some(ended @ (EndReason::Panicked(_) | EndReason::Shutdown)) = ended {
             run.deliver_pending(&subscription);
             // The objects may still exist: reconciles continue over the cache, until the run ends
             // or another start of this source has synced.
             drop(Self::hold(&context, subscription));
-            return SourceEnd::Failed(format!("its informer ended: {ended}"));
+            return Some(SourceEnd::Failed(format!("its informer ended: {ended}")));
         }
         match self.leave(&context, &identity).await {
             DetachReason::Stopped => {
@@ -270,12 +287,12 @@ impl KindSource {
                 run.deliver_pending(&subscription);
                 // Reconciles continue over this cache until its replacement has synced.
                 drop(Self::hold(&context, subscription));
-                return SourceEnd::TypeGone;
+                return Some(SourceEnd::TypeGone);
             }
         }
         let gone = self.types.get(self.type_ref()).change_since(&identity).is_loss();
         subscription.release(if gone { Linger::None } else { Linger::Default }).await;
-        if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped }
+        Some(if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped })
     }
 
     /// Holds a subscription so that reconciles can read its cache; returns it if another one is

@@ -135,6 +135,7 @@ async fn owned_objects_are_kept_whole_until_the_kinds_of_all_owners_are_known() 
     harness.log().await;
     let lists = harness.server.requests_of(PARTS);
     assert_eq!(informer_of_parts(&harness).entries, 0, "a part may be owned by a thing");
+    harness.server.apply(object("Part", "foreign", "y"));
 
     harness.install("Thing");
     harness.until(|status| status.reason == "Running").await;

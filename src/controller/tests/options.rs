@@ -308,6 +308,39 @@ impl Reconciler for NamesParts {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_the_reconciler_names_are_delivered_after_the_kind_of_an_owner_has_become_known()
+ {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(object("Part", "foreign", "x"));
+    harness.server.apply(widget("a", "foreign"));
+    let delivered = Handler::delta(|delta, queue| {
+        if !delta.initial {
+            queue.add(Request::namespaced("delivered", &*delta.key.name));
+        }
+    });
+    let things = TypeRef::resource("example.com", "v1", "things");
+    let described = builder().for_type(widgets()).conditional().for_type(things).optional();
+    let described = described.claims_type(parts(), delivered).conditional();
+    let reconciler = NamesParts(Arc::clone(&harness.log));
+    let controller = described.build(&harness.cluster, reconciler).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    harness.log().await;
+
+    harness.install("Thing");
+    harness.until(|status| status.reason == "Running").await;
+    harness.log().await;
+    harness.server.apply(object("Part", "foreign", "y"));
+
+    assert_eq!(harness.log().await, ["delivered/foreign"], "without another reconcile");
+    harness.server.apply(object("Part", "other", "y"));
+    assert_eq!(harness.log().await, [""; 0]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
     let harness = Harness::new();
     harness.install("Widget");

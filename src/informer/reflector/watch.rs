@@ -69,7 +69,9 @@ impl Reflector {
         let (informer, retry) = (self.informer.clone(), self.next_fill);
         let mut wanted = pin!(async {
             informer.relist_wanted().await;
-            sleep_until(retry.unwrap_or_else(|| Instant::now() + FILL_DELAY)).await;
+            // Others receive what the watch has at once.
+            let soon = Instant::now() + FILL_DELAY;
+            sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
         });
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };

@@ -138,7 +138,7 @@ impl ClaimWrite<'_> {
         // The cache may be behind: another controller may have adopted the object.
         let header = live.header();
         if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt {
-            self.foreign.insert(&parent.uid, object.header(), header);
+            self.foreign.insert(&parent.uid, object.header());
             return Ok(None);
         }
         if has_failed.load(Ordering::Relaxed) {

@@ -157,7 +157,7 @@ impl ParentReconciler {
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
             if !is_free(live.header(), owner) || !may_be_of(owner, ownership, &live) {
-                foreign.insert(&parent.uid, candidate.header(), live.header());
+                foreign.insert(&parent.uid, candidate.header());
                 continue;
             }
             let alive = match alive {

@@ -181,7 +181,16 @@ impl<'a> KindRun<'a> {
     /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
     /// held one had. The initial changes that follow are creations only.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
-        let held = self.context.statuses.change(self.context.input, |input| {
+        let (statuses, input) = (&self.context.statuses, self.context.input);
+        let held =
+            statuses.change(input, |input| input.held.as_ref().map(Subscription::moving_interests));
+        // Before a reconcile can set its own.
+        if let (Some(moving), Some(held)) =
+            (attached.as_ref().and_then(|attached| attached.moving.as_ref()), held)
+        {
+            moving.take_over(&held);
+        }
+        let held = statuses.change(input, |input| {
             input.attached = attached;
             input.held.take()
         });
