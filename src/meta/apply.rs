@@ -25,7 +25,7 @@ use std::{
 
 use futures::{
     StreamExt,
-    future::{BoxFuture, FutureExt},
+    future::{BoxFuture, FutureExt, ready},
     poll,
     stream::FuturesUnordered,
 };
@@ -203,7 +203,7 @@ impl<'a> Execution<'a> {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
-        self.take_ended().await;
+        self.beside_writes(ready(())).await;
         if self.is_halted() {
             return;
         }
@@ -234,22 +234,16 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Waits while the writes under way proceed.
+    /// Waits while the writes under way proceed. Takes the results that have arrived first, so that no
+    /// write begins after a throttle.
     async fn beside_writes<T>(&mut self, wait: impl Future<Output = T>) -> T {
         let mut wait = pin!(wait);
         loop {
             tokio::select! {
                 biased;
-                done = &mut wait => return done,
                 Some(result) = self.under_way.next() => self.end(result),
+                done = &mut wait => return done,
             }
-        }
-    }
-
-    /// Takes the results that have arrived, so that no write begins after a throttle.
-    async fn take_ended(&mut self) {
-        while let Poll::Ready(Some(result)) = poll!(self.under_way.next()) {
-            self.end(result);
         }
     }
 
