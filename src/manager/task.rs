@@ -315,10 +315,11 @@ impl ManagerTask {
         if entry.returned.is_some() || entry.epoch.is_none() || entry.epoch_number != epoch {
             return;
         }
-        // The election stops an epoch on a thread of its own, which the run may see first.
-        let is_lost = entry.epoch.as_ref().and_then(|epoch| epoch.stop_reason());
-        if is_lost == Some(StopReason::LeaseLost) && entry.lifecycle.stopping().is_none() {
-            self.step(id, LifecycleInput::LeaseLost);
+        // The election ends its term on a thread of its own, and a run may see that before this task:
+        // nothing may start in that term.
+        let reason = entry.epoch.as_ref().and_then(|epoch| epoch.stop_reason());
+        if reason == Some(StopReason::LeaseLost) && entry.lifecycle.stopping().is_none() {
+            self.set_term(None);
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
         // A failure of a run that is already stopping does not end the manager.

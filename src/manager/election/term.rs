@@ -125,7 +125,7 @@ impl Term {
     }
 
     /// Ends the term and its work.
-    pub(super) fn end(&self) {
+    pub(in crate::manager) fn end(&self) {
         let members = self.members.lock().take();
         self.deadline.store(0, Ordering::Release);
         for work in members.into_iter().flat_map(|members| members.work) {

@@ -129,7 +129,7 @@ impl ManagerTask {
         }
     }
 
-    fn set_term(&mut self, next: Option<Arc<Term>>) {
+    pub(super) fn set_term(&mut self, next: Option<Arc<Term>>) {
         let ElectionState::Campaigning(_, term) = &mut self.election else { return };
         let ends = term.is_some();
         term.clone_from(&next);

@@ -12,7 +12,7 @@ use tower::ServiceBuilder;
 
 use super::*;
 use crate::{
-    manager::election::{ElectionChange, fixture::RuntimeClock},
+    manager::election::{ElectionChange, fixture::RuntimeClock, term::Leadership},
     testing::{
         Action, Faults, Rule,
         simulated::{Delays, SimulatedOptions, SimulatedServer},
@@ -363,6 +363,34 @@ async fn run_that_sees_the_lost_lease_first_stands_by_again() {
 async fn run_that_sees_the_lost_lease_of_another_thread_first_stands_by_again() {
     let [lease_duration, renew_deadline, retry_period] = [900, 600, 100].map(Duration::from_millis);
     check_early_end(true, ElectionTimes { lease_duration, renew_deadline, retry_period }).await;
+}
+
+/// Ends the term of a replica's epoch, as the thread of an election does before it reports that.
+fn end_term(replica: &Replica) {
+    let leadership = replica.epoch().unwrap().fence().subscribe_leadership().borrow().clone();
+    let Leadership::Held(term) = leadership else { panic!("the replica leads") };
+    term.end();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_epoch_starts_in_a_term_that_a_run_saw_end_before_the_manager() {
+    let mut a = Replica::start(&server(), "a", warm());
+    let mut b = Replica::start(&server(), "b", cold());
+    a.until_leading().await;
+    b.until_leading().await;
+
+    end_term(&a);
+    end_term(&b);
+
+    for replica in [&mut a, &mut b] {
+        assert_eq!(replica.harness.next_done().await, (1, DoneReason::LeaseLost));
+    }
+    sleep(Duration::from_secs(1)).await;
+    let second = a.epoch().unwrap();
+    assert!(second.number() == 2 && second.stop_reason().is_none() && !second.leads());
+    assert_eq!((b.epoch().unwrap().number(), b.reason().as_str()), (1, "Standby"));
+    a.harness.stop().await.unwrap();
+    b.harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
