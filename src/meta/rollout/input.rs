@@ -145,7 +145,9 @@ fn listed(handle: &InputHandle, context: &Context) -> Option<RevisionCache> {
 /// Describes the input. Its changes sync no parent: own writes cause them, and each sync reads them.
 fn describe(builder: Builder, waiting: Arc<Mutex<BTreeSet<Request>>>) -> Builder {
     let silent = Handler::delta(|_, _| {});
-    let builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent).optional();
+    // A revision without an owner is recognized by its content.
+    let builder = builder.claims_type(TypeRef::of::<ControllerRevision>(), silent);
+    let builder = builder.whole().optional();
     builder.on_synced(move |enqueue| {
         for parent in take(&mut *waiting.lock()) {
             enqueue.add(parent);

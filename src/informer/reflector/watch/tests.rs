@@ -111,6 +111,88 @@ async fn list_of_whole_objects_is_not_repeated_before_retry_after() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_name() {
+    let mut harness = Harness::new();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let of = |uid: &str, version: u64| Fixture::new("b").uid(uid).version(version).json();
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let mut first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned.clone(), of("old", 2)]);
+    let _watch = harness.script.watch(10).await.open();
+    assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+    let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    harness.script.stream().await.refuse(400, "BadRequest", "no streaming lists");
+    let watch = harness.script.watch(10).await.open();
+    harness.script.list().await.page(20, "next", &[of("new", 19)]);
+    harness.script.list().await.refuse(500, "InternalError", "etcd is slow");
+    let watch_again = harness.script.watch(10).await.open();
+
+    let mut changes = Vec::new();
+    for (event, object) in [
+        ("MODIFIED", of("old", 11)),
+        ("DELETED", of("old", 12)),
+        ("ADDED", of("new", 19)),
+        ("MODIFIED", of("new", 21)),
+    ] {
+        watch_again.event(event, &object);
+        run_until_idle().await;
+        while let Some(change) = change(&mut first).now_or_never() {
+            changes.push((change.1, change.2));
+        }
+    }
+
+    assert_eq!(changes, [(2, 19), (19, 21)]);
+    drop(watch);
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_made_whole_while_the_watch_fails() {
+    let mut harness = Harness::new();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let _first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned.clone(), widget("b", 2)]);
+    for _ in 0..10 {
+        harness.script.watch(10).await.refuse(403, "Forbidden", "no");
+    }
+    run_until_idle().await;
+
+    let mut late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    let joined = Instant::now();
+    let list = harness.script.next().await;
+    assert!(list.is_stream() && joined.elapsed() < Duration::from_secs(1));
+    list.refuse(403, "Forbidden", "no");
+    harness.script.watch(10).await.refuse(403, "Forbidden", "no");
+    let list = harness.script.list().await;
+    list.page(20, "", &[owned, widget("b", 2)]);
+
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+    late.drained().await;
+    harness.script.watch(20).await.refuse(403, "Forbidden", "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_continues_while_a_list_of_whole_objects_waits_for_its_slot() {
+    let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let mut first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned, widget("b", 2)]);
+    let watch = harness.script.watch(10).await.open();
+    assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+    let slot = harness.set.shared.lists.acquire().await.unwrap();
+
+    let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    sleep(Duration::from_secs(10)).await;
+    watch.event("MODIFIED", &widget("b", 11));
+
+    assert_eq!(change(&mut first).await, ("b".into(), 2, 11));
+    drop(slot);
+    assert!(harness.script.next().await.is_stream());
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_list_of_whole_objects_is_repeated_before_a_watch_without_a_position() {
     let mut harness = Harness::new();
     let named = Interest::Named(ObjectKey::cluster("b"));

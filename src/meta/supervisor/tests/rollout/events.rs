@@ -251,6 +251,30 @@ async fn revision_that_was_released_for_its_labels_is_adopted_by_its_name() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn older_revision_that_was_released_in_mid_rollout_is_adopted_by_its_name() {
+    let fixture = RolloutFixture::in_mid_rollout(Variant { generates: false, ..CHECKED }).await;
+    let server = &fixture.harness.server;
+    let older = || {
+        let revisions = server.list(REVISIONS.0, REVISIONS.1).unwrap();
+        let is_older = |it: &Value| it["parentPatch"]["spec"]["template"]["text"] == "one";
+        revisions.into_iter().find(is_older).expect("children of the older revision are left")
+    };
+    let mut revision = older();
+    revision["metadata"]["labels"].as_object_mut().unwrap().remove("app");
+    revision["metadata"]["ownerReferences"] = json!([]);
+    server.apply(revision).unwrap();
+
+    server.remove(GROUP, "Part", "default", "c02").unwrap();
+    fixture.rests("RolloutWaiting").await;
+
+    assert_eq!(older()["metadata"]["ownerReferences"][0]["name"], "p");
+    assert_eq!(fixture.texts(), ["two", "one", "one"]);
+    fixture.make_ready("c00", true);
+    fixture.done("two").await;
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn children_without_a_revision_are_updated_one_at_a_time() {
     let fixture = RolloutFixture::start(CHECKED).await;
     let server = fixture.harness.server.clone();
