@@ -48,7 +48,7 @@ pub(super) struct SharedInformer {
     pub(super) served_again: Notify,
     /// True if a list is needed to make objects whole.
     relist_wanted: watch::Sender<bool>,
-    // Why objects that subscribers wait for could not be made whole.
+    // Reason why objects that subscribers wait for could not be made whole.
     fill_failure: watch::Sender<Option<InformerProgress>>,
     /// Time at which the next objects may be reduced.
     retained_until: watch::Sender<Option<Instant>>,
