@@ -56,7 +56,7 @@ pub struct InformerStatus {
 /// ```
 #[derive(Clone)]
 pub struct InformerSet {
-    pub(super) shared: Arc<SharedSet>,
+    shared: Arc<SharedSet>,
 }
 
 impl InformerSet {
