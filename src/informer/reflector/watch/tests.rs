@@ -117,15 +117,15 @@ async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_nam
     let of = |uid: &str, version: u64| Fixture::new("b").uid(uid).version(version).json();
     let owned = Fixture::new("a").version(1).controller("u").json();
     let mut first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
-    harness.script.list().await.page(10, "", &[owned.clone(), of("old", 2)]);
+    harness.script.list().await.page(10, "", &[owned, of("old", 2)]);
     let _watch = harness.script.watch(10).await.open();
     assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
     let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
     harness.script.stream().await.refuse(400, "BadRequest", "no streaming lists");
-    let watch = harness.script.watch(10).await.open();
+    let _resumed = harness.script.watch(10).await.open();
     harness.script.list().await.page(20, "next", &[of("new", 19)]);
     harness.script.list().await.refuse(500, "InternalError", "etcd is slow");
-    let watch_again = harness.script.watch(10).await.open();
+    let watch = harness.script.watch(10).await.open();
 
     let mut changes = Vec::new();
     for (event, object) in [
@@ -134,7 +134,7 @@ async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_nam
         ("ADDED", of("new", 19)),
         ("MODIFIED", of("new", 21)),
     ] {
-        watch_again.event(event, &object);
+        watch.event(event, &object);
         run_until_idle().await;
         while let Some(change) = change(&mut first).now_or_never() {
             changes.push((change.1, change.2));
@@ -142,7 +142,6 @@ async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_nam
     }
 
     assert_eq!(changes, [(2, 19), (19, 21)]);
-    drop(watch);
 }
 
 #[tokio::test(start_paused = true)]
