@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use pilotlight::testing::simulated::AccessRule;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -105,6 +106,27 @@ async fn hook_that_answers_differently_to_its_own_writes_is_limited() {
     let written = harness.sent(pilotlight::testing::Verb::Update).len();
     assert!((20..=42).contains(&written), "{written} writes in a minute");
     assert_eq!(harness.events("Flapping").len(), 1);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_that_deletions_of_a_child_repeat_do_not_lengthen_the_back_off() {
+    let harness = SimulatedHarness::start().await;
+    let status = ["widgets/status.harness.test"];
+    harness.server.set_rbac([AccessRule::deny().users(["pilotlight"]).resources(status)]);
+    harness.parent("p", 1, "one");
+
+    // A garbage collector with an outdated view of the owner does this.
+    for number in 0..20 {
+        harness.until(&format!("create {number}"), |it| it.children().contains_key("p-0")).await;
+        harness.server.remove("v1", "ConfigMap", "default", "p-0").unwrap();
+    }
+    // The next create is held back.
+    sleep(Duration::from_secs(1)).await;
+    harness.server.set_rbac([]);
+
+    let took = harness.settled(&["p"], 1, "one").await;
+    assert!(took < Duration::from_secs(10), "{took:?}");
     harness.end().await;
 }
 

@@ -267,7 +267,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.forget(key);
     }
 
-    /// Returns the number of failed adds of a key since it was last forgotten.
+    /// Returns the number of failures of a key that were counted since it was last forgotten.
     pub fn requeues(&self, key: &K) -> u32 {
         let key = self.shared.hashed(key);
         self.shared.lock().core.failures(key)

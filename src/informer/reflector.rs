@@ -14,7 +14,7 @@ use std::{convert::Infallible, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use tokio::{
     sync::Semaphore,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{debug, error, info, warn};
 
@@ -67,6 +67,8 @@ pub(super) struct Reflector {
     failed_fills: u32,
     /// Time before which no such list follows a failed one.
     next_fill: Option<Instant>,
+    /// Slot of the next list, acquired while the watch continued.
+    next_slot: Option<ListSlot>,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
@@ -124,6 +126,7 @@ impl Reflector {
             before_fill: None,
             failed_fills: 0,
             next_fill: None,
+            next_slot: None,
             listing,
             long_lines: (0, String::new()),
             due_check: None,
@@ -155,8 +158,7 @@ impl Reflector {
     async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
         if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
-            self.metrics.restarted(Cause::Wanted);
-            self.before_fill = self.resume_version.take();
+            self.begin_fill();
             return;
         }
         let mut classified = classify(phase, &failure);
@@ -193,7 +195,7 @@ impl Reflector {
         if let Some(before) = self.before_fill.take().filter(ResumeVersion::is_position) {
             // The list of one subscriber must not delay the changes of all others: the watch
             // continues, and the list is retried later.
-            self.fill_failed(&failure, classified.pace);
+            self.fill_failed(&failure, classified);
             self.resume_version = Some(before);
             return;
         }
@@ -224,15 +226,46 @@ impl Reflector {
                 }
             }
         };
+        // Lists may succeed where watches fail.
+        let lists =
+            self.resume_version.is_some() && !matches!(classified.pace, RequestPace::After(_));
+        let fill_due = self.fill_due();
         let _timer = self.metrics.backing_off();
         tokio::select! {
             () = sleep(delay) => {}
             () = served_again => self.delays.served_again(),
+            slot = fill_due, if lists => {
+                self.next_slot = Some(slot);
+                self.begin_fill();
+            }
         }
     }
 
-    /// Reports the first failure of a list of whole objects, and sets the time of the next one.
-    fn fill_failed(&mut self, failure: &RequestFailure, pace: RequestPace) {
+    /// Waits until a list of whole objects is wanted and due, and for its slot. Cancel safe.
+    fn fill_due(&self) -> impl Future<Output = ListSlot> + use<> {
+        let (informer, retry, lists) = (self.informer.clone(), self.next_fill, self.lists.clone());
+        async move {
+            informer.relist_wanted().await;
+            // Others receive what the watch has at once.
+            let soon = Instant::now() + FILL_DELAY;
+            sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
+            ListSlot::acquire(lists).await
+        }
+    }
+
+    /// Lets a list of whole objects follow. The watch continues from its position if that fails.
+    fn begin_fill(&mut self) {
+        self.metrics.restarted(Cause::Wanted);
+        self.before_fill = self.resume_version.take();
+    }
+
+    /// Reports the failure of a list of whole objects to those that wait for it, and sets the time of
+    /// the next one.
+    fn fill_failed(&mut self, failure: &RequestFailure, classified: Classification) {
+        let pace = classified.pace;
+        if self.failed_fills > 0 || !matches!(pace, RequestPace::Prompt | RequestPace::Quick) {
+            self.informer.fill_failed(self.failed_progress(failure, classified, false));
+        }
         match self.failed_fills {
             0 => warn!(error = %failure, "list of whole objects failed"),
             _ => debug!(error = %failure, "list of whole objects failed again"),
@@ -255,8 +288,20 @@ impl Reflector {
         if !self.delays.is_notable(classified) {
             return;
         }
+        let progress = self.failed_progress(failure, classified, self.informer.is_complete());
+        self.publish(progress);
+    }
+
+    /// Returns the progress of subscribers after a failed request; `is_complete` is true if they have
+    /// what an earlier list had.
+    fn failed_progress(
+        &self,
+        failure: &RequestFailure,
+        classified: Classification,
+        is_complete: bool,
+    ) -> InformerProgress {
         let error = failure.to_string();
-        let progress = match (classified.pace, self.informer.is_complete()) {
+        match (classified.pace, is_complete) {
             (RequestPace::Forbidden, _) => {
                 let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
                 let resource = self.informer.key.identity.group_resource();
@@ -273,8 +318,7 @@ impl Reflector {
             }
             (_, true) => InformerProgress::Stale(error),
             (_, false) => InformerProgress::Syncing(Some(error)),
-        };
-        self.publish(progress);
+        }
     }
 
     fn publish(&self, progress: InformerProgress) {
@@ -300,8 +344,11 @@ impl Reflector {
     }
 
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
-    async fn slot(&self) -> ListSlot {
-        ListSlot::acquire(self.lists.clone()).await
+    async fn slot(&mut self) -> ListSlot {
+        match self.next_slot.take() {
+            Some(slot) => slot,
+            None => ListSlot::acquire(self.lists.clone()).await,
+        }
     }
 
     /// Decodes an object; as a metadata entry unless a subscriber needs it whole.

@@ -56,7 +56,7 @@ pub struct InformerStatus {
 /// ```
 #[derive(Clone)]
 pub struct InformerSet {
-    shared: Arc<SharedSet>,
+    pub(super) shared: Arc<SharedSet>,
 }
 
 impl InformerSet {

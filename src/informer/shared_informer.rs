@@ -48,6 +48,8 @@ pub(super) struct SharedInformer {
     pub(super) served_again: Notify,
     /// True if a list is needed to make objects whole.
     relist_wanted: watch::Sender<bool>,
+    // Reason why objects that subscribers wait for could not be made whole.
+    fill_failure: watch::Sender<Option<InformerProgress>>,
     /// Time at which the next objects may be reduced.
     retained_until: watch::Sender<Option<Instant>>,
     linger: Duration,
@@ -119,6 +121,7 @@ impl SharedInformer {
             done: watch::Sender::new(None),
             served_again: Notify::new(),
             relist_wanted: watch::Sender::new(false),
+            fill_failure: watch::Sender::new(None),
             retained_until: watch::Sender::new(None),
             linger,
         }
@@ -433,6 +436,18 @@ impl SharedInformer {
         if state.whole_requests > list.answered {
             self.relist_wanted.send_replace(true);
         }
+        drop(guard);
+        self.fill_failure.send_if_modified(|failure| failure.take().is_some());
+    }
+
+    /// Records why a list that was to make objects whole failed.
+    pub(super) fn fill_failed(&self, progress: InformerProgress) {
+        self.fill_failure.send_replace(Some(progress));
+    }
+
+    /// Subscribes to failures of lists that are to make objects whole; `None` after a complete one.
+    pub(super) fn fill_failure(&self) -> watch::Receiver<Option<InformerProgress>> {
+        self.fill_failure.subscribe()
     }
 
     pub(super) fn is_complete(&self) -> bool {

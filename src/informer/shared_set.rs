@@ -37,7 +37,7 @@ pub(super) struct SharedSet {
     informers: Mutex<Informers>,
     pub(super) types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     pub(super) tasks: TaskTracker,
-    lists: Arc<Semaphore>,
+    pub(super) lists: Arc<Semaphore>,
     /// Byte budget for the pages of all lists.
     budget: BodyBudget,
     pub(super) metrics: InformerMetrics,

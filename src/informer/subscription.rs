@@ -171,6 +171,12 @@ impl Subscription {
         self.informer.progress()
     }
 
+    /// Subscribes to failures of the list that is to make objects whole; `None` if the last one was
+    /// complete.
+    pub(crate) fn fill_failure(&self) -> watch::Receiver<Option<InformerProgress>> {
+        self.informer.fill_failure()
+    }
+
     /// Waits until the informer and its task have ended; returns the reason.
     pub fn ended(&self) -> impl Future<Output = EndReason> + Send + use<> {
         self.informer.done()

@@ -291,7 +291,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if let Some(limiter) = &mut self.limiter {
             limiter.forget(key.key);
         }
-        self.slots.update(key, |_, entry| entry.failures = 0);
+        self.slots.update(key, |_, entry| (entry.failures, entry.retry_at) = (0, None));
     }
 
     pub(super) fn failures(&self, key: Hashed<&K>) -> u32 {
@@ -331,8 +331,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if add.counts() {
             let now = now.now();
             let entry = self.slots.get_mut(slot);
-            let requeues = entry.failures;
-            entry.failures = entry.failures.saturating_add(1);
+            // A retry that a change has caused before its time must not lengthen the back-off:
+            // changes may come faster than it grows.
+            if entry.retry_at.is_none_or(|at| at <= now) {
+                entry.failures = entry.failures.saturating_add(1);
+            }
+            let requeues = entry.failures.saturating_sub(1);
             let own = self.limiter.as_mut().filter(|_| add.rate_limited).zip(entry.key.as_ref());
             let own = own.and_then(|(limiter, key)| limiter.when(key, requeues, now));
             let backoff = own.unwrap_or_else(|| self.options.backoff.delay(requeues));
@@ -342,6 +346,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 true => delay.min(backoff.max(limit)),
                 false => delay.max(limit),
             };
+            delay = delay.min(MAX_DELAY);
+            entry.retry_at = Some(now + delay);
         }
         delay.min(MAX_DELAY)
     }

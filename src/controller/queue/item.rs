@@ -32,10 +32,11 @@ pub struct Add {
     /// Delay until the key is ready, at most a year; the earliest of several adds counts.
     pub after: Duration,
     /// True if the add counts as a failure of the key and waits for its back-off; with `after`
-    /// set, for the shorter of both.
+    /// set, for the shorter of both. A failure before the retry of the last one was due, after
+    /// another add, waits for the same back-off again and is not counted.
     pub rate_limited: bool,
     /// True if the add counts as a failure of the key, without its back-off; the shared limit may
-    /// delay it.
+    /// delay it. Counted as with `rate_limited`.
     pub failed: bool,
 }
 
@@ -53,7 +54,7 @@ pub struct Item<K> {
     pub key: K,
     /// Priority that the key had in the queue.
     pub priority: i32,
-    /// Failures since the key was last forgotten.
+    /// Counted failures since the key was last forgotten.
     pub failures: u32,
 }
 
@@ -82,7 +83,7 @@ pub struct QueueRow<K> {
     /// Time at which the key is, or became, ready; `None` for a running key that was not added
     /// again, and for a ready one of a queue without metrics, unless its priority is below 0.
     pub due: Option<Instant>,
-    /// Failed adds of the key since it was last forgotten.
+    /// Counted failures of the key since it was last forgotten.
     pub requeues: u32,
 }
 

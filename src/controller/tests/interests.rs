@@ -6,7 +6,10 @@ use super::{
     typed::{Part, Widget},
     *,
 };
-use crate::informer::{InformerStatus, ObjectKey, Selector};
+use crate::{
+    informer::{InformerStatus, ObjectKey, Selector},
+    testing::{Action, Reply, Rule, Verb},
+};
 
 /// Reconciler that logs what it can read of the parts `own` and `foreign`.
 struct Reader(Log);
@@ -123,6 +126,32 @@ async fn late_interest_in_whole_objects_costs_one_list_and_the_objects_shrink_wh
     assert_eq!(informer_of_parts(&harness).entries, 0, "it lingers");
     sleep(Duration::from_secs(10)).await;
     assert_eq!(informer_of_parts(&harness).entries, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_list_of_whole_objects_is_reported_and_delays_no_controller_that_could_do_without() {
+    let harness = harness();
+    let owns = |name| Controller::builder(name).for_::<Widget>().conditional().owns::<Part>();
+    add(&harness, "entries", owns("entries")).await;
+    harness.log().await;
+    let refused = || Action::Instead(Reply::status(403, "Forbidden", "no"));
+    let of_parts = || Rule::new(refused()).resource("example.com", "parts");
+    let rules = [of_parts().verb(Verb::List), of_parts().query_contains("sendInitialEvents")]
+        .map(|rule| harness.server.fault(rule));
+
+    add(&harness, NAME, owns(NAME).whole().conditional()).await;
+
+    let rule = "grant list and watch on parts.example.com";
+    harness.until(|status| status.message.contains(rule)).await;
+    add(&harness, "optional", owns("optional").whole().optional()).await;
+    sleep(Duration::from_secs(5)).await;
+    let optional = harness.manager.status_of("optional").unwrap();
+    assert_eq!(optional.state, ControllerState::Running, "{optional:?}");
+    for rule in rules {
+        harness.server.remove(rule);
+    }
+    harness.state(ControllerState::Running).await;
     harness.shutdown().await;
 }
 

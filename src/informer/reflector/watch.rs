@@ -2,10 +2,10 @@
 
 use std::{pin::pin, time::Duration};
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, trace, warn};
 
-use super::{BATCH, FILL_DELAY, Reflector, WatchCheck, WatchDeadline};
+use super::{BATCH, Reflector, WatchCheck, WatchDeadline};
 use crate::informer::{
     InformerProgress, Object, ObjectError,
     classify::{NextRequest, RequestFailure},
@@ -66,18 +66,15 @@ impl Reflector {
             self.publish(InformerProgress::Synced);
         }
         let mut count = 0;
-        let (informer, retry) = (self.informer.clone(), self.next_fill);
-        let mut wanted = pin!(async {
-            informer.relist_wanted().await;
-            // Others receive what the watch has at once.
-            let soon = Instant::now() + FILL_DELAY;
-            sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
-        });
+        let mut wanted = pin!(self.fill_due());
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };
             let next = tokio::select! {
                 biased;
-                () = &mut wanted => break RequestFailure::Wanted,
+                slot = &mut wanted => {
+                    self.next_slot = Some(slot);
+                    break RequestFailure::Wanted;
+                }
                 next = timeout_at(until, lines.next()) => next,
             };
             match next {

@@ -28,6 +28,8 @@ pub(super) struct SlotEntry<K> {
     // No other worker gets the key until it is done.
     pub(super) processing: Option<Processing>,
     pub(super) failures: u32,
+    // Time of the retry after the last failure, which an add may have preceded.
+    pub(super) retry_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +179,7 @@ impl<K: Eq> Slots<K> {
                     priority: 0,
                     processing: None,
                     failures: 0,
+                    retry_at: None,
                 });
                 u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 keys fit in memory")
             }

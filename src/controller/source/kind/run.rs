@@ -51,6 +51,9 @@ impl<'a> KindRun<'a> {
     ) -> Option<EndReason> {
         let store = attached.store.clone();
         let mut progress = subscription.progress();
+        let mut fill_failure = subscription.fill_failure();
+        // A list for other subscribers may have failed already.
+        fill_failure.mark_changed();
         let (mut complete, mut drained) =
             (pin!(subscription.complete()), pin!(subscription.drained()));
         let mut listed = pin!(Arc::clone(&self.context.statuses).listed(self.context.input));
@@ -86,6 +89,12 @@ impl<'a> KindRun<'a> {
                     if let Some(panic) = panics.borrow_and_update().clone() {
                         let IndexPanic { index, key, message } = panic;
                         self.panicked(&format!("index {index}"), key, &message);
+                    }
+                }
+                Ok(()) = fill_failure.changed(), if attached.is_some() => {
+                    if let Some(failed) = fill_failure.borrow_and_update().clone() {
+                        self.report(&failed, false);
+                        self.call_on_error(&failed);
                     }
                 }
                 Ok(()) = progress.changed() => {

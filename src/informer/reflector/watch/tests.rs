@@ -145,6 +145,53 @@ async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_nam
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_are_made_whole_while_the_watch_fails() {
+    let mut harness = Harness::new();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let _first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned.clone(), widget("b", 2)]);
+    for _ in 0..10 {
+        harness.script.watch(10).await.refuse(403, "Forbidden", "no");
+    }
+    run_until_idle().await;
+
+    let mut late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    let joined = Instant::now();
+    let list = harness.script.next().await;
+    assert!(list.is_stream() && joined.elapsed() < Duration::from_secs(1));
+    list.refuse(403, "Forbidden", "no");
+    harness.script.watch(10).await.refuse(403, "Forbidden", "no");
+    let list = harness.script.list().await;
+    list.page(20, "", &[owned, widget("b", 2)]);
+
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+    late.drained().await;
+    harness.script.watch(20).await.refuse(403, "Forbidden", "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_continues_while_a_list_of_whole_objects_waits_for_its_slot() {
+    let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let mut first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned, widget("b", 2)]);
+    let watch = harness.script.watch(10).await.open();
+    assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+    let slot = harness.set.shared.lists.acquire().await.unwrap();
+
+    let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    sleep(Duration::from_secs(10)).await;
+    watch.event("MODIFIED", &widget("b", 11));
+
+    assert_eq!(change(&mut first).await, ("b".into(), 2, 11));
+    drop(slot);
+    assert!(harness.script.next().await.is_stream());
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_list_of_whole_objects_is_repeated_before_a_watch_without_a_position() {
     let mut harness = Harness::new();
     let named = Interest::Named(ObjectKey::cluster("b"));

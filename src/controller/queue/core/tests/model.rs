@@ -30,6 +30,7 @@ struct ModelKey {
     queued: Option<(Duration, bool, u64)>,
     processing: bool,
     failures: u32,
+    retry_at: Option<Duration>,
 }
 
 impl ModelKey {
@@ -88,13 +89,17 @@ impl Model {
         let token = if fails { self.token(now) } else { Duration::ZERO };
         let entry = self.keys.entry(key).or_default();
         let mut delay = add.after;
-        if add.rate_limited {
-            let limited = BACKOFF.delay(entry.failures).max(token);
+        if fails && entry.retry_at.is_none_or(|at| now >= at) {
             entry.failures += 1;
+        }
+        if add.rate_limited {
+            let limited = BACKOFF.delay(entry.failures - 1).max(token);
             delay = if delay.is_zero() { limited } else { limited.min(delay) };
         } else if add.failed {
-            entry.failures += 1;
             delay = delay.max(token);
+        }
+        if fails {
+            entry.retry_at = Some(now + delay);
         }
         let wanted = (now + delay, delay.is_zero(), self.counter);
         match entry.queued {
@@ -227,7 +232,8 @@ proptest! {
                 }
                 Step::Forget(key) => {
                     queue.forget(key);
-                    model.keys.entry(key).or_default().failures = 0;
+                    let entry = model.keys.entry(key).or_default();
+                    (entry.failures, entry.retry_at) = (0, None);
                 }
                 Step::Advance(ticks) => {
                     queue.advance(TICK * ticks);

@@ -24,6 +24,35 @@ fn failures_double_the_delay_until_they_are_forgotten() {
 }
 
 #[test]
+fn failures_before_the_retry_is_due_do_not_lengthen_the_back_off() {
+    let mut queue = QueueHarness::new();
+    queue.add(1, FAILED).advance(ms(5));
+    assert_eq!(queue.pop(), Some(1));
+    queue.add(1, FAILED);
+    queue.done(1);
+
+    // Changes come before each retry is due, idle or while the key is processed.
+    for _ in 0..30 {
+        queue.add(1, NOW);
+        assert_eq!(queue.pop(), Some(1));
+        queue.add(1, NOW);
+        queue.add(1, FAILED);
+        queue.done(1);
+        assert_eq!(queue.pop(), Some(1));
+        queue.add(1, FAILED);
+        queue.done(1);
+        assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(10))));
+        queue.advance(ms(9));
+    }
+
+    queue.advance(ms(1));
+    assert_eq!(queue.pop(), Some(1));
+    queue.add(1, FAILED);
+    assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(20))));
+    assert_eq!(queue.failures(1), 3);
+}
+
+#[test]
 fn delay_and_back_off_together_are_the_shorter_of_both() {
     let mut queue = QueueHarness::new();
 
