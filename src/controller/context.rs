@@ -452,7 +452,8 @@ impl Context {
     }
 
     /// Returns the number of failures of this request in a row, each
-    /// [`Outcome::Requeue`](super::Outcome::Requeue) included.
+    /// [`Outcome::Requeue`](super::Outcome::Requeue) included, but without those that a change
+    /// caused before their retry was due.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }

@@ -442,7 +442,11 @@ impl SharedInformer {
 
     /// Records why a list that was to make objects whole failed.
     pub(super) fn fill_failed(&self, progress: InformerProgress) {
-        self.fill_failure.send_replace(Some(progress));
+        self.fill_failure.send_if_modified(|failure| {
+            let is_new = failure.as_ref() != Some(&progress);
+            *failure = Some(progress);
+            is_new
+        });
     }
 
     /// Subscribes to failures of lists that are to make objects whole; `None` after a complete one.

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     informer::{InformerStatus, ObjectKey, Selector},
-    testing::{Action, Reply, Rule, Verb},
+    manager::WatchState,
+    testing::{Action, Reply, Rule, RuleId, Verb},
 };
 
 /// Reconciler that logs what it can read of the parts `own` and `foreign`.
@@ -149,6 +150,86 @@ async fn failed_list_of_whole_objects_is_reported_and_delays_no_controller_that_
     let optional = harness.manager.status_of("optional").unwrap();
     assert_eq!(optional.state, ControllerState::Running, "{optional:?}");
     for rule in rules {
+        harness.server.remove(rule);
+    }
+    harness.state(ControllerState::Running).await;
+    harness.shutdown().await;
+}
+
+/// Refuses lists of parts in these namespaces.
+fn refuse_lists<const N: usize>(harness: &Harness, namespaces: [&str; N]) -> Vec<RuleId> {
+    let mut rules = Vec::new();
+    for namespace in namespaces {
+        let refused = Action::Instead(Reply::status(403, "Forbidden", "no"));
+        let rule = Rule::new(refused).resource("example.com", "parts").namespace(namespace);
+        rules.push(harness.server.fault(rule.clone().verb(Verb::List)));
+        rules.push(harness.server.fault(rule.query_contains("sendInitialEvents")));
+    }
+    rules
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_list_of_whole_objects_is_reported_once_while_the_watch_fails_and_recovers() {
+    let harness = harness();
+    let owns = |name| Controller::builder(name).for_::<Widget>().conditional().owns::<Part>();
+    add(&harness, "entries", owns("entries").namespace("ns")).await;
+    harness.log().await;
+    let refused = refuse_lists(&harness, ["ns"]);
+    let errors = Log::default();
+    let log = Arc::clone(&errors);
+    let on_error = move |state: WatchState, error: &str| {
+        log.lock().unwrap().push(format!("{state:?} {error}"));
+    };
+    let whole = owns(NAME).whole().namespace("ns").conditional().on_watch_error(on_error);
+    add(&harness, NAME, whole).await;
+    let rule = "grant list and watch on parts.example.com";
+    harness.until(|status| status.message.contains(rule)).await;
+
+    let fails = Action::Instead(Reply::status(500, "InternalError", "no quorum"));
+    let failing = Rule::new(fails).verb(Verb::Watch).resource("example.com", "parts");
+    let failing = harness.server.fault(failing);
+    harness.server.cut_watches("parts");
+    sleep(Duration::from_secs(20)).await;
+    harness.server.remove(failing);
+    for _ in 0..60 {
+        sleep(Duration::from_secs(1)).await;
+        let message = harness.status().message.clone();
+        assert!(message.contains(rule), "{message}");
+    }
+
+    assert_eq!(errors.lock().unwrap().len(), 1, "{:?}", errors.lock().unwrap());
+    for rule in refused {
+        harness.server.remove(rule);
+    }
+    harness.state(ControllerState::Running).await;
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_is_listed_is_not_reported_while_another_is_not() {
+    let harness = harness();
+    let owns = |name| {
+        let builder = Controller::builder(name).for_::<Widget>().conditional().owns::<Part>();
+        builder.namespaces(["ns", "two"])
+    };
+    add(&harness, "entries", owns("entries")).await;
+    harness.log().await;
+    let (first, other) = (refuse_lists(&harness, ["ns"]), refuse_lists(&harness, ["two"]));
+    harness.server.apply_in("two", object("Part", "other", "x"));
+    sleep(Duration::from_secs(1)).await;
+    add(&harness, NAME, owns(NAME).whole().conditional()).await;
+    sleep(Duration::from_secs(1)).await;
+    let message = harness.status().message.clone();
+    assert!(message.contains("in the namespace ns"), "{message}");
+
+    for rule in first {
+        harness.server.remove(rule);
+    }
+
+    sleep(Duration::from_secs(120)).await;
+    let message = harness.status().message.clone();
+    assert!(message.contains("in the namespace two"), "{message}");
+    for rule in other {
         harness.server.remove(rule);
     }
     harness.state(ControllerState::Running).await;

@@ -76,7 +76,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let add = Add { priority, after, ..Add::default() };
         let added = self.add_slot(slot, add, &mut LazyNow::at(now));
         let entry = self.slots.get_mut(slot);
-        entry.failures = entry.failures.max(failures);
+        if failures > entry.failures {
+            (entry.failures, entry.retry_at) = (failures, Some(at));
+        }
         added
     }
 

@@ -76,6 +76,8 @@ impl<'a> KindRun<'a> {
                 () = &mut outdated, if attached.is_none() => return None,
                 () = &mut complete, if attached.is_some() => {
                     self.replace(attached.take(), &store).await;
+                    // In place of an earlier failure: other namespaces may not be listed yet.
+                    self.report_again(&progress);
                 }
                 () = &mut listed, if attached.is_none() && !self.delivers => self.delivers = true,
                 () = &mut drained, if self.delivers && synced.is_some() => {
@@ -92,13 +94,22 @@ impl<'a> KindRun<'a> {
                     }
                 }
                 Ok(()) = fill_failure.changed(), if attached.is_some() => {
-                    if let Some(failed) = fill_failure.borrow_and_update().clone() {
-                        self.report(&failed, false);
-                        self.call_on_error(&failed);
+                    let failure = fill_failure.borrow_and_update().clone();
+                    match failure {
+                        Some(failure) => {
+                            self.report(&failure, false);
+                            self.call_on_error(&failure);
+                        }
+                        None => self.report_again(&progress),
                     }
                 }
                 Ok(()) = progress.changed() => {
-                    let now = self.report_current(&mut progress, synced.is_none());
+                    // A watch that recovers does not hide the failure of the list.
+                    let has_failed = attached.is_some() && fill_failure.borrow().is_some();
+                    let now = match has_failed {
+                        true => progress.borrow_and_update().clone(),
+                        false => self.report_current(&mut progress, synced.is_none()),
+                    };
                     // Before the input can be read the branch below, which returns the end, is
                     // disabled.
                     if let (InformerProgress::Ended(ended), false) = (now, self.delivers) {
@@ -134,6 +145,13 @@ impl<'a> KindRun<'a> {
         self.report(&now, drained);
         self.call_on_error(&now);
         now
+    }
+
+    /// Reports the progress of the watch while not all objects are delivered.
+    fn report_again(&self, progress: &watch::Receiver<InformerProgress>) {
+        // Cloned first: the report may call user code, which must not lock the informer.
+        let now = progress.borrow().clone();
+        self.report(&now, false);
     }
 
     /// Calls the user's function with an error of the watch.

@@ -260,7 +260,8 @@ proptest! {
                     }
                     for (key, priority, failures, at) in states {
                         model.add(key, Add { priority, after: at - now, ..NOW }, now);
-                        model.keys.get_mut(&key).unwrap().failures = failures;
+                        let entry = model.keys.get_mut(&key).unwrap();
+                        (entry.failures, entry.retry_at) = (failures, (failures > 0).then_some(at));
                     }
                 }
             }
