@@ -65,7 +65,10 @@ impl<'a> KindRun<'a> {
         // objects for all of them. No change is delivered before the input can be read.
         let mut attached = Some(attached);
         let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
-        if let InformerProgress::Ended(ended) = self.report_current(&mut progress, false) {
+        let now = progress.borrow_and_update().clone();
+        self.report(&now, false);
+        self.call_on_error(&now);
+        if let InformerProgress::Ended(ended) = now {
             return Some(ended);
         }
         let (stop, mut resync) = (self.context.stop.clone(), None);
@@ -104,12 +107,12 @@ impl<'a> KindRun<'a> {
                     }
                 }
                 Ok(()) = progress.changed() => {
+                    let now = progress.borrow_and_update().clone();
                     // A watch that recovers does not hide the failure of the list.
-                    let has_failed = attached.is_some() && fill_failure.borrow().is_some();
-                    let now = match has_failed {
-                        true => progress.borrow_and_update().clone(),
-                        false => self.report_current(&mut progress, synced.is_none()),
-                    };
+                    if attached.is_none() || fill_failure.borrow().is_none() {
+                        self.report(&now, synced.is_none());
+                    }
+                    self.call_on_error(&now);
                     // Before the input can be read the branch below, which returns the end, is
                     // disabled.
                     if let (InformerProgress::Ended(ended), false) = (now, self.delivers) {
@@ -133,18 +136,6 @@ impl<'a> KindRun<'a> {
                 }
             }
         }
-    }
-
-    /// Reports the current progress of the watch, and returns it.
-    fn report_current(
-        &self,
-        progress: &mut watch::Receiver<InformerProgress>,
-        drained: bool,
-    ) -> InformerProgress {
-        let now = progress.borrow_and_update().clone();
-        self.report(&now, drained);
-        self.call_on_error(&now);
-        now
     }
 
     /// Reports the progress of the watch while not all objects are delivered.
