@@ -26,6 +26,7 @@ mod fingerprint;
 mod foreign_objects;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod go_json;
 mod hook;
 mod hook_error;
 mod hook_health;

@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod bad_objects;
+mod fill;
 mod list;
 #[cfg(test)]
 mod model;
@@ -14,10 +15,11 @@ use std::{convert::Infallible, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use tokio::{
     sync::Semaphore,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 use tracing::{debug, error, info, warn};
 
+use self::fill::Fill;
 use super::{
     InformerOptions, InformerProgress, Object, ObjectError, ObjectKey,
     classify::{
@@ -30,18 +32,8 @@ use super::{
     shared_informer::{SharedInformer, StoreChange},
     wire::{InformerRequests, ListSlot},
 };
-use crate::{
-    duration::{after, doubled},
-    guard,
-    kind::VersionOrder,
-    redaction,
-};
+use crate::{guard, kind::VersionOrder, redaction};
 
-/// Time in which subscribers that need objects whole share one list.
-const FILL_DELAY: Duration = Duration::from_millis(100);
-/// First and last wait before such a list is retried; doubles.
-const FIRST_FILL_RETRY: Duration = Duration::from_secs(1);
-const LAST_FILL_RETRY: Duration = Duration::from_secs(30);
 /// Watch timeouts. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
 /// Time after the watch timeout for the server's own end of the watch to arrive.
@@ -61,14 +53,7 @@ pub(super) struct Reflector {
     order: VersionOrder,
     /// Position from which the watch resumes; `None` requires a list.
     resume_version: Option<ResumeVersion>,
-    /// Position of the watch that a list of whole objects has interrupted.
-    before_fill: Option<ResumeVersion>,
-    /// Failures of such lists in a row.
-    failed_fills: u32,
-    /// Time before which no such list follows a failed one.
-    next_fill: Option<Instant>,
-    /// Slot of the next list, acquired while the watch continued.
-    next_slot: Option<ListSlot>,
+    fill: Fill,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
@@ -123,10 +108,7 @@ impl Reflector {
             delays: RequestDelays::default(),
             order,
             resume_version: None,
-            before_fill: None,
-            failed_fills: 0,
-            next_fill: None,
-            next_slot: None,
+            fill: Fill::default(),
             listing,
             long_lines: (0, String::new()),
             due_check: None,
@@ -158,7 +140,6 @@ impl Reflector {
     async fn recover(&mut self, phase: RequestPhase, failure: RequestFailure) {
         if failure == RequestFailure::Wanted {
             // Not an error: neither delayed nor reported.
-            self.begin_fill();
             return;
         }
         let mut classified = classify(phase, &failure);
@@ -191,12 +172,9 @@ impl Reflector {
             NextRequest::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(classified.cause);
-        // Without a position, deletions of this moment would be missed.
-        if let Some(before) = self.before_fill.take().filter(ResumeVersion::is_position) {
-            // The list of one subscriber must not delay the changes of all others: the watch
-            // continues, and the list is retried later.
+        if let Some(interrupted) = self.fill.take_interrupted() {
             self.fill_failed(&failure, classified);
-            self.resume_version = Some(before);
+            self.resume_version = Some(interrupted);
             return;
         }
         if classified.cause == Cause::NotFound
@@ -234,54 +212,8 @@ impl Reflector {
         tokio::select! {
             () = sleep(delay) => {}
             () = served_again => self.delays.served_again(),
-            slot = fill_due, if lists => {
-                self.next_slot = Some(slot);
-                self.begin_fill();
-            }
+            slot = fill_due, if lists => self.begin_fill(slot),
         }
-    }
-
-    /// Waits until a list of whole objects is wanted and due, and for its slot. Cancel safe.
-    fn fill_due(&self) -> impl Future<Output = ListSlot> + use<> {
-        let (informer, retry, lists) = (self.informer.clone(), self.next_fill, self.lists.clone());
-        async move {
-            informer.relist_wanted().await;
-            // Others receive what the watch has at once.
-            let soon = Instant::now() + FILL_DELAY;
-            sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
-            ListSlot::acquire(lists).await
-        }
-    }
-
-    /// Lets a list of whole objects follow. The watch continues from its position if that fails.
-    fn begin_fill(&mut self) {
-        self.metrics.restarted(Cause::Wanted);
-        self.before_fill = self.resume_version.take();
-    }
-
-    /// Reports the failure of a list of whole objects to those that wait for it, and sets the time of
-    /// the next one.
-    fn fill_failed(&mut self, failure: &RequestFailure, classified: Classification) {
-        let pace = classified.pace;
-        if self.failed_fills > 0 || !matches!(pace, RequestPace::Prompt | RequestPace::Quick) {
-            self.informer.fill_failed(self.failed_progress(failure, classified, false));
-        }
-        match self.failed_fills {
-            0 => warn!(error = %failure, "list of whole objects failed"),
-            _ => debug!(error = %failure, "list of whole objects failed again"),
-        }
-        let wait = doubled(FIRST_FILL_RETRY, self.failed_fills, LAST_FILL_RETRY);
-        let wait = match pace {
-            // Spread upwards: the server's Retry-After is a minimum.
-            RequestPace::After(refused) => wait.max(refused.mul_f64(1.0 + fastrand::f64() / 10.0)),
-            RequestPace::Prompt
-            | RequestPace::Quick
-            | RequestPace::Slow
-            | RequestPace::Forbidden => wait,
-        };
-        self.failed_fills = self.failed_fills.saturating_add(1);
-        self.next_fill = Some(after(Instant::now(), wait));
-        self.informer.repeat_fill();
     }
 
     fn report(&self, failure: &RequestFailure, classified: Classification) {
@@ -345,7 +277,7 @@ impl Reflector {
 
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
     async fn slot(&mut self) -> ListSlot {
-        match self.next_slot.take() {
+        match self.fill.take_slot() {
             Some(slot) => slot,
             None => ListSlot::acquire(self.lists.clone()).await,
         }

@@ -5,15 +5,15 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt};
 
-/// Bytes of an offset.
-const OFFSET: usize = size_of::<u32>();
+/// Bytes of an offset: digits of 7 bits, so that they are text.
+const OFFSET: usize = 5;
 
 /// An immutable map of strings, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct StringMap {
     // Number of entries, end offset of each key and each value, and the text. The text has
     // alternating keys and values, sorted by key, without separators. Empty without entries.
-    packed: Box<[u8]>,
+    packed: Box<str>,
 }
 
 impl StringMap {
@@ -23,7 +23,7 @@ impl StringMap {
         let mut high = self.len();
         while low < high {
             let middle = low + (high - low) / 2;
-            match self.part(2 * middle).cmp(key.as_bytes()) {
+            match self.text(2 * middle).cmp(key) {
                 Ordering::Equal => return Some(self.text(2 * middle + 1)),
                 Ordering::Less => low = middle + 1,
                 Ordering::Greater => high = middle,
@@ -64,11 +64,6 @@ impl StringMap {
 
     /// Returns a key, at an even place, or the value after it.
     fn text(&self, place: usize) -> &str {
-        // Valid, since whole strings are packed.
-        std::str::from_utf8(self.part(place)).unwrap_or_default()
-    }
-
-    fn part(&self, place: usize) -> &[u8] {
         let text = OFFSET * (1 + 2 * self.len());
         let start = if place == 0 { 0 } else { self.number(place) };
         self.packed.get(text + start..text + self.number(place + 1)).unwrap_or_default()
@@ -76,9 +71,8 @@ impl StringMap {
 
     /// Returns the number of entries, at place 0, or an end offset.
     fn number(&self, place: usize) -> usize {
-        let bytes = self.packed.get(OFFSET * place..OFFSET * (place + 1));
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map_or(0, u32::from_le_bytes) as usize
+        let digits = self.packed.get(OFFSET * place..OFFSET * (place + 1)).unwrap_or_default();
+        digits.bytes().fold(0, |number, digit| (number << 7) | usize::from(digit))
     }
 }
 
@@ -96,15 +90,20 @@ fn pack<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> String
         return StringMap::default();
     }
     let count = ends.len() / 2;
-    let mut packed = Vec::with_capacity(OFFSET * (1 + ends.len()) + text);
+    let mut packed = String::with_capacity(OFFSET * (1 + ends.len()) + text);
     // Never more than offsets, which fit.
-    packed.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
-    packed.extend(ends.iter().flat_map(|end| end.to_le_bytes()));
+    packed.extend(digits(u32::try_from(count).unwrap_or(u32::MAX)));
+    packed.extend(ends.into_iter().flat_map(digits));
     for (key, value) in entries.take(count) {
-        packed.extend_from_slice(key.as_bytes());
-        packed.extend_from_slice(value.as_bytes());
+        packed.push_str(key);
+        packed.push_str(value);
     }
-    StringMap { packed: packed.into_boxed_slice() }
+    StringMap { packed: packed.into_boxed_str() }
+}
+
+/// Returns the digits of a number, the most significant one first.
+fn digits(number: u32) -> [char; OFFSET] {
+    [28, 21, 14, 7, 0].map(|shift| char::from(((number >> shift) & 0x7f) as u8))
 }
 
 impl<K: AsRef<str> + Ord, V: AsRef<str>> From<&BTreeMap<K, V>> for StringMap {

@@ -24,6 +24,7 @@ use super::{
     UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},
     fingerprint::Fingerprint,
+    go_json,
     last_applied::{self, SYSTEM_FIELDS},
     log_text, merge,
     ownership::Ownership,
@@ -287,7 +288,7 @@ impl ChildContext<'_> {
         let metadata = merged.get("metadata");
         let version = metadata.and_then(|metadata| metadata.get("resourceVersion")?.as_str());
         let replaces = version.map(str::to_owned);
-        let body = Bytes::from(last_applied::encode(&merged));
+        let body = Bytes::from(go_json::encode(&merged));
         let method = self.groups[child.group].strategy;
         let is_in_place = matches!(method, UpdateMethod::InPlace);
         let content = is_in_place.then(|| Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS));
@@ -335,12 +336,12 @@ impl ChildContext<'_> {
     /// Returns a child as it is created: with its owner reference and last-applied annotation.
     fn new_child(&self, desired: DesiredChild) -> Result<Write, String> {
         let object = self.complete_object(&desired)?;
-        let remembered = last_applied::encode(&object);
+        let remembered = go_json::encode(&object);
         let owners = owners_with(&object, self.parent);
         let mut object = last_applied::into_desired_fields(object);
         last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = owners.into();
-        let mut body = last_applied::encode(&object).into_bytes();
+        let mut body = go_json::encode(&object).into_bytes();
         let content = Fingerprint::of_applied_tree(&object, &SYSTEM_FIELDS);
         drop(object);
         let DesiredChild { group, key, json } = desired;

@@ -82,8 +82,24 @@ impl<'de> Deserialize<'de> for Fingerprint {
     }
 }
 
-fn hash(value: impl Hash) -> Fingerprint {
-    Fingerprint(digest(value))
+/// Part of a text, as it is hashed.
+#[derive(Hash)]
+enum Part<'a> {
+    Bool(bool),
+    Whole(i128),
+    Float(u64),
+    Text(&'a str),
+    EmptyList,
+    /// Hash of the items before, and of the next one.
+    Item(u64, u64),
+    /// Name, and hash of the value.
+    Field(&'a str, u64),
+    /// Sum of the hashes of the fields.
+    Object(u64),
+}
+
+fn hash(part: Part<'_>) -> Fingerprint {
+    Fingerprint(digest(part))
 }
 
 /// Reads a value; of an object the fields that are not ignored.
@@ -119,15 +135,15 @@ impl<'de> Visitor<'de> for FingerprintReader<'_> {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<Fingerprint, E> {
-        Ok(hash(("bool", value)))
+        Ok(hash(Part::Bool(value)))
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Fingerprint, E> {
-        Ok(hash(("whole", i128::from(value))))
+        Ok(hash(Part::Whole(i128::from(value))))
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Fingerprint, E> {
-        Ok(hash(("whole", i128::from(value))))
+        Ok(hash(Part::Whole(i128::from(value))))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Fingerprint, E> {
@@ -136,19 +152,19 @@ impl<'de> Visitor<'de> for FingerprintReader<'_> {
                 clippy::cast_possible_truncation,
                 reason = "a whole number within the range"
             )]
-            return Ok(hash(("whole", value as i128)));
+            return Ok(hash(Part::Whole(value as i128)));
         }
-        Ok(hash(("float", value.to_bits())))
+        Ok(hash(Part::Float(value.to_bits())))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Fingerprint, E> {
-        Ok(hash(("text", value)))
+        Ok(hash(Part::Text(value)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Fingerprint, A::Error> {
-        let mut list = hash("list");
+        let mut list = hash(Part::EmptyList);
         while let Some(item) = items.next_element::<Fingerprint>()? {
-            list = hash((list.0, item.0));
+            list = hash(Part::Item(list.0, item.0));
         }
         Ok(list)
     }
@@ -164,10 +180,10 @@ impl<'de> Visitor<'de> for FingerprintReader<'_> {
             let value = fields.next_value_seed(FingerprintReader { metadata: None, ignored })?;
             if value != NULL {
                 // A sum does not depend on the order.
-                sum = sum.wrapping_add(hash(("field", key, value.0)).0);
+                sum = sum.wrapping_add(hash(Part::Field(&key, value.0)).0);
             }
         }
-        Ok(hash(("object", sum)))
+        Ok(hash(Part::Object(sum)))
     }
 }
 
@@ -202,7 +218,7 @@ mod tests {
     }
 
     use super::*;
-    use crate::meta::last_applied;
+    use crate::meta::{go_json, last_applied};
 
     fn of(value: &Value) -> Fingerprint {
         Fingerprint::of(value.to_string().as_bytes()).unwrap()
@@ -278,7 +294,7 @@ mod tests {
         #[test]
         fn fingerprint_of_a_tree_is_that_of_its_text(value in value(), status in value()) {
             let object = json!({"metadata": {"uid": "u", "name": value}, "status": status});
-            let text = last_applied::encode(&object);
+            let text = go_json::encode(&object);
 
             prop_assert_eq!(
                 Fingerprint::of_applied_tree(&object, &["uid"]),

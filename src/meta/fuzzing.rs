@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     ControllerKind, HookVersion, LabelSelector, Selector,
     customize::{CustomizeLimits, related_rules},
-    last_applied, merge,
+    go_json, last_applied, merge,
     protocol::{MAX_CHILDREN, children_field, sync_response},
     selection,
 };
@@ -50,7 +50,7 @@ fn response_of(kind: ControllerKind, body: &Bytes) {
     assert!(response.children.len() <= MAX_CHILDREN);
     assert!(response.resync_after.is_none_or(|after| !after.is_zero()));
     let Ok(tree) = serde_json::from_slice::<Value>(body) else { return };
-    let read = |part: &Bytes| serde_json::from_slice::<Value>(part).expect("it was checked");
+    let read = |part: &Bytes| serde_json::from_slice::<Value>(part).expect("the tree has it");
     let children: Vec<Value> = response.children.iter().map(read).collect();
     assert_eq!(&children, tree[children_field(kind)].as_array().unwrap_or(&Vec::new()));
     let status = response.status.as_ref().map(read);
@@ -152,7 +152,7 @@ pub fn merge(data: &[u8]) {
     assert_foreign_fields_stay(&observed, &last, &desired, &once);
     assert_eq!(merged(&once, &desired), once, "twice is once");
 
-    let text = last_applied::encode(&desired);
+    let text = go_json::encode(&desired);
     // The last digit of a long float may change; its meaning must not.
     let read: Value = serde_json::from_str(&text).expect("what we write we can read");
     assert!(last_applied::same(&read, &desired), "{text}");

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::last_applied;
+use super::{go_json, last_applied};
 
 /// Merge keys of list items, in the order of preference; the first field that all items have is
 /// used.
@@ -34,7 +34,7 @@ pub(crate) fn count() -> usize {
 pub(crate) fn apply(observed: &mut Value, last: Option<Value>, desired: Value) -> bool {
     #[cfg(test)]
     MERGES.with(|merges| merges.set(merges.get() + 1));
-    let remembered = last_applied::encode(&desired);
+    let remembered = go_json::encode(&desired);
     let (last_owners, desired_owners) = (owners(last.as_ref()), owners(Some(&desired)));
     let wanted = last_applied::into_desired_fields(desired);
     // Fields that are neither desired now nor before stay as observed.

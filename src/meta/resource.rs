@@ -19,7 +19,7 @@ use crate::{
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
     meta::{
-        FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, last_applied,
+        FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, go_json,
         write_cause::SeenVersion,
     },
     redaction,
@@ -346,7 +346,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
 ) -> Result<T, kube::Error> {
     // As Go does: it encodes a hook's `3.0` as the whole number 3. The server refuses a decimal
     // point in an integer field.
-    let body = body.map(|body| Bytes::from(last_applied::encode(body)));
+    let body = body.map(|body| Bytes::from(go_json::encode(body)));
     request(requester.into(), method, path, content_type, body.unwrap_or_default()).await
 }
 
@@ -518,7 +518,7 @@ mod tests {
         // As Python writes 160 / 2.
         let response = r#"{"spec":{"ports":[{"port":80.0}],"ratio":0.5}}"#;
         let object: Value = serde_json::from_str(response).unwrap();
-        let encoded = || Bytes::from(last_applied::encode(&object));
+        let encoded = || Bytes::from(go_json::encode(&object));
 
         resource.create(&key, encoded()).await.unwrap();
         resource.update(&key, encoded()).await.unwrap();

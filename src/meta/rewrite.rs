@@ -6,11 +6,11 @@
 use std::{borrow::Cow, fmt, io};
 
 use serde::{
-    Deserializer, Serialize,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::last_applied::GoFormatter;
+use super::go_json;
 
 /// Returns the number of bytes of a text as it is sent: without whitespace, and escaped as Go does.
 ///
@@ -28,17 +28,22 @@ pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
 /// 21 digits.
 const GROWTH: usize = 6;
 
-/// Returns the number of bytes of a text as it is sent, if that may exceed a limit. The text is
-/// checked in any case.
+/// Returns whether the length of a text alone shows that it is within a limit as it is sent.
+pub(crate) fn is_short(limit: usize, json: &str) -> bool {
+    json.len() <= limit / GROWTH
+}
+
+/// Returns the number of bytes of a text as it is sent, if that exceeds a limit. The text is checked
+/// in any case.
 ///
 /// # Errors
 ///
 /// As [`size`].
-pub(crate) fn size_beyond(limit: usize, json: &[u8]) -> Result<Option<usize>, serde_json::Error> {
-    if json.len() > limit / GROWTH {
-        return size(json).map(|bytes| Some(bytes).filter(|bytes| *bytes > limit));
+pub(crate) fn size_beyond(limit: usize, json: &str) -> Result<Option<usize>, serde_json::Error> {
+    if !is_short(limit, json) {
+        return size(json.as_bytes()).map(|bytes| Some(bytes).filter(|bytes| *bytes > limit));
     }
-    let mut decoder = serde_json::Deserializer::from_str(text(json)?);
+    let mut decoder = serde_json::Deserializer::from_str(json);
     Checked.deserialize(&mut decoder)?;
     decoder.end().map(|()| None)
 }
@@ -90,7 +95,7 @@ pub(crate) fn text(json: &[u8]) -> Result<&str, serde_json::Error> {
 
 /// Decodes the next value, and drops it.
 #[derive(Clone, Copy)]
-struct Checked;
+pub(crate) struct Checked;
 
 impl<'de> DeserializeSeed<'de> for Checked {
     type Value = ();
@@ -161,13 +166,6 @@ impl io::Write for Counter {
 /// Writes the next value.
 struct Value<'w, W>(&'w mut W);
 
-impl<W: io::Write> Value<'_, W> {
-    fn scalar<E: serde::de::Error>(self, value: impl Serialize) -> Result<(), E> {
-        let mut encoder = serde_json::Serializer::with_formatter(self.0, GoFormatter);
-        value.serialize(&mut encoder).map_err(E::custom)
-    }
-}
-
 impl<'de, W: io::Write> DeserializeSeed<'de> for Value<'_, W> {
     type Value = ();
 
@@ -184,27 +182,27 @@ impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
-        self.scalar(())
+        put(self.0, b"null")
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
-        self.scalar(value)
+        go_json::write_bool(value, self.0).map_err(E::custom)
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
-        self.scalar(value)
+        write!(self.0, "{value}").map_err(E::custom)
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
-        self.scalar(value)
+        write!(self.0, "{value}").map_err(E::custom)
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
-        self.scalar(value)
+        go_json::write_float(value, self.0).map_err(E::custom)
     }
 
     fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
-        self.scalar(value)
+        go_json::write_text(value, self.0).map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
@@ -253,7 +251,7 @@ impl<'de, W: io::Write> Visitor<'de> for &mut FieldsWriter<'_, W> {
             if !std::mem::take(&mut self.first) {
                 put(self.into, b",")?;
             }
-            Value(&mut *self.into).scalar(key)?;
+            go_json::write_text(&key, self.into).map_err(A::Error::custom)?;
             put(self.into, b":")?;
             fields.next_value_seed(Value(&mut *self.into))?;
         }
@@ -285,16 +283,16 @@ fn put<E: serde::de::Error>(into: &mut impl io::Write, bytes: &[u8]) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::last_applied::encode;
+    use crate::meta::go_json::encode;
 
     fn rewritten(json: &str) -> Result<String, serde_json::Error> {
         let mut text = Vec::new();
         rewrite(json.as_bytes(), &mut text)?;
         assert_eq!(size(json.as_bytes())?, text.len());
         assert!(text.len() <= GROWTH * json.len(), "{json}");
-        assert_eq!(size_beyond(text.len(), json.as_bytes())?, None);
-        assert_eq!(size_beyond(text.len() - 1, json.as_bytes())?, Some(text.len()));
-        assert_eq!(size_beyond(usize::MAX, json.as_bytes())?, None);
+        assert_eq!(size_beyond(text.len(), json)?, None);
+        assert_eq!(size_beyond(text.len() - 1, json)?, Some(text.len()));
+        assert_eq!(size_beyond(usize::MAX, json)?, None);
         Ok(String::from_utf8(text).unwrap())
     }
 
@@ -320,9 +318,9 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         for json in ["", "{", "1e999", r#""\ud800""#, "[1,]", "1 2", &deep] {
             assert!(size(json.as_bytes()).is_err(), "{json}");
-            assert!(size_beyond(usize::MAX, json.as_bytes()).is_err(), "{json}");
+            assert!(size_beyond(usize::MAX, json).is_err(), "{json}");
         }
-        assert!(size_beyond(usize::MAX, b"\"\xff\"").is_err());
+        assert!(size(b"\"\xff\"").is_err());
     }
 
     #[test]

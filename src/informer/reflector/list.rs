@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use super::{BATCH, Reflector, WatchDeadline};
+use super::{BATCH, Reflector, WatchDeadline, fill::Fill};
 use crate::informer::{
     ObjectError, ObjectKey,
     classify::{RequestFailure, RequestPhase},
@@ -120,9 +120,7 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.due_check = None;
-        self.before_fill = None;
-        self.failed_fills = 0;
-        self.next_fill = None;
+        self.fill = Fill::default();
         let resume_version = ResumeVersion::new(version, self.order);
         self.informer.store.set_version(resume_version.number());
         self.resume_version = Some(resume_version);

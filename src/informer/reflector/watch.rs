@@ -72,7 +72,7 @@ impl Reflector {
             let next = tokio::select! {
                 biased;
                 slot = &mut wanted => {
-                    self.next_slot = Some(slot);
+                    self.begin_fill(slot);
                     break RequestFailure::Wanted;
                 }
                 next = timeout_at(until, lines.next()) => next,
@@ -155,7 +155,7 @@ impl Reflector {
         let header = object.header();
         let version = &header.resource_version;
         // A list that failed in its middle may have stored a newer state.
-        let is_overtaken = self.failed_fills > 0
+        let is_overtaken = self.fill.has_failed()
             && self.informer.store.stored(&header.key).is_some_and(|cached| {
                 self.order.is_older(version, &cached.header().resource_version)
             });

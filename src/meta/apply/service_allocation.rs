@@ -9,7 +9,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::{kind::ServedType, meta::last_applied};
+use crate::{kind::ServedType, meta::go_json};
 
 /// Address of a Service that needs none.
 const HEADLESS: &str = "None";
@@ -54,7 +54,7 @@ pub(super) fn without_held(created: &[u8], observed: &[u8]) -> Option<Bytes> {
         spec.remove("healthCheckNodePort");
         is_reduced = true;
     }
-    is_reduced.then(|| last_applied::encode(&created).into())
+    is_reduced.then(|| go_json::encode(&created).into())
 }
 
 /// Returns the node ports of a Service, that of its health check included.

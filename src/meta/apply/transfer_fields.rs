@@ -11,7 +11,7 @@ use crate::{
     kind::VersionOrder,
     meta::{
         children::{DynamicApplyReturn, WriteStep},
-        field_transfer, last_applied,
+        field_transfer, go_json,
         resource::{Resource, ServerObject, StoredObject, is_gone},
         sync_error::SyncError,
     },
@@ -60,7 +60,7 @@ impl Apply {
                     is_as_desired = compared == DryRunApply::Unchanged;
                 }
                 let last = if is_as_desired { None } else { Some(&fields.last) };
-                let remembered = last.map_or(remembered, last_applied::encode);
+                let remembered = last.map_or(remembered, go_json::encode);
                 Some(fields.into_dynamic(&live, &remembered))
             }
         };

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use foldhash::quality::RandomState;
 use serde::{
     Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
 use serde_json::{Map, Value, value::RawValue};
 
@@ -218,7 +218,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
 }
 
-/// Reads the fields that identify a child; the others are skipped.
+/// Reads the fields that identify a child, and checks that the others can be decoded.
 fn head(json: &[u8]) -> Result<Map<String, Value>, serde_json::Error> {
     let mut decoder = serde_json::Deserializer::from_str(rewrite::text(json)?);
     let head = decoder.deserialize_map(ChildHead { is_short: json.len() <= MAX_METADATA_BYTES })?;
@@ -248,7 +248,7 @@ impl<'de> Visitor<'de> for ChildHead {
                 "metadata" => MAX_METADATA_BYTES,
                 "apiVersion" | "kind" => MAX_TYPE_BYTES,
                 _ => {
-                    map.next_value::<IgnoredAny>()?;
+                    map.next_value_seed(rewrite::Checked)?;
                     continue;
                 }
             };

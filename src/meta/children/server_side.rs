@@ -12,7 +12,7 @@ use crate::{
     meta::{
         FieldManager, UpdateMethod,
         equal_children::{ChildDigest, EqualChildren},
-        last_applied, merge,
+        go_json, last_applied, merge,
     },
     redaction,
 };
@@ -166,7 +166,7 @@ impl ChildContext<'_> {
     ) -> Result<WriteStep, String> {
         let mut applied = self.applied(desired)?;
         applied["metadata"]["uid"] = uid.into();
-        let remembered = last_applied::encode(&self.complete_object(desired)?);
+        let remembered = go_json::encode(&self.complete_object(desired)?);
         let (group, key) = (desired.group, desired.key.clone());
         let applied = encoded(&applied);
         let back = DynamicApplyReturn { applied, remembered, otherwise };
@@ -188,7 +188,7 @@ pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String
 /// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
 /// and takes the character U+0085 for a space.
 fn encoded(object: &Value) -> Bytes {
-    let text = last_applied::encode(object);
+    let text = go_json::encode(object);
     let is_refused =
         |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
     if !text.chars().any(|one| is_refused(&one)) {

@@ -107,6 +107,33 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
 }
 
 #[test]
+fn child_that_cannot_be_decoded_is_refused_by_its_index() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    let (parent, groups, ownership) =
+        (parent(Some("ns")), groups(UpdateMethod::InPlace), ownership());
+    let rules = ChildContext {
+        parent: &parent,
+        groups: &groups,
+        missing: &[],
+        ownership: &ownership,
+        observed: &[],
+        restricted: None,
+    };
+    for value in ["1e999", r#""\ud800""#, r#"{"\ud800":1}"#, &deep] {
+        for field in ["data", "spec", "status"] {
+            let whole = config_map("a").to_string();
+            let bad = whole.replacen('{', &format!("{{\"{field}\":{{\"a\":{value}}},"), 1);
+
+            let refused = rules.check(vec![config_map("b").to_string().into(), bad.into()]);
+
+            assert!(refused.unwrap_err().starts_with("children[1]: "), "{field} {value}");
+        }
+        let metadata = format!(r#"{{"metadata":{{"labels":{{"a":{value}}}}}}}"#);
+        assert!(rules.check(vec![metadata.into()]).unwrap_err().starts_with("children[0]: "));
+    }
+}
+
+#[test]
 fn generated_name_beside_a_name_refuses_no_child() {
     let mut child = config_map("a");
     child["metadata"]["generateName"] = json!("x-");

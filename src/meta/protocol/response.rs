@@ -33,7 +33,8 @@ pub(crate) struct SyncResponse {
     pub(crate) labels: StringChanges,
     /// Changes of the parent's annotations; empty for a CompositeController.
     pub(crate) annotations: StringChanges,
-    /// Desired children: any JSON that can be decoded.
+    /// Desired children: any JSON, which may be too deep to be decoded, or have a number beyond all
+    /// floats, or half of a surrogate pair.
     pub(crate) children: Vec<Bytes>,
     /// Time until the next sync.
     pub(crate) resync_after: Option<Duration>,
@@ -77,11 +78,12 @@ pub(crate) fn sync_response_within(
     }
     let names = names(kind);
     let unusable = |wrong| bounded(format!("hook response is unusable: {wrong}"));
-    let mut decoder = serde_json::Deserializer::from_slice(body);
-    let parts = decoder
-        .deserialize_map(ResponseVisitor { names, strict, max_children })
-        .and_then(|parts| decoder.end().map(|()| parts))
-        .map_err(|error| unusable(redaction::decoding(error)))?;
+    let decoded = rewrite::text(body).and_then(|text| {
+        let mut decoder = serde_json::Deserializer::from_str(text);
+        let parts = decoder.deserialize_map(ResponseVisitor { names, strict, max_children })?;
+        decoder.end().map(|()| parts)
+    });
+    let parts = decoded.map_err(|error| unusable(redaction::decoding(error)))?;
     parts.check(names).map_err(unusable)?;
     if let Some(status) = parts.status.filter(|_| strict) {
         repeated_key::check("status", status.get())
@@ -111,7 +113,7 @@ struct ResponseParts<'de> {
 }
 
 impl ResponseParts<'_> {
-    /// Checks size and validity of each part; returns the first error.
+    /// Checks size and validity of each part, of children only the size; returns the first error.
     fn check(&self, names: &FieldNames) -> Result<(), String> {
         for (field, part, most) in [
             ("status", self.status, MAX_STATUS_BYTES),
@@ -121,14 +123,16 @@ impl ResponseParts<'_> {
             part.map_or(Ok(()), |part| check(field, part, most))?;
         }
         for (index, child) in self.children.iter().enumerate() {
-            check(format_args!("{}[{index}]", names.children), child, MAX_CHILD_BYTES)?;
+            if !rewrite::is_short(MAX_CHILD_BYTES, child.get()) {
+                check(format_args!("{}[{index}]", names.children), child, MAX_CHILD_BYTES)?;
+            }
         }
         Ok(())
     }
 }
 
 fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), String> {
-    let beyond = rewrite::size_beyond(most, part.get().as_bytes())
+    let beyond = rewrite::size_beyond(most, part.get())
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
     beyond.map_or(Ok(()), |bytes| {
         Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"))
@@ -461,16 +465,6 @@ mod tests {
     }
 
     #[test]
-    fn child_that_cannot_be_decoded_is_refused_by_its_index() {
-        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
-        for child in ["1e999", r#""\ud800""#, &deep] {
-            let body = format!("{{\"children\":[{{}},{{\"a\":{child}}}]}}");
-
-            check(&body, false, Err("children[1]: "));
-        }
-    }
-
-    #[test]
     fn message_about_a_response_does_not_quote_it() {
         let long = "é".repeat(100_000);
         for body in [
@@ -554,8 +548,5 @@ mod tests {
         assert_eq!(of(decorator, r#"{"attachments":[{}]}"#), (Some(1), Some(1)));
         assert_eq!(of(decorator, r#"{"attachments":null}"#), (Some(0), Some(0)));
         assert_eq!(of(decorator, r#"{"children":[{}]}"#), (None, Some(0)));
-        let body = Bytes::from(r#"{"attachments":[{},{"a":1e999}]}"#);
-        let error = sync_response(decorator, &body, false).unwrap_err();
-        assert!(error.contains("attachments[1]: "), "{error}");
     }
 }

@@ -14,9 +14,7 @@ use serde_json::Value;
 use crate::{
     informer::{Object, ObjectKey, StringMap},
     kind::TypeIdentity,
-    meta::{
-        ControllerRevision, Selector, api::RevisionChildren, last_applied, ownership::UID_LABEL,
-    },
+    meta::{ControllerRevision, Selector, api::RevisionChildren, go_json, ownership::UID_LABEL},
     redaction,
 };
 
@@ -66,7 +64,7 @@ pub(crate) struct RevisionOwner<'a> {
 impl Revision {
     /// Returns the revision of this patch, which no object represents yet.
     pub(crate) fn new(owner: RevisionOwner<'_>, namespace: Arc<str>, patch: Value) -> Self {
-        let name = name_of(owner, &last_applied::encode(&patch));
+        let name = name_of(owner, &go_json::encode(&patch));
         let key = ObjectKey { namespace: Some(namespace), name: name.into() };
         Self { key, patch, children: Vec::new(), observed: None }
     }
@@ -102,7 +100,7 @@ impl Revision {
 
     /// Returns whether the revision has this patch.
     pub(crate) fn has(&self, patch: &Value) -> bool {
-        last_applied::encode(&self.patch) == last_applied::encode(patch)
+        go_json::encode(&self.patch) == go_json::encode(patch)
     }
 
     /// Returns the object to create, with these labels and this owner reference.
@@ -123,14 +121,14 @@ impl Revision {
         revision.children = children;
         let mut object = serde_json::to_value(revision).expect("a revision has string keys alone");
         object["metadata"]["ownerReferences"] = Value::Array(vec![owner]);
-        last_applied::encode(&object).into()
+        go_json::encode(&object).into()
     }
 }
 
 /// Returns whether a revision has the name that its patch has for this parent. The name contains the
 /// parent's uid, so that no other parent's revision has it.
 pub(crate) fn is_named_by(owner: RevisionOwner<'_>, revision: &Revision) -> bool {
-    *revision.key.name == name_of(owner, &last_applied::encode(&revision.patch))
+    *revision.key.name == name_of(owner, &go_json::encode(&revision.patch))
 }
 
 /// Returns whether labels are those of a revision of this type of parents.

@@ -1,0 +1,195 @@
+//! Go JSON: JSON as Go's encoder writes it, which Metacontroller's annotation is compared with byte
+//! by byte.
+//!
+//! Keys are sorted, `<`, `>`, `&`, U+2028 and U+2029 escaped, and whole floats have no point.
+//! Source: `encoding/json/encode.go` of golang/go.
+
+use std::io::{self, Write};
+
+use serde_json::{Number, Value};
+
+/// Capacity of an encoded object before it grows.
+const ENCODED: usize = 2048;
+
+/// How each byte of a text is written.
+static ESCAPES: [Escape; 256] = escapes();
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Escape {
+    /// The byte itself.
+    None,
+    /// A backslash and this character.
+    Short(u8),
+    /// The number of the character in hexadecimal digits.
+    Long,
+    /// The byte itself, unless U+2028 or U+2029 begins with it.
+    Separator,
+}
+
+const fn escapes() -> [Escape; 256] {
+    let mut escapes = [Escape::None; 256];
+    let mut control = 0;
+    while control < 0x20 {
+        escapes[control] = Escape::Long;
+        control += 1;
+    }
+    escapes[b'<' as usize] = Escape::Long;
+    escapes[b'>' as usize] = Escape::Long;
+    escapes[b'&' as usize] = Escape::Long;
+    escapes[b'"' as usize] = Escape::Short(b'"');
+    escapes[b'\\' as usize] = Escape::Short(b'\\');
+    escapes[b'\n' as usize] = Escape::Short(b'n');
+    escapes[b'\r' as usize] = Escape::Short(b'r');
+    escapes[b'\t' as usize] = Escape::Short(b't');
+    escapes[0x08] = Escape::Short(b'b');
+    escapes[0x0c] = Escape::Short(b'f');
+    escapes[0xe2] = Escape::Separator;
+    escapes
+}
+
+/// Encodes a value.
+pub(crate) fn encode(value: &Value) -> String {
+    let mut bytes = Vec::with_capacity(ENCODED);
+    write_value(value, &mut bytes).expect("a vector takes every byte");
+    String::from_utf8(bytes).expect("JSON is text")
+}
+
+fn write_value(value: &Value, into: &mut Vec<u8>) -> io::Result<()> {
+    match value {
+        Value::Null => into.write_all(b"null"),
+        Value::Bool(value) => write_bool(*value, into),
+        Value::Number(number) => write_number(number, into),
+        Value::String(text) => write_text(text, into),
+        Value::Array(items) => {
+            into.push(b'[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    into.push(b',');
+                }
+                write_value(item, into)?;
+            }
+            into.push(b']');
+            Ok(())
+        }
+        Value::Object(fields) => {
+            into.push(b'{');
+            for (index, (name, field)) in fields.iter().enumerate() {
+                if index > 0 {
+                    into.push(b',');
+                }
+                write_text(name, into)?;
+                into.push(b':');
+                write_value(field, into)?;
+            }
+            into.push(b'}');
+            Ok(())
+        }
+    }
+}
+
+fn write_number(number: &Number, into: &mut Vec<u8>) -> io::Result<()> {
+    match number.as_f64().filter(|_| number.is_f64()) {
+        Some(float) => write_float(float, into),
+        None => write!(into, "{number}"),
+    }
+}
+
+/// Writes `true` or `false`.
+pub(crate) fn write_bool(value: bool, into: &mut impl Write) -> io::Result<()> {
+    into.write_all(if value { b"true" } else { b"false" })
+}
+
+/// Writes a float that JSON can have.
+pub(crate) fn write_float(value: f64, into: &mut impl Write) -> io::Result<()> {
+    let size = value.abs();
+    if size == 0.0 || (1e-6..1e21).contains(&size) {
+        return write!(into, "{value}");
+    }
+    // Go writes 1e+21 and 1e-7.
+    let text = format!("{value:e}");
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    match exponent.strip_prefix('-') {
+        Some(digits) => write!(into, "{mantissa}e-{digits}"),
+        None => write!(into, "{mantissa}e+{exponent}"),
+    }
+}
+
+/// Writes a text with its quotes.
+pub(crate) fn write_text(text: &str, into: &mut impl Write) -> io::Result<()> {
+    into.write_all(b"\"")?;
+    let bytes = text.as_bytes();
+    let mut written = 0;
+    for (index, byte) in bytes.iter().enumerate() {
+        let escape = ESCAPES[usize::from(*byte)];
+        if escape == Escape::None {
+            continue;
+        }
+        let (code, length) = match escape {
+            Escape::Separator if bytes[index..].starts_with("\u{2028}".as_bytes()) => (0x2028, 3),
+            Escape::Separator if bytes[index..].starts_with("\u{2029}".as_bytes()) => (0x2029, 3),
+            Escape::None | Escape::Separator => continue,
+            Escape::Short(_) | Escape::Long => (u32::from(*byte), 1),
+        };
+        into.write_all(&bytes[written..index])?;
+        match escape {
+            Escape::Short(character) => into.write_all(&[b'\\', character])?,
+            Escape::None | Escape::Long | Escape::Separator => write!(into, "\\u{code:04x}")?,
+        }
+        written = index + length;
+    }
+    into.write_all(&bytes[written..])?;
+    into.write_all(b"\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn value_is_encoded_as_go_encodes_it() {
+        let value = json!({
+            "b": "<a>&\u{2028}\u{2029}é\u{2027}\u{8}\u{c}\n\r\t\u{1}\u{1f}\u{7f}\"\\/",
+            "a": [1, 1.5, 2.0, 1e21, 1.5e300, 1e-6, 1e-7, 1e-10, -0.25, -0.0, true, false, null],
+            "c": {},
+            "d": [u64::MAX, i64::MIN],
+        });
+
+        assert_eq!(
+            encode(&value),
+            concat!(
+                r#"{"a":[1,1.5,2,1e+21,1.5e+300,0.000001,1e-7,1e-10,-0.25,-0,true,false,null],"#,
+                r#""b":"\u003ca\u003e\u0026\u2028\u2029é"#,
+                "\u{2027}",
+                r#"\b\f\n\r\t\u0001\u001f"#,
+                "\u{7f}",
+                r#"\"\\/","c":{},"d":[18446744073709551615,-9223372036854775808]}"#
+            )
+        );
+    }
+
+    #[test]
+    fn number_is_the_same_after_it_was_encoded_and_read() {
+        for text in ["123456789012345680000.0", "1.2345678901234567e-5", "0.1", "5e-324", "-0.0"] {
+            let number: Value = serde_json::from_str(text).unwrap();
+
+            let again: Value = serde_json::from_str(&encode(&number)).unwrap();
+
+            assert_eq!(number.as_f64(), again.as_f64(), "{text}: {number} {again}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_is_the_same_after_it_was_encoded_and_read(text in any::<String>()) {
+            let encoded = encode(&json!({ (text.clone()): text.clone() }));
+
+            prop_assert_eq!(
+                serde_json::from_str::<Value>(&encoded).unwrap(),
+                json!({ (text.clone()): text }),
+            );
+        }
+    }
+}
