@@ -1,5 +1,5 @@
 //! Model test: after any history of a server, with any faults, every view equals the server's
-//! state.
+//! state, and has the objects whole that it wants whole.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,8 +8,8 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::informer::{
-    Subscription,
-    fixture::Fixture,
+    Interest, Interests, Subscription,
+    fixture::{Fixture, widgets},
     script::{Harness, OpenBody, ReceivedRequest, stored},
 };
 
@@ -191,10 +191,23 @@ impl Server {
 /// A subscriber's state, built from its deltas alone.
 struct View {
     subscription: Subscription,
+    whole: Vec<Interest>,
     state: State,
 }
 
 impl View {
+    /// Subscribes to all changes, with all objects whole, some or none.
+    fn random(harness: &Harness, rng: &mut Rng) -> Self {
+        let whole = match rng.u32(0..3) {
+            0 => vec![Interest::Everything],
+            1 => vec![Interest::NamedAnywhere(format!("w{}", rng.u32(0..6)).into())],
+            _ => Vec::new(),
+        };
+        let interests = Interests { deliver: vec![Interest::Everything], whole: whole.clone() };
+        let subscription = harness.set.subscribe_to(&widgets(), harness.key.clone(), interests);
+        Self { subscription, whole, state: State::new() }
+    }
+
     fn look(&mut self) -> bool {
         let Some(next) = futures::FutureExt::now_or_never(self.subscription.next()) else {
             return false;
@@ -218,7 +231,7 @@ impl View {
 async fn check(seed: u64) {
     let mut harness = Harness::new();
     let mut server = Server::new(seed);
-    let mut views = vec![View { subscription: harness.subscribe(), state: State::new() }];
+    let mut views = vec![View::random(&harness, &mut server.rng)];
 
     for _ in 0..150 {
         match server.rng.u32(0..20) {
@@ -226,7 +239,7 @@ async fn check(seed: u64) {
             9 => server.cut(),
             10 => server.compact(),
             11 if views.len() < 4 => {
-                views.push(View { subscription: harness.subscribe(), state: State::new() });
+                views.push(View::random(&harness, &mut server.rng));
             }
             12..15 => {
                 let view = server.rng.usize(0..views.len());
@@ -261,6 +274,10 @@ async fn check(seed: u64) {
     }
     for view in &views {
         view.subscription.drained().await;
+        for object in view.subscription.store().all() {
+            let is_wanted = view.whole.iter().any(|interest| interest.concerns(object.header()));
+            assert!(object.is_whole() || !is_wanted, "seed {seed}: {}", object.key());
+        }
     }
 }
 
