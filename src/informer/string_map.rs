@@ -90,20 +90,21 @@ fn pack<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> String
         return StringMap::default();
     }
     let count = ends.len() / 2;
-    let mut packed = String::with_capacity(OFFSET * (1 + ends.len()) + text);
+    let mut packed = Vec::with_capacity(OFFSET * (1 + ends.len()) + text);
     // Never more than offsets, which fit.
     packed.extend(digits(u32::try_from(count).unwrap_or(u32::MAX)));
     packed.extend(ends.into_iter().flat_map(digits));
     for (key, value) in entries.take(count) {
-        packed.push_str(key);
-        packed.push_str(value);
+        packed.extend_from_slice(key.as_bytes());
+        packed.extend_from_slice(value.as_bytes());
     }
-    StringMap { packed: packed.into_boxed_str() }
+    // Digits and whole strings are text.
+    StringMap { packed: String::from_utf8(packed).unwrap_or_default().into_boxed_str() }
 }
 
 /// Returns the digits of a number, the most significant one first.
-fn digits(number: u32) -> [char; OFFSET] {
-    [28, 21, 14, 7, 0].map(|shift| char::from(((number >> shift) & 0x7f) as u8))
+fn digits(number: u32) -> [u8; OFFSET] {
+    [28, 21, 14, 7, 0].map(|shift| ((number >> shift) & 0x7f) as u8)
 }
 
 impl<K: AsRef<str> + Ord, V: AsRef<str>> From<&BTreeMap<K, V>> for StringMap {

@@ -12,38 +12,34 @@ use serde_json::{Number, Value};
 const ENCODED: usize = 2048;
 
 /// How each byte of a text is written.
-static ESCAPES: [Escape; 256] = escapes();
+static ESCAPES: [u8; 256] = escapes();
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Escape {
-    /// The byte itself.
-    None,
-    /// A backslash and this character.
-    Short(u8),
-    /// The number of the character in hexadecimal digits.
-    Long,
-    /// The byte itself, unless U+2028 or U+2029 begins with it.
-    Separator,
-}
+/// The byte itself.
+const PLAIN: u8 = 0;
+/// The number of the character in hexadecimal digits.
+const LONG: u8 = b'u';
+/// The byte itself, unless U+2028 or U+2029 begins with it.
+const SEPARATOR: u8 = 0xe2;
 
-const fn escapes() -> [Escape; 256] {
-    let mut escapes = [Escape::None; 256];
+/// Returns the table of escapes; any other value is the character after a backslash.
+const fn escapes() -> [u8; 256] {
+    let mut escapes = [PLAIN; 256];
     let mut control = 0;
     while control < 0x20 {
-        escapes[control] = Escape::Long;
+        escapes[control] = LONG;
         control += 1;
     }
-    escapes[b'<' as usize] = Escape::Long;
-    escapes[b'>' as usize] = Escape::Long;
-    escapes[b'&' as usize] = Escape::Long;
-    escapes[b'"' as usize] = Escape::Short(b'"');
-    escapes[b'\\' as usize] = Escape::Short(b'\\');
-    escapes[b'\n' as usize] = Escape::Short(b'n');
-    escapes[b'\r' as usize] = Escape::Short(b'r');
-    escapes[b'\t' as usize] = Escape::Short(b't');
-    escapes[0x08] = Escape::Short(b'b');
-    escapes[0x0c] = Escape::Short(b'f');
-    escapes[0xe2] = Escape::Separator;
+    escapes[b'<' as usize] = LONG;
+    escapes[b'>' as usize] = LONG;
+    escapes[b'&' as usize] = LONG;
+    escapes[b'"' as usize] = b'"';
+    escapes[b'\\' as usize] = b'\\';
+    escapes[b'\n' as usize] = b'n';
+    escapes[b'\r' as usize] = b'r';
+    escapes[b'\t' as usize] = b't';
+    escapes[0x08] = b'b';
+    escapes[0x0c] = b'f';
+    escapes[0xe2] = SEPARATOR;
     escapes
 }
 
@@ -117,27 +113,23 @@ pub(crate) fn write_float(value: f64, into: &mut impl Write) -> io::Result<()> {
 /// Writes a text with its quotes.
 pub(crate) fn write_text(text: &str, into: &mut impl Write) -> io::Result<()> {
     into.write_all(b"\"")?;
-    let bytes = text.as_bytes();
-    let mut written = 0;
-    for (index, byte) in bytes.iter().enumerate() {
-        let escape = ESCAPES[usize::from(*byte)];
-        if escape == Escape::None {
-            continue;
+    let mut rest = text.as_bytes();
+    while let Some(index) = rest.iter().position(|byte| ESCAPES[usize::from(*byte)] != PLAIN) {
+        let (plain, escaped) = rest.split_at(index);
+        into.write_all(plain)?;
+        let mut length = 1;
+        match (ESCAPES[usize::from(escaped[0])], escaped) {
+            (SEPARATOR, [_, 0x80, last @ (0xa8 | 0xa9), ..]) => {
+                length = 3;
+                write!(into, "\\u20{:02x}", last - 0x80)?;
+            }
+            (SEPARATOR, _) => into.write_all(&escaped[..1])?,
+            (LONG, _) => write!(into, "\\u{:04x}", escaped[0])?,
+            (short, _) => into.write_all(&[b'\\', short])?,
         }
-        let (code, length) = match escape {
-            Escape::Separator if bytes[index..].starts_with("\u{2028}".as_bytes()) => (0x2028, 3),
-            Escape::Separator if bytes[index..].starts_with("\u{2029}".as_bytes()) => (0x2029, 3),
-            Escape::None | Escape::Separator => continue,
-            Escape::Short(_) | Escape::Long => (u32::from(*byte), 1),
-        };
-        into.write_all(&bytes[written..index])?;
-        match escape {
-            Escape::Short(character) => into.write_all(&[b'\\', character])?,
-            Escape::None | Escape::Long | Escape::Separator => write!(into, "\\u{code:04x}")?,
-        }
-        written = index + length;
+        rest = &escaped[length..];
     }
-    into.write_all(&bytes[written..])?;
+    into.write_all(rest)?;
     into.write_all(b"\"")
 }
 

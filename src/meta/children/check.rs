@@ -117,7 +117,7 @@ impl ChildContext<'_> {
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
         check_owners(metadata)?;
-        self.complete(metadata, &key);
+        self.ownership.mark(metadata, &self.parent.uid);
         let labels: StringMap = texts(metadata, "labels")?.into_iter().collect();
         texts(metadata, "annotations")?;
         let unclaimed = |message| wrong(".metadata.labels", message);
