@@ -15,6 +15,7 @@ cases: sharing, no-op, memory, writes, first-sync, types, idle; all by
   --foreign N[,N…]        numbers of foreign objects of sharing
   --types N               number of parent types of sharing; one for each controller by default
   --bytes N               size of a child's data in no-op, writes and first-sync; 200 by default
+  --rewrites N            changes of the hook in writes; 3 by default
   --peer-binary PATH      measure this program instead; it reads KUBECONFIG, and needs --real
   --peer-argument TEXT    argument of that program; may be repeated";
 
@@ -26,6 +27,7 @@ pub(crate) struct Arguments {
     pub(crate) foreign: Vec<usize>,
     pub(crate) types: Option<usize>,
     pub(crate) bytes: usize,
+    pub(crate) rewrites: usize,
     pub(crate) program: Program,
 }
 
@@ -46,6 +48,7 @@ impl Arguments {
             foreign: Vec::new(),
             types: None,
             bytes: 200,
+            rewrites: 3,
             program: Program::pilotlight(),
         };
         let mut peer: Option<PathBuf> = None;
@@ -63,6 +66,7 @@ impl Arguments {
                 "--controllers" => parsed.controllers = numbers(&value()?)?,
                 "--foreign" => parsed.foreign = numbers(&value()?)?,
                 "--bytes" => parsed.bytes = numbers(&value()?)?[0],
+                "--rewrites" => parsed.rewrites = numbers(&value()?)?[0],
                 "--types" => parsed.types = numbers(&value()?)?.first().copied(),
                 "--peer-binary" => peer = Some(value()?.into()),
                 "--peer-argument" => peer_arguments.push(value()?),

@@ -28,12 +28,12 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
     let mut process = harness.run(parents).await;
     harness.written(parents * CHILDREN).await;
     harness.settle(&mut process).await;
-    for revision in ["1", "2", "3"] {
+    for revision in (1..=arguments.rewrites).map(|number| number.to_string()) {
         let calls = harness.hooks.calls();
         let start = harness.server.count_start().await;
         let (begin, cpu) = (Instant::now(), process.cpu());
-        let written = harness.revision(revision, parents * CHILDREN);
-        let url = harness.hooks.url(revision);
+        let written = harness.revision(&revision, parents * CHILDREN);
+        let url = harness.hooks.url(&revision);
         tokio::join!(written, harness.objects.set_hook(CONTROLLER, &url));
         Figure::one("another hook → all children written", "s", begin.elapsed().as_secs_f64());
         harness.settle(&mut process).await;

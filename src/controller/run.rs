@@ -381,8 +381,9 @@ impl EpochRun {
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         let epoch = self.epoch.clone();
-        // The user's function is called inside the task, so that its panic is the task's.
-        let reconcile = async move {
+        // The user's function is called inside the task, so that its panic is the task's. Boxed
+        // first, since each future around it would move its kilobytes again.
+        let reconcile = Box::pin(async move {
             let reader = |cluster: Option<&ForeignCluster>| {
                 slot.release_shared();
                 context.reader(cluster)
@@ -419,7 +420,7 @@ impl EpochRun {
                     Err(_) => Attempt::TimedOut(after),
                 },
             }
-        };
+        });
         let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
         self.active.insert(id, ActiveReconcile { item, since: Instant::now(), span, receipt });
