@@ -25,6 +25,16 @@ fn with(request: &Value, change: impl FnOnce(&mut Value)) -> Answer {
     answer(request, vec![config_map(request), child])
 }
 
+/// The valid response with a further child, whose data have this text as a value.
+fn with_value(request: &Value, value: &str) -> Answer {
+    let mut child = config_map(request);
+    child["metadata"]["name"] = json!("bad");
+    child["data"]["value"] = json!("VALUE");
+    let children = vec![config_map(request), child];
+    let body = json!({ "status": status_of(request), "children": children }).to_string();
+    Answer::Bytes(body.replace("\"VALUE\"", value).into_bytes())
+}
+
 fn answer(request: &Value, children: Vec<Value>) -> Answer {
     Answer::Json(json!({ "status": status_of(request), "children": children }))
 }
@@ -43,7 +53,10 @@ fn bad(
 }
 
 fn bad_responses() -> Vec<BadResponse> {
-    [bad_bodies(), bad_children(), bad_metadata(), bad_statuses()].into_iter().flatten().collect()
+    [bad_bodies(), bad_children(), bad_values(), bad_metadata(), bad_statuses()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Invalid bodies as a whole.
@@ -119,6 +132,15 @@ fn bad_children() -> Vec<BadResponse> {
             |request| with(request, |it| it["apiVersion"] = json!("v2")),
             "spec.childResources",
         ),
+    ]
+}
+
+/// Children that cannot be decoded, in a body that is JSON.
+fn bad_values() -> Vec<BadResponse> {
+    let value = |value: String| move |request: &Value| with_value(request, &value);
+    vec![
+        bad("number", value("1e999".to_owned()), "children[1]"),
+        bad("deep value", value("[".repeat(200) + &"]".repeat(200)), "children[1]"),
     ]
 }
 

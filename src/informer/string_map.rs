@@ -5,7 +5,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt};
 
-/// Bytes of an offset: digits of 7 bits, so that they are text.
+/// Bytes of an offset of 32 bits: digits of 7 bits, which are text.
 const OFFSET: usize = 5;
 
 /// An immutable map of strings, sorted by key.
@@ -151,6 +151,19 @@ mod tests {
 
         assert_eq!(map.get("a"), Some("2"));
         assert_eq!(map.len(), 1);
+    }
+
+    #[test]
+    fn long_values_are_read_as_they_were_packed() {
+        for length in [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 5_000_000] {
+            let given = BTreeMap::from([("a", "x".repeat(length)), ("b", "y".to_owned())]);
+
+            let map = StringMap::from(&given);
+
+            assert_eq!(map.get("a").map(str::len), Some(length));
+            assert_eq!(map.get("b"), Some("y"), "{length}");
+        }
+        assert_eq!(digits(u32::MAX), [15, 127, 127, 127, 127]);
     }
 
     proptest! {

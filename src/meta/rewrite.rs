@@ -33,8 +33,8 @@ pub(crate) fn is_short(limit: usize, json: &str) -> bool {
     json.len() <= limit / GROWTH
 }
 
-/// Returns the number of bytes of a text as it is sent, if that exceeds a limit. The text is checked
-/// in any case.
+/// Returns the number of bytes of a text as it is sent, if that exceeds a limit. The text is
+/// checked in any case.
 ///
 /// # Errors
 ///

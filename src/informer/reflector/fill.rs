@@ -70,14 +70,15 @@ impl Reflector {
         }
     }
 
-    /// Makes the next request a list that has its slot.
+    /// Makes the next request a list that has its slot. The caller ends the watch.
     pub(super) fn begin_fill(&mut self, slot: ListSlot) {
         self.metrics.restarted(Cause::Wanted);
         self.fill.slot = Some(slot);
         self.fill.interrupted = self.resume_version.take();
     }
 
-    /// Reports a failed fill to those that wait for it, and sets the time of the next one.
+    /// Reports a failed fill to the subscribers that wait for it, and sets the time of the next
+    /// one.
     pub(super) fn fill_failed(&mut self, failure: &RequestFailure, classified: Classification) {
         let pace = classified.pace;
         if self.fill.failures > 0 || !matches!(pace, RequestPace::Prompt | RequestPace::Quick) {

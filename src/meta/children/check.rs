@@ -259,8 +259,12 @@ impl<'de> Visitor<'de> for ChildHead {
                     part.len()
                 )));
             }
-            let value = serde_json::from_str(part).map_err(A::Error::custom)?;
-            head.insert(field, value);
+            // As deep as within the child, to which a limit applies.
+            let value = match part.starts_with('"') {
+                true => serde_json::from_str(part),
+                false => serde_json::from_str::<(Value,)>(&format!("[{part}]")).map(|it| it.0),
+            };
+            head.insert(field, value.map_err(A::Error::custom)?);
         }
         Ok(head)
     }

@@ -1,4 +1,5 @@
-//! Responses of sync and finalize hooks: validated as a whole, and cut into slices of their text.
+//! Responses of sync and finalize hooks: validated except for the children, and cut into slices of
+//! their text.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -78,12 +79,11 @@ pub(crate) fn sync_response_within(
     }
     let names = names(kind);
     let unusable = |wrong| bounded(format!("hook response is unusable: {wrong}"));
-    let decoded = rewrite::text(body).and_then(|text| {
-        let mut decoder = serde_json::Deserializer::from_str(text);
-        let parts = decoder.deserialize_map(ResponseVisitor { names, strict, max_children })?;
-        decoder.end().map(|()| parts)
-    });
-    let parts = decoded.map_err(|error| unusable(redaction::decoding(error)))?;
+    let mut decoder = serde_json::Deserializer::from_slice(body);
+    let parts = decoder
+        .deserialize_map(ResponseVisitor { names, strict, max_children })
+        .and_then(|parts| decoder.end().map(|()| parts))
+        .map_err(|error| unusable(redaction::decoding(error)))?;
     parts.check(names).map_err(unusable)?;
     if let Some(status) = parts.status.filter(|_| strict) {
         repeated_key::check("status", status.get())
