@@ -28,6 +28,8 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
     let mut process = harness.run(parents).await;
     harness.written(parents * CHILDREN).await;
     harness.settle(&mut process).await;
+    let mut waits = Figure::new("all rewrites: another hook → all children written", "s");
+    let mut costs = Figure::new("all rewrites: CPU time for 1,000 writes", "ms");
     for revision in (1..=arguments.rewrites).map(|number| number.to_string()) {
         let calls = harness.hooks.calls();
         let start = harness.server.count_start().await;
@@ -35,12 +37,15 @@ pub(crate) async fn rewrites(arguments: &Arguments) {
         let written = harness.revision(&revision, parents * CHILDREN);
         let url = harness.hooks.url(&revision);
         tokio::join!(written, harness.objects.set_hook(CONTROLLER, &url));
-        Figure::one("another hook → all children written", "s", begin.elapsed().as_secs_f64());
+        let wait = begin.elapsed().as_secs_f64();
+        waits.add(Figure::one("another hook → all children written", "s", wait));
         harness.settle(&mut process).await;
         let cpu = process.cpu() - cpu;
-        print(&harness, &process, parents, cpu, start).await;
+        costs.add(print(&harness, &process, parents, cpu, start).await);
         print_calls(harness.hooks.calls() - calls, parents);
     }
+    waits.print();
+    costs.print();
     process.stop().await;
     harness.stop().await;
 }
@@ -79,13 +84,14 @@ fn print_calls(calls: u64, parents: usize) {
     Figure::one("hook calls for a parent", "", float(calls) / float(parents));
 }
 
+/// Prints the figures of writes; returns the CPU time for 1,000, in ms.
 async fn print(
     harness: &Harness,
     process: &Process,
     parents: usize,
     cpu: std::time::Duration,
     start: CountStart,
-) {
+) -> f64 {
     let requests = harness.server.requests_since(start).await;
     let is_write = |named: &str| {
         ["create ", "update ", "patch ", "delete "].iter().any(|verb| named.starts_with(verb))
@@ -93,8 +99,9 @@ async fn print(
     let writes: usize =
         requests.iter().filter(|(named, _)| is_write(named)).map(|(_, count)| count).sum();
     let all: usize = requests.values().sum();
-    Figure::one("CPU time for 1,000 writes", "ms", each(cpu, writes) * 1e3);
+    let cost = Figure::one("CPU time for 1,000 writes", "ms", each(cpu, writes) * 1e3);
     Figure::one("requests for a parent", "", float(all) / float(parents));
     Figure::one("anonymous memory at most", "MiB", process.most_memory());
     println!("    {requests:?}");
+    cost
 }

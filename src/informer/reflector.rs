@@ -47,7 +47,7 @@ pub(super) struct Reflector {
     decoder: Decoder,
     options: Arc<InformerOptions>,
     lists: Arc<Semaphore>,
-    metrics: TypeMetrics,
+    metrics: Arc<TypeMetrics>,
     delays: RequestDelays,
     /// Comparability of the type's resourceVersions.
     order: VersionOrder,
@@ -88,7 +88,7 @@ impl Reflector {
         decoder: Decoder,
         options: Arc<InformerOptions>,
         lists: Arc<Semaphore>,
-        metrics: TypeMetrics,
+        metrics: Arc<TypeMetrics>,
         order: VersionOrder,
     ) -> Self {
         let listing = Listing {
@@ -172,7 +172,10 @@ impl Reflector {
             NextRequest::NeverStream => self.listing.never_stream = true,
         }
         self.metrics.restarted(classified.cause);
-        if let Some(interrupted) = self.fill.take_interrupted() {
+        // A server without streaming lists has not failed: a list by pages follows at once.
+        if classified.step != NextRequest::NeverStream
+            && let Some(interrupted) = self.fill.take_interrupted()
+        {
             self.fill_failed(&failure, classified);
             self.resume_version = Some(interrupted);
             return;

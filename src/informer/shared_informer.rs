@@ -208,7 +208,7 @@ impl SharedInformer {
     pub(super) fn resync_len(&self, id: SubscriberId) -> usize {
         let state = self.lock();
         let subscriber = state.subscribers.get(&id);
-        subscriber.map_or(0, |subscriber| self.store.scan_len(&resynced(subscriber)))
+        subscriber.map_or(0, |subscriber| self.store.scan_len(&examined(subscriber)))
     }
 
     /// Delivers the next objects again that concern a subscriber, as updates without a difference.
@@ -222,7 +222,7 @@ impl SharedInformer {
         // Under the lock, so that the store has no change that is not in the mailbox.
         let state = self.lock();
         let subscriber = state.subscribers.get(&id)?;
-        let scanned = self.store.after(after, &resynced(subscriber), examine);
+        let scanned = self.store.after(after, &examined(subscriber), examine);
         let is_static = subscriber.moving.is_empty();
         let objects = scanned.objects.into_iter();
         let concerned = objects.filter(|object| is_static || state.concerns(object.header(), id));
@@ -232,11 +232,15 @@ impl SharedInformer {
 
     /// Returns the stored objects that concern a subscriber now.
     pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
-        let own = self.lock().subscribers.get(&id).map(|subscriber| subscriber.interests());
-        let own = own.unwrap_or_default();
+        let own = |subscriber: &Box<Subscriber>| {
+            (subscriber.interests(), examined(subscriber).into_owned())
+        };
+        let Some((own, examined)) = self.lock().subscribers.get(&id).map(own) else {
+            return Vec::new();
+        };
         let (mut concerned, mut cursor) = (Vec::new(), None);
         loop {
-            let scanned = self.store.after(cursor.as_ref(), &[Interest::Everything], REDUCED);
+            let scanned = self.store.after(cursor.as_ref(), &examined, REDUCED);
             let objects = scanned.objects.into_iter();
             concerned.extend(objects.filter(|object| own.concerns(object.header())));
             if scanned.end {
@@ -569,9 +573,9 @@ impl InformerContents {
     }
 }
 
-/// Returns the interests by which a resync of a subscriber examines objects. The static ones alone
-/// may have an index.
-fn resynced(subscriber: &Subscriber) -> Cow<'_, [Interest]> {
+/// Returns the interests by which the objects of a subscriber are found in the store. The static
+/// ones alone may have an index.
+fn examined(subscriber: &Subscriber) -> Cow<'_, [Interest]> {
     if subscriber.moving.is_empty() {
         Cow::Borrowed(&subscriber.deliver[..])
     } else {

@@ -20,7 +20,7 @@ use tracing::{Instrument, debug, error, info_span};
 
 use super::{
     EndReason, InformerKey, InformerMetrics, InformerOptions, Linger, decode::Decoder,
-    interest::SubscriberId, reader::BodyBudget, reflector::Reflector,
+    interest::SubscriberId, metrics::TypeMetrics, reader::BodyBudget, reflector::Reflector,
     shared_informer::SharedInformer, wire::InformerRequests,
 };
 use crate::{
@@ -129,7 +129,7 @@ impl SharedSet {
             resource = %identity.plural,
             namespace = informer.key.namespace.as_deref(),
         );
-        let metrics = self.metrics.join(identity);
+        let metrics = Arc::new(self.metrics.join(identity));
         let (client, budget) = (self.client.clone(), self.budget.clone());
         let wire =
             InformerRequests::new(client, &informer.key, self.options.request_deadline, budget);
@@ -140,11 +140,11 @@ impl SharedSet {
             decoder,
             self.options.clone(),
             self.lists.clone(),
-            metrics,
+            metrics.clone(),
             served.version_order,
         );
         let ending = TaskEnd { set: self.clone(), informer: informer.clone() };
-        self.tasks.spawn(drive(ending, reflector).instrument(span));
+        self.tasks.spawn(drive(ending, reflector, metrics).instrument(span));
     }
 
     pub(super) fn close(&self, condition: impl Fn(&SharedInformer) -> bool, reason: &EndReason) {
@@ -209,13 +209,13 @@ impl SharedSet {
 }
 
 /// Task of an informer: runs the reflector until the informer is closed.
-async fn drive(ending: TaskEnd, reflector: Reflector) {
+async fn drive(ending: TaskEnd, reflector: Reflector, metrics: Arc<TypeMetrics>) {
     let mut reflect = Box::pin(AssertUnwindSafe(reflector.run()).catch_unwind());
     tokio::select! {
         biased;
         () = ending.informer.stopped() => {}
         () = unused(&ending) => {}
-        () = reduce(&ending.informer) => {}
+        () = reduce(&ending.informer, &metrics) => {}
         end = &mut reflect => {
             let panic: Box<dyn Any + Send> = match end {
                 Err(panic) => panic,
@@ -227,16 +227,17 @@ async fn drive(ending: TaskEnd, reflector: Reflector) {
         }
     }
     // The request, the decoder and the metrics are dropped before the end is announced.
-    drop(reflect);
+    drop((reflect, metrics));
     debug!("informer ended");
     drop(ending);
 }
 
 /// Reduces objects to metadata entries that no subscriber has needed whole for the linger time.
-async fn reduce(informer: &SharedInformer) {
+async fn reduce(informer: &SharedInformer, metrics: &TypeMetrics) {
     loop {
         informer.retention_ends().await;
         informer.reduce().await;
+        metrics.cached(&informer.store);
     }
 }
 

@@ -226,17 +226,19 @@ impl Store {
         })
     }
 
-    /// Returns the number of metadata entries.
+    /// Returns the number of metadata entries, which depends on all subscribers of the type.
     pub fn entries(&self) -> usize {
         self.parts().map(|store| store.shared.entries.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of the JSON as it is stored, without headers.
+    /// Returns the bytes of the JSON as it is stored, without headers. They depend on all subscribers
+    /// of the type.
     pub fn bytes(&self) -> usize {
         self.parts().map(|store| store.shared.bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns an estimate of the memory that the objects take, in bytes.
+    /// Returns an estimate of the memory that the objects take, in bytes, which depends on all
+    /// subscribers of the type.
     pub fn accounted(&self) -> usize {
         self.parts().map(|store| store.shared.accounted.load(Ordering::Relaxed)).sum()
     }

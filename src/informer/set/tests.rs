@@ -1,12 +1,16 @@
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use futures::FutureExt;
 
 use super::*;
-use crate::informer::{
-    Index, Linger, Object,
-    fixture::widgets,
-    script::{Harness, change, run_until_idle, stored, widget},
+use crate::{
+    informer::{
+        Index, Interest, Linger, Object, ObjectKey,
+        fixture::{Fixture, widgets},
+        interest::COMPARED,
+        script::{Harness, change, run_until_idle, stored, widget},
+    },
+    kind::GroupKind,
 };
 
 impl InformerSet {
@@ -295,16 +299,56 @@ async fn a_watch_that_ends_early_is_no_sync() {
     assert!(drained.now_or_never().is_none());
 }
 
+fn encoded(set: &InformerSet) -> String {
+    let mut registry = prometheus_client::registry::Registry::default();
+    set.metrics().register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_become_entries_are_counted_as_such_at_once() {
+    let mut harness = Harness::new();
+    let entries = |set: &InformerSet| {
+        let text = encoded(set);
+        let line = text.lines().find(|line| line.starts_with("pilotlight_informer_entries{"));
+        line.and_then(|line| line.rsplit_once(' ')).map(|(_, count)| count.to_owned())
+    };
+    let (everything, _watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
+    let _named = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    run_until_idle().await;
+    assert_eq!(entries(&harness.set).as_deref(), Some("0"));
+
+    drop(everything);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(entries(&harness.set).as_deref(), Some("1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_objects_of_a_subscriber_are_found_by_the_kind_of_their_owner() {
+    let mut harness = Harness::new();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let subscription = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    let foreign = (0..1_000).map(|number| widget(&format!("w{number}"), 1));
+    let own = Fixture::new("a").version(1).controller("u").json();
+    let items: Vec<_> = foreign.chain([own]).collect();
+    harness.script.list().await.page(10, "", &items);
+    let _watch = harness.script.watch(10).await.open();
+    run_until_idle().await;
+
+    let before = COMPARED.with(Cell::get);
+    let concerned = subscription.concerned();
+
+    assert_eq!(concerned.len(), 1);
+    let compared = COMPARED.with(Cell::get) - before;
+    assert!(compared < 10, "{compared}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_left_of_any_number_of_informers() {
     let mut harness = Harness::new();
-    let encoded = |set: &InformerSet| {
-        let mut registry = prometheus_client::registry::Registry::default();
-        set.metrics().register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
-    };
     let (first, _watch) = harness.synced(&[widget("a", 1)]).await;
     first.release(Linger::None).await;
     run_until_idle().await;

@@ -122,7 +122,6 @@ async fn object_of_a_list_that_failed_is_not_replaced_by_an_older_one_of_its_nam
     assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
     let _late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
     harness.script.stream().await.refuse(400, "BadRequest", "no streaming lists");
-    let _resumed = harness.script.watch(10).await.open();
     harness.script.list().await.page(20, "next", &[of("new", 19)]);
     harness.script.list().await.refuse(500, "InternalError", "etcd is slow");
     let watch = harness.script.watch(10).await.open();
@@ -168,6 +167,26 @@ async fn objects_are_made_whole_while_the_watch_fails() {
     assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
     late.drained().await;
     harness.script.watch(20).await.refuse(403, "Forbidden", "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_made_whole_at_once_by_a_server_without_streaming_lists() {
+    let mut harness = Harness::new();
+    let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+    let owned = Fixture::new("a").version(1).controller("u").json();
+    let _first = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("b"))]);
+    harness.script.list().await.page(10, "", &[owned.clone(), widget("b", 2)]);
+    let _watch = harness.script.watch(10).await.open();
+    run_until_idle().await;
+
+    let mut late = harness.subscribe_to(vec![Interest::OwnerKind(kind)]);
+    let joined = Instant::now();
+    harness.script.stream().await.refuse(400, "BadRequest", "sendInitialEvents is forbidden");
+    harness.script.list().await.page(20, "", &[owned, widget("b", 2)]);
+
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+    assert!(joined.elapsed() < Duration::from_secs(1), "{:?}", joined.elapsed());
+    harness.script.watch(20).await.open();
 }
 
 #[tokio::test(start_paused = true)]
