@@ -231,8 +231,8 @@ impl Store {
         self.parts().map(|store| store.shared.entries.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of the JSON as it is stored, without headers. They depend on all subscribers
-    /// of the type.
+    /// Returns the bytes of the JSON as it is stored, without headers. They depend on all
+    /// subscribers of the type.
     pub fn bytes(&self) -> usize {
         self.parts().map(|store| store.shared.bytes.load(Ordering::Relaxed)).sum()
     }
