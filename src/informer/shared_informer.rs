@@ -232,12 +232,10 @@ impl SharedInformer {
 
     /// Returns the stored objects that concern a subscriber now.
     pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
-        let own = |subscriber: &Box<Subscriber>| {
-            (subscriber.interests(), examined(subscriber).into_owned())
-        };
-        let Some((own, examined)) = self.lock().subscribers.get(&id).map(own) else {
-            return Vec::new();
-        };
+        let state = self.lock();
+        let Some(subscriber) = state.subscribers.get(&id) else { return Vec::new() };
+        let (own, examined) = (subscriber.interests(), examined(subscriber).into_owned());
+        drop(state);
         let (mut concerned, mut cursor) = (Vec::new(), None);
         loop {
             let scanned = self.store.after(cursor.as_ref(), &examined, REDUCED);

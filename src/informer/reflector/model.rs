@@ -218,13 +218,13 @@ impl View {
 
     /// Returns what the deltas should amount to.
     fn expected(&self, server: &State) -> State {
-        let concerns = |name: &str| match &self.whole {
-            Interest::Named(key) => *key.name == *name,
-            _ => true,
+        let is_concerned = |name: &str| {
+            self.whole == Interest::Everything
+                || self.whole == Interest::Named(ObjectKey::cluster(name))
         };
-        let of = |(name, version): (&String, &(String, u64))| (name.clone(), version.clone());
-        let concerned = server.iter().filter(|(name, _)| self.is_delivered && concerns(name));
-        concerned.map(of).collect()
+        let mut expected = server.clone();
+        expected.retain(|name, _| self.is_delivered && is_concerned(name));
+        expected
     }
 
     fn look(&mut self) -> bool {
