@@ -102,3 +102,6 @@ impl Reflector {
         self.informer.repeat_fill();
     }
 }
+
+#[cfg(test)]
+mod tests;

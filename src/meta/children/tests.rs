@@ -27,6 +27,14 @@ fn checked(
     observed: &[Child],
     children: Vec<Value>,
 ) -> Result<Vec<DesiredChild>, String> {
+    checked_texts(parent, observed, texts(children))
+}
+
+fn checked_texts(
+    parent: &Parent,
+    observed: &[Child],
+    children: Vec<Bytes>,
+) -> Result<Vec<DesiredChild>, String> {
     let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
     let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
     ChildContext {
@@ -37,7 +45,7 @@ fn checked(
         observed,
         restricted: None,
     }
-    .check(texts(children))
+    .check(children)
 }
 
 /// Refusal of a response whose second child has this value.
@@ -109,30 +117,23 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
 #[test]
 fn child_that_cannot_be_decoded_is_refused_by_its_index() {
     let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
-    let (parent, groups, ownership) =
-        (parent(Some("ns")), groups(UpdateMethod::InPlace), ownership());
-    let rules = ChildContext {
-        parent: &parent,
-        groups: &groups,
-        missing: &[],
-        ownership: &ownership,
-        observed: &[],
-        restricted: None,
+    let check = |text: String| {
+        let good = config_map("b").to_string();
+        checked_texts(&parent(Some("ns")), &[], vec![good.into(), text.into()])
     };
     let whole = config_map("a").to_string();
-    let good = || Bytes::from(config_map("b").to_string());
     for value in ["1e999", r#""\ud800""#, r#"{"\ud800":1}"#, &nested(127)] {
         // A later field of the same name counts, and does not hide the first one.
         for field in ["data", "status", "apiVersion", "kind", "metadata"] {
             let bad = whole.replacen('{', &format!("{{\"{field}\":{value},"), 1);
 
-            let refused = rules.check(vec![good(), bad.into()]);
+            let refused = check(bad);
 
             assert!(refused.unwrap_err().starts_with("children[1]: "), "{field} {value}");
         }
     }
     let deepest = whole.replacen('{', &format!("{{\"data\":{},", nested(126)), 1);
-    assert_eq!(rules.check(vec![good(), deepest.into()]).map(|children| children.len()), Ok(2));
+    assert_eq!(check(deepest).map(|children| children.len()), Ok(2));
 }
 
 #[test]
