@@ -421,7 +421,9 @@ async fn prepare(
     let synced = async {
         loop {
             match &*progress.borrow_and_update() {
-                InformerProgress::Synced | InformerProgress::Stale(_) => return Ok(()),
+                InformerProgress::Synced
+                | InformerProgress::Polled
+                | InformerProgress::Stale(_) => return Ok(()),
                 InformerProgress::Ended(ended) => {
                     return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
                 }

@@ -155,6 +155,7 @@ impl<'a> KindRun<'a> {
             InformerProgress::ConversionFailed(error) => (WatchState::ConversionFailed, error),
             InformerProgress::Syncing(None)
             | InformerProgress::Synced
+            | InformerProgress::Polled
             | InformerProgress::Ended(_) => return,
         };
         if let Err(panic) = handler.call(state, error) {
@@ -162,14 +163,18 @@ impl<'a> KindRun<'a> {
         }
     }
 
-    /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
+    /// Reports the progress of the watch. Reports `Synced`, or `Polled`, only when all requests are in
+    /// the queue.
     fn report(&self, progress: &InformerProgress, drained: bool) {
         let before = self.context.statuses.change(self.context.input, |input| {
             let before = input.state;
             match progress {
                 InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
                 InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
-                InformerProgress::Synced => input.set(WatchState::Syncing, None),
+                InformerProgress::Polled if drained => input.set(WatchState::Polled, None),
+                InformerProgress::Synced | InformerProgress::Polled => {
+                    input.set(WatchState::Syncing, None);
+                }
                 InformerProgress::Stale(error) => {
                     if drained {
                         input.set(WatchState::Synced, None);
