@@ -38,7 +38,7 @@ fn answer(request: &Value, group: &str) -> Value {
 }
 
 #[tokio::test]
-async fn related_objects_of_a_type_without_watch_reach_the_hook_within_the_interval() {
+async fn related_objects_without_watch_reach_the_hook_within_the_interval() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
     let informers = InformerOptions { poll_interval: INTERVAL, ..InformerOptions::default() };

@@ -102,7 +102,7 @@ async fn controllers_of_a_type_without_watch_share_its_lists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn type_of_a_crd_whose_watch_is_refused_is_listed_until_it_can_be_watched() {
+async fn type_whose_watch_is_refused_is_listed_until_it_can_be_watched() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.set_list_only("widgets.example.com", true);

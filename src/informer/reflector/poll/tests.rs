@@ -115,7 +115,7 @@ async fn failed_list_is_reported_and_keeps_the_objects_until_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn watch_that_is_refused_as_unsupported_is_asked_for_again_after_the_next_list() {
+async fn refused_watch_is_requested_again_after_the_next_list() {
     let mut harness = Harness::new();
     let mut subscription = harness.subscribe();
     harness.script.list().await.page(10, "", &[widget("a", 1)]);
