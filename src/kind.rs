@@ -298,6 +298,8 @@ pub struct ServedType {
     pub subresources: Subresources,
     /// Comparability of the resourceVersions of its objects.
     pub version_order: VersionOrder,
+    /// True if the server offers no watch for the type, so that it is listed in an interval.
+    pub polled: bool,
 }
 
 impl ServedType {
@@ -323,6 +325,7 @@ impl ServedType {
             kind: kind.into(),
             subresources: Subresources::default(),
             version_order: VersionOrder::Comparable,
+            polled: false,
         }
     }
 

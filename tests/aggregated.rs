@@ -1,6 +1,7 @@
 //! A type of an aggregated API server: its APIService is created and deleted, and its server fails.
 
 mod backend;
+mod polled;
 
 use std::time::Duration;
 

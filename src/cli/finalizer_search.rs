@@ -217,7 +217,7 @@ fn parent(
 
 /// Returns the best version of a type that can be listed.
 fn resource(report: &TypeReport) -> Option<ApiResource> {
-    if !matches!(report.state, TypePhase::Served | TypePhase::Terminating) {
+    if !matches!(report.state, TypePhase::Served | TypePhase::Polled | TypePhase::Terminating) {
         return None;
     }
     let (version, kind) = (report.served_versions.first()?, report.kind.as_ref()?);

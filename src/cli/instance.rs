@@ -9,7 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     duration,
-    informer::Selector,
+    informer::{InformerOptions, Selector},
     manager::{Election, Manager, ManagerHandle, ManagerOptions, RunnableOptions},
     meta::{ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, MetaOptions, Supervisor},
     server::process,
@@ -89,6 +89,11 @@ pub(super) struct ManagerArgs {
     /// effect otherwise. A duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval, allow_hyphen_values = true)]
     discovery_interval: Duration,
+    /// Interval at which a type is listed that can be listed and not watched, such as
+    /// pods.metrics.k8s.io; `pilotlight types` shows it as Polled. Each wait is up to a fifth
+    /// shorter. A duration such as 15s; less than 100ms counts as 100ms.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = flag::interval, allow_hyphen_values = true)]
+    poll_interval: Duration,
     /// Time that controllers have to finish their work when the process stops, such as 30s.
     /// Controllers that take longer are named and aborted, and the exit code is 1.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
@@ -108,7 +113,10 @@ impl ManagerArgs {
                 static_interval: flag::used_interval(self.discovery_interval),
                 ..DiscoveryOptions::default()
             },
-            ..ClusterOptions::default()
+            informers: InformerOptions {
+                poll_interval: flag::used_interval(self.poll_interval),
+                ..InformerOptions::default()
+            },
         }
     }
 
@@ -121,9 +129,15 @@ impl ManagerArgs {
                 "--workers is less than 1, so one worker is used"
             );
         }
-        let (given, used) = (self.discovery_interval, flag::used_interval(self.discovery_interval));
-        if given != used {
-            warn!(?given, ?used, "--discovery-interval is less than 100ms, so 100ms is used");
+        let intervals = [
+            ("--discovery-interval", self.discovery_interval),
+            ("--poll-interval", self.poll_interval),
+        ];
+        for (flag, given) in intervals {
+            let used = flag::used_interval(given);
+            if given != used {
+                warn!(flag, ?given, ?used, "an interval is less than 100ms, so 100ms is used");
+            }
         }
     }
 
@@ -389,6 +403,20 @@ mod tests {
         assert_eq!(longest(&[]), Some(Duration::from_secs(300)));
         assert_eq!(longest(&["--hook-retry-after-limit=1h"]), Some(Duration::from_secs(3600)));
         assert_eq!(longest(&["--hook-retry-after-limit=0"]), None);
+    }
+
+    #[test]
+    fn interval_of_polls_is_a_flag() {
+        let interval = |arguments: &[&str]| {
+            let flags = Flags::try_parse_from([&["test"], arguments].concat());
+            flags.map(|flags| flags.manager.cluster().informers.poll_interval).ok()
+        };
+
+        assert_eq!(interval(&[]), Some(Duration::from_secs(15)));
+        assert_eq!(interval(&["--poll-interval=1m"]), Some(Duration::from_secs(60)));
+        assert_eq!(interval(&["--poll-interval=1ms"]), Some(Duration::from_millis(100)));
+        assert_eq!(interval(&["--poll-interval=0"]), None);
+        assert_eq!(interval(&["--poll-interval=-1s"]), None);
     }
 
     #[test]

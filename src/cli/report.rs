@@ -214,6 +214,7 @@ fn progress(progress: &InformerProgress) -> &'static str {
     match progress {
         InformerProgress::Syncing(_) => "Syncing",
         InformerProgress::Synced => "Synced",
+        InformerProgress::Polled => "Polled",
         InformerProgress::Stale(_) => "Stale",
         InformerProgress::Forbidden(_) => "Forbidden",
         InformerProgress::ConversionFailed(_) => "ConversionFailed",

@@ -354,9 +354,9 @@ fn state(row: &ControllerRow) -> String {
 }
 
 fn watches(row: &ControllerRow) -> String {
-    let synced =
-        row.watches.iter().filter(|watch| watch.state == WatchState::Synced.word()).count();
-    format!("{synced}/{}", row.watches.len())
+    let synced = [WatchState::Synced, WatchState::Polled].map(WatchState::word);
+    let count = row.watches.iter().filter(|watch| synced.contains(&&*watch.state)).count();
+    format!("{count}/{}", row.watches.len())
 }
 
 #[cfg(test)]

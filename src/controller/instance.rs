@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     mem,
+    pin::pin,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use futures::{
     future::{BoxFuture, try_join_all},
 };
 use parking_lot::{Mutex, MutexGuard};
-use tokio::time::timeout;
+use tokio::{select, time::timeout};
 
 #[cfg(feature = "meta")]
 use super::Context;
@@ -417,32 +418,49 @@ async fn prepare(
     };
     let subscription = kind.subscribe(&served);
     let mut progress = subscription.progress();
+    let mut fill_failure = subscription.fill_failure();
+    let mut complete = pin!(subscription.complete());
+    let mut is_complete = false;
     let mut last = "its first list is in progress".to_owned();
     let synced = async {
         loop {
-            match &*progress.borrow_and_update() {
-                InformerProgress::Synced | InformerProgress::Stale(_) => return Ok(()),
-                InformerProgress::Ended(ended) => {
-                    return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
-                }
-                // Not waited for: it lasts until access is granted, and the caller retries.
-                InformerProgress::Forbidden(why) => {
-                    let (type_ref, why) = (type_ref.clone(), why.clone());
-                    return Err(PrepareError::Forbidden { type_ref, why });
-                }
-                InformerProgress::Syncing(None) => {}
-                InformerProgress::ConversionFailed(_)
-                    if subscription.complete().now_or_never().is_some() =>
-                {
-                    return Ok(());
-                }
-                InformerProgress::Syncing(Some(error))
-                | InformerProgress::ConversionFailed(error) => {
-                    last.clone_from(error);
+            // The informer may be synced for its earlier subscribers, and still have to list the
+            // objects that this one needs whole.
+            let failure = fill_failure.borrow_and_update().clone().filter(|_| !is_complete);
+            let now = progress.borrow_and_update().clone();
+            for state in [Some(now), failure].into_iter().flatten() {
+                match state {
+                    InformerProgress::Synced
+                    | InformerProgress::Polled
+                    | InformerProgress::Stale(_)
+                    | InformerProgress::ConversionFailed(_)
+                        if is_complete =>
+                    {
+                        return Ok(());
+                    }
+                    InformerProgress::Ended(ended) => {
+                        return Err(PrepareError::Ended(type_ref.clone(), ended));
+                    }
+                    // Not waited for: it lasts until access is granted, and the caller retries.
+                    InformerProgress::Forbidden(why) => {
+                        return Err(PrepareError::Forbidden { type_ref: type_ref.clone(), why });
+                    }
+                    InformerProgress::Syncing(None)
+                    | InformerProgress::Synced
+                    | InformerProgress::Polled => {}
+                    InformerProgress::Syncing(Some(error))
+                    | InformerProgress::Stale(error)
+                    | InformerProgress::ConversionFailed(error) => last = error,
                 }
             }
-            if progress.changed().await.is_err() {
-                return Err(PrepareError::Ended(type_ref.clone(), EndReason::Released));
+            select! {
+                biased;
+                () = &mut complete, if !is_complete => is_complete = true,
+                // A failure of the list is only of interest until it is complete.
+                Ok(()) = fill_failure.changed(), if !is_complete => {}
+                changed = progress.changed() => if changed.is_err() {
+                    return Err(PrepareError::Ended(type_ref.clone(), EndReason::Released));
+                },
             }
         }
     };

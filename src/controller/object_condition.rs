@@ -198,7 +198,7 @@ impl ObjectCondition {
             // Judged after each change of the watch too: one that recovers need not deliver a
             // change of the object.
             let verdict = match &*progress.borrow_and_update() {
-                InformerProgress::Synced => {
+                InformerProgress::Synced | InformerProgress::Polled => {
                     is_read = true;
                     Some(self.judge(subscription.store().get(&self.key).as_ref()))
                 }

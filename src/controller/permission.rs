@@ -33,9 +33,10 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
 /// Condition that is met while the process has a permission, by a `SelfSubjectAccessReview`.
 ///
 /// The review is repeated once a minute, and when a reconcile of a controller with this condition
-/// ends with a 403. Only controllers that declare it stop when the permission is withdrawn; a
-/// review without a response leaves them running. The condition is a runnable too, which sends the reviews: add
-/// it to the manager once, by [`Permission::add_to`]. Cheap to clone.
+/// ends with a 403. Only controllers that declare it stop when the permission is withdrawn, after
+/// two denials in a row, five seconds apart; a review without a response leaves them running. The
+/// condition is a runnable too, which sends the reviews: add it to the manager once, by
+/// [`Permission::add_to`]. Cheap to clone.
 ///
 /// ```no_run
 /// # use pilotlight::{controller::*, manager::*};
@@ -61,6 +62,17 @@ pub struct Permission {
 
 #[derive(Clone)]
 struct PermissionClient(Client);
+
+/// Result of the reviews so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum LastReview {
+    /// Denied, or without a response yet.
+    #[default]
+    NotGranted,
+    Granted,
+    /// Denied once since it was granted.
+    DeniedOnce,
+}
 
 impl Permission {
     /// Returns a condition on a verb for a resource, such as `deployments` or
@@ -179,6 +191,33 @@ impl Permission {
     }
 }
 
+impl LastReview {
+    /// Returns the verdict after a further review.
+    ///
+    /// An API server that starts denies everything until it has read its roles. So a denial after a
+    /// grant counts once the next review, a pause later, is a denial too.
+    fn judge(&mut self, review: Verdict) -> Verdict {
+        let (last, verdict) = match (review, *self) {
+            (Verdict::Met(basis), _) => (Self::Granted, Verdict::Met(basis)),
+            (Verdict::Unmet(mut why), Self::Granted) => {
+                for unmet in &mut why {
+                    unmet.message += ", by one review; asking again";
+                }
+                (Self::DeniedOnce, Verdict::Unknown(why))
+            }
+            (Verdict::Unmet(why), Self::DeniedOnce | Self::NotGranted) => {
+                (Self::NotGranted, Verdict::Unmet(why))
+            }
+            (Verdict::Unknown(why), Self::Granted | Self::DeniedOnce) => {
+                (Self::Granted, Verdict::Unknown(why))
+            }
+            (Verdict::Unknown(why), Self::NotGranted) => (Self::NotGranted, Verdict::Unknown(why)),
+        };
+        *self = last;
+        verdict
+    }
+}
+
 fn requirement(reason: Reason, message: &str) -> Vec<UnmetRequirement> {
     vec![UnmetRequirement { reason, message: message.to_owned(), type_ref: None }]
 }
@@ -196,9 +235,10 @@ impl Runnable for Permission {
         let own = self.clone();
         Box::pin(async move {
             let client = epoch.client(&own.client.0);
+            let mut last = LastReview::default();
             let reviews = async {
                 loop {
-                    let verdict = own.review(&client).await;
+                    let verdict = last.judge(own.review(&client).await);
                     let wait = match verdict {
                         Verdict::Unknown(_) => PAUSE,
                         Verdict::Met(_) | Verdict::Unmet(_) => own.interval.max(PAUSE),
@@ -240,5 +280,42 @@ impl ConditionalRunnable for Permission {
 impl std::fmt::Debug for PermissionClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("PermissionClient")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denial_after_a_grant_counts_once_the_next_review_denies_too() {
+        let met = || Verdict::Met(Vec::new());
+        let denied = || Verdict::Unmet(requirement(Reason::Forbidden, "no"));
+        let failed = || Verdict::Unknown(requirement(Reason::ConditionUnknown, "down"));
+        let words = |reviews: Vec<Verdict>| {
+            let mut last = LastReview::default();
+            let judged = reviews.into_iter().map(|review| match last.judge(review) {
+                Verdict::Met(_) => "met",
+                Verdict::Unmet(_) => "unmet",
+                Verdict::Unknown(_) => "unknown",
+            });
+            judged.collect::<Vec<_>>()
+        };
+
+        assert_eq!(words(vec![denied(), met()]), ["unmet", "met"]);
+        assert_eq!(words(vec![failed(), denied()]), ["unknown", "unmet"]);
+        assert_eq!(
+            words(vec![met(), denied(), met(), denied(), denied(), denied()]),
+            ["met", "unknown", "met", "unknown", "unmet", "unmet"]
+        );
+        // A server that restarts first fails, and then denies.
+        assert_eq!(
+            words(vec![met(), failed(), denied(), failed(), denied(), met()]),
+            ["met", "unknown", "unknown", "unknown", "unknown", "met"]
+        );
+        assert_eq!(
+            words(vec![met(), denied(), denied(), failed(), denied()]),
+            ["met", "unknown", "unmet", "unknown", "unmet"]
+        );
     }
 }

@@ -348,6 +348,9 @@ impl EpochRun {
     /// Starts the reconcile of a request in a slot. A request that is throttled, or whose caches are
     /// behind, returns to the queue.
     fn spawn(&mut self, item: Item<Request>, shared: Option<OwnedSemaphorePermit>) {
+        // A throttled request waits for a time of its own, and so takes no capacity of a channel that
+        // has delivered it again.
+        let receipt = self.deliveries.receipt(&item.key);
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
             let priority = item.priority;
@@ -355,7 +358,6 @@ impl EpochRun {
             self.queue.done(&item.key);
             return;
         }
-        let receipt = self.deliveries.receipt(&item.key);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         if let Some(behind) = reconciling.behind(&self.statuses) {
             // No task is needed to wait for the caches.

@@ -56,6 +56,7 @@ mod optional_types;
 mod options;
 mod own_sources;
 mod panics;
+mod polled;
 mod preparation;
 mod primaries;
 mod priorities;

@@ -52,7 +52,7 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
             match followed.get(&identity).map(|entry| entry.change) {
                 None => {
                     let status = types.subscribe(&at_its_version(&identity));
-                    let (change, wait) = follow(&identity, status, &changes);
+                    let (change, wait) = follow(&identity, status, &changes, &informers);
                     apply(change, &identity, &informers);
                     followed.insert(identity, FollowedType { change, wait });
                 }
@@ -69,7 +69,7 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
                     // An aborted wait is of a type without informers.
                     let Ok((identity, status)) = change else { continue };
                     let Some(entry) = followed.get_mut(&identity) else { continue };
-                    let (change, wait) = follow(&identity, status, &changes);
+                    let (change, wait) = follow(&identity, status, &changes, &informers);
                     if std::mem::replace(entry, FollowedType { change, wait }).change != change {
                         apply(change, &identity, &informers);
                     }
@@ -79,13 +79,21 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
     }
 }
 
-/// Returns the change of a type, and adds the wait for its next change to `changes`.
+/// Returns the change of a type, and adds the wait for its next change to `changes`. The way in which
+/// the type is read is no change of it.
 fn follow(
     identity: &TypeIdentity,
     mut status: watch::Receiver<TypeStatus>,
     changes: &FuturesUnordered<NextChange>,
+    informers: &InformerSet,
 ) -> (TypeChange, AbortHandle) {
-    let change = status.borrow_and_update().change_since(identity);
+    let (change, served) = {
+        let status = status.borrow_and_update();
+        (status.change_since(identity), status.served.clone())
+    };
+    if let Some(served) = served.filter(|_| change == TypeChange::Unchanged) {
+        informers.set_polled(identity, served.polled);
+    }
     let (wait, registration) = AbortHandle::new_pair();
     let wait_for_next = next(identity.clone(), status).boxed();
     changes.push(Abortable::new(wait_for_next, registration));

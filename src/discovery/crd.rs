@@ -163,6 +163,7 @@ impl Crd {
             list_kind,
             subresources: version.subresources,
             version_order: VersionOrder::Comparable,
+            polled: false,
         };
         let state = if self.terminating { TypeState::Terminating } else { TypeState::Served };
         TypeJudgement { state, served: Some(Arc::new(served)) }

@@ -30,9 +30,18 @@ pub(super) struct ServedResource {
     pub(super) plural: Arc<str>,
     pub(super) kind: Arc<str>,
     pub(super) scope: Scope,
-    /// True if the resource supports both list and watch.
-    pub(super) watchable: bool,
+    pub(super) reads: ReadVerbs,
     pub(super) subresources: Subresources,
+}
+
+/// Reads of a collection that a resource supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ReadVerbs {
+    /// No list.
+    None,
+    /// List without watch.
+    List,
+    ListAndWatch,
 }
 
 impl DiscoveryResponse {
@@ -44,8 +53,15 @@ impl DiscoveryResponse {
     }
 }
 
-fn watchable(verbs: &[String]) -> bool {
-    ["list", "watch"].iter().all(|verb| verbs.iter().any(|own| own == verb))
+impl ReadVerbs {
+    fn of(verbs: &[String]) -> Self {
+        let has = |verb: &str| verbs.iter().any(|own| own == verb);
+        match (has("list"), has("watch")) {
+            (true, true) => Self::ListAndWatch,
+            (true, false) => Self::List,
+            (false, _) => Self::None,
+        }
+    }
 }
 
 /// Aggregated discovery, v2 and v2beta1; fields that are not needed are skipped.
@@ -130,7 +146,7 @@ impl From<ResourceDiscovery> for ServedResource {
         let has = |name: &str| found.subresources.iter().any(|own| own.subresource == name);
         Self {
             subresources: Subresources { status: has("status"), scale: has("scale") },
-            watchable: watchable(&found.verbs),
+            reads: ReadVerbs::of(&found.verbs),
             scope: if found.scope == "Namespaced" { Scope::Namespaced } else { Scope::Cluster },
             kind: found.response_kind.map(|kind| kind.kind).unwrap_or_default().into(),
             plural: found.resource.into(),
@@ -196,7 +212,7 @@ impl From<ResourceList> for Vec<ServedResource> {
                 };
                 ServedResource {
                     subresources: Subresources { status: has("status"), scale: has("scale") },
-                    watchable: watchable(&resource.verbs),
+                    reads: ReadVerbs::of(&resource.verbs),
                     scope: if resource.namespaced { Scope::Namespaced } else { Scope::Cluster },
                     kind: resource.kind.into(),
                     plural: resource.name.into(),
@@ -239,7 +255,7 @@ mod tests {
                 plural: "nodes".into(),
                 kind: "NodeMetrics".into(),
                 scope: Scope::Cluster,
-                watchable: true,
+                reads: ReadVerbs::ListAndWatch,
                 subresources: Subresources { status: true, scale: false },
             }])
         );
@@ -258,14 +274,14 @@ mod tests {
             { "name": "pods", "kind": "Pod", "namespaced": true, "verbs": ["list", "watch"] },
             { "name": "pods/status", "kind": "Pod", "namespaced": true, "verbs": ["get"] },
             { "name": "bindings", "kind": "Binding", "namespaced": true, "verbs": ["create"] },
+            { "name": "loads", "kind": "Load", "namespaced": true, "verbs": ["get", "list"] },
         ] }))
         .unwrap();
 
         let resources = Vec::<ServedResource>::from(list);
 
-        assert_eq!(resources.len(), 2);
+        let reads: Vec<_> = resources.iter().map(|resource| resource.reads).collect();
+        assert_eq!(reads, [ReadVerbs::ListAndWatch, ReadVerbs::None, ReadVerbs::List]);
         assert_eq!(resources[0].subresources, Subresources { status: true, scale: false });
-        assert!(resources[0].watchable);
-        assert!(!resources[1].watchable);
     }
 }

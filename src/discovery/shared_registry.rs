@@ -167,7 +167,10 @@ impl RegistryState {
 fn reason(state: &TypeState) -> Option<String> {
     match state {
         TypeState::Installing(reason) => Some(reason.to_string()),
-        TypeState::NotWatchable => Some("the server offers no list and watch for it".into()),
+        TypeState::NotWatchable => Some("the server offers no list for it".into()),
+        TypeState::Polled => {
+            Some("the server offers no watch for it, so that it is listed in an interval".into())
+        }
         TypeState::Terminating => Some("its CRD is being deleted; finalizers must finish".into()),
         TypeState::Unknown(None) => Some("nothing was read about it yet".into()),
         TypeState::Unknown(Some(last)) => {

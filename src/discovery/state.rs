@@ -14,9 +14,12 @@ pub enum TypeState {
     Absent,
     /// The type exists but cannot be used yet, or not at the requested version.
     Installing(InstallingReason),
-    /// Built in or aggregated, without list and watch, like `tokenreviews`. A client that waits
-    /// for it waits without end.
+    /// Built in or aggregated, without list, like `tokenreviews`. A client that waits for it waits
+    /// without end.
     NotWatchable,
+    /// The type can be listed and not watched, like `pods.metrics.k8s.io`. Its caches are filled by
+    /// a list in an interval.
+    Polled,
     /// The type can be listed and watched.
     Served,
     /// The type is still served, and its CRD has a deletion timestamp. Finalizers must finish.
@@ -33,8 +36,10 @@ pub enum TypePhase {
     Absent,
     /// The type exists but cannot be used yet.
     Installing,
-    /// The server offers no list and watch for the type.
+    /// The server offers no list for the type.
     NotWatchable,
+    /// The type can be listed and not watched.
+    Polled,
     /// The type can be listed and watched.
     Served,
     /// The type is still served, and its CRD is being deleted.
@@ -82,6 +87,7 @@ impl TypeState {
             Self::Absent => TypePhase::Absent,
             Self::Installing(_) => TypePhase::Installing,
             Self::NotWatchable => TypePhase::NotWatchable,
+            Self::Polled => TypePhase::Polled,
             Self::Served => TypePhase::Served,
             Self::Terminating => TypePhase::Terminating,
             Self::Unknown(_) => TypePhase::Unknown,
@@ -101,6 +107,7 @@ impl TypePhase {
             Self::Absent => "Absent",
             Self::Installing => "Installing",
             Self::NotWatchable => "NotWatchable",
+            Self::Polled => "Polled",
             Self::Served => "Served",
             Self::Terminating => "Terminating",
             Self::Unknown => "Unknown",
@@ -172,8 +179,8 @@ impl TypeJudgement {
 pub struct TypeStatus {
     /// State of the type.
     pub state: TypeState,
-    /// Request parameters of the type. Set while it is served or terminating, and while it is
-    /// unknown after either.
+    /// Request parameters of the type. Set while it is served, polled or terminating, and while it
+    /// is unknown after one of these.
     pub served: Option<Arc<ServedType>>,
     /// Request parameters of the type when it was last served, as long as it has subscribers.
     pub last_served: Option<Arc<ServedType>>,
@@ -193,6 +200,7 @@ impl TypeStatus {
                 TypeState::Unknown(last) => TypeState::Unknown(last.clone()),
                 proven @ (TypeState::Absent
                 | TypeState::NotWatchable
+                | TypeState::Polled
                 | TypeState::Installing(_)
                 | TypeState::Served
                 | TypeState::Terminating) => TypeState::Unknown(Some(Box::new(proven.clone()))),

@@ -17,7 +17,7 @@ pub(crate) enum TypeChange {
     OtherVersion,
     /// Replaced by another type of the same name: another uid, scope or plural.
     Replaced,
-    /// Installed, but not served, or not watchable. The objects may still exist.
+    /// Installed, but not served, or not to be listed. The objects may still exist.
     Unavailable,
     /// Proven absent.
     Absent,
@@ -53,7 +53,7 @@ impl TypeState {
     pub(crate) fn is_missing(&self) -> bool {
         match self {
             Self::Absent | Self::Installing(_) | Self::NotWatchable => true,
-            Self::Served | Self::Terminating | Self::Unknown(None) => false,
+            Self::Served | Self::Polled | Self::Terminating | Self::Unknown(None) => false,
             Self::Unknown(Some(last)) => last.is_missing(),
         }
     }
@@ -63,14 +63,13 @@ impl TypeStatus {
     /// Returns the change of the type since `held` was its identity.
     pub(crate) fn change_since(&self, held: &TypeIdentity) -> TypeChange {
         match (&self.state, &self.served) {
-            (TypeState::Served | TypeState::Terminating, Some(served)) => {
+            (TypeState::Served | TypeState::Polled | TypeState::Terminating, Some(served)) => {
                 TypeChange::between(held, &served.identity)
             }
             (TypeState::Installing(_) | TypeState::NotWatchable, _) => TypeChange::Unavailable,
             (TypeState::Absent, _) => TypeChange::Absent,
-            (TypeState::Served | TypeState::Terminating, None) | (TypeState::Unknown(_), _) => {
-                TypeChange::Unknown
-            }
+            (TypeState::Served | TypeState::Polled | TypeState::Terminating, None)
+            | (TypeState::Unknown(_), _) => TypeChange::Unknown,
         }
     }
 }
@@ -95,6 +94,7 @@ pub(crate) mod tests {
             list_kind: "WidgetList".into(),
             subresources: Subresources::default(),
             version_order: VersionOrder::Comparable,
+            polled: false,
         }
     }
 
@@ -131,7 +131,7 @@ pub(crate) mod tests {
         let last = states.iter().map(|(state, _)| unconfirmed(state));
         let last: Vec<_> = last.map(|state| (state, TypeChange::Unknown)).collect();
         states.extend(last);
-        for served in [TypeState::Served, TypeState::Terminating] {
+        for served in [TypeState::Served, TypeState::Polled, TypeState::Terminating] {
             states.push((unconfirmed(&served), TypeChange::Unknown));
         }
         states.push((TypeState::Unknown(None), TypeChange::Unknown));
@@ -148,7 +148,7 @@ pub(crate) mod tests {
             since: Timestamp::UNIX_EPOCH,
         };
         let mut statuses = Vec::new();
-        for state in [TypeState::Served, TypeState::Terminating] {
+        for state in [TypeState::Served, TypeState::Polled, TypeState::Terminating] {
             for (identity, change) in later_identities() {
                 statuses.push((status(&state, Some(&identity)), change));
             }
@@ -186,7 +186,9 @@ pub(crate) mod tests {
         for (status, _) in later_statuses() {
             let same = status.served.as_ref().is_some_and(|served| served.identity == held);
             let expected = match status.state {
-                TypeState::Served | TypeState::Terminating => status.served.is_some() && !same,
+                TypeState::Served | TypeState::Polled | TypeState::Terminating => {
+                    status.served.is_some() && !same
+                }
                 TypeState::Absent | TypeState::Installing(_) | TypeState::NotWatchable => true,
                 TypeState::Unknown(_) => false,
             };

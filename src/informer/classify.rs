@@ -100,6 +100,8 @@ pub(super) enum NextRequest {
     ListPages,
     /// List by pages from now on.
     NeverStream,
+    /// List in an interval: the type cannot be watched now.
+    Poll,
 }
 
 /// Delay before the next request.
@@ -284,6 +286,9 @@ fn classify_status(
         }
         (400 | 405 | 406 | 415 | 422 | 501, RequestPhase::Stream) => {
             classified(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
+        }
+        (405, RequestPhase::Watch) => {
+            classified(NextRequest::Poll, RequestPace::Prompt, Cause::Refused)
         }
         // A watch request differs from a list request only by its position.
         (400 | 422, RequestPhase::Watch) => {
@@ -532,7 +537,9 @@ mod tests {
             for phase in [LIST, LATER_PAGE, RequestPhase::Stream, RequestPhase::Watch] {
                 let classified = classify(phase, &status(code));
                 if phase == RequestPhase::Watch {
-                    assert!(matches!(classified.step, NextRequest::Again | NextRequest::Relist));
+                    let step = classified.step;
+                    let resumes = matches!(step, NextRequest::Again | NextRequest::Relist);
+                    assert!(resumes || code == 405 && step == NextRequest::Poll);
                 }
             }
         }

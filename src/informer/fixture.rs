@@ -23,6 +23,7 @@ pub(crate) fn widgets() -> ServedType {
         list_kind: "WidgetList".into(),
         subresources: Subresources::default(),
         version_order: VersionOrder::Comparable,
+        polled: false,
     }
 }
 

@@ -161,5 +161,6 @@ fn widgets() -> ServedType {
         list_kind: text("WidgetList"),
         subresources: Subresources::default(),
         version_order: VersionOrder::Comparable,
+        polled: false,
     }
 }

@@ -111,14 +111,21 @@ impl EventKind {
 enum InformerStateLabel {
     Syncing,
     Synced,
+    Polled,
     Stale,
     Forbidden,
     ConversionFailed,
 }
 
 impl InformerStateLabel {
-    const ALL: [Self; 5] =
-        [Self::Syncing, Self::Synced, Self::Stale, Self::Forbidden, Self::ConversionFailed];
+    const ALL: [Self; 6] = [
+        Self::Syncing,
+        Self::Synced,
+        Self::Polled,
+        Self::Stale,
+        Self::Forbidden,
+        Self::ConversionFailed,
+    ];
 }
 
 impl InformerMetrics {
@@ -250,6 +257,7 @@ impl TypeMetrics {
         let state = match progress {
             InformerProgress::Syncing(_) => Some(InformerStateLabel::Syncing),
             InformerProgress::Synced => Some(InformerStateLabel::Synced),
+            InformerProgress::Polled => Some(InformerStateLabel::Polled),
             InformerProgress::Stale(_) => Some(InformerStateLabel::Stale),
             InformerProgress::Forbidden(_) => Some(InformerStateLabel::Forbidden),
             InformerProgress::ConversionFailed(_) => Some(InformerStateLabel::ConversionFailed),

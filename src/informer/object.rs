@@ -109,6 +109,13 @@ pub struct ObjectError {
     pub resource_version: Option<Arc<str>>,
 }
 
+impl Header {
+    /// Returns whether only the content shows that the object has changed.
+    pub(super) fn is_compared_by_content(&self) -> bool {
+        self.resource_version.is_empty()
+    }
+}
+
 impl ObjectKey {
     /// Key of a namespaced object.
     pub fn namespaced(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
@@ -171,9 +178,7 @@ impl Object {
         let (mine, theirs) = (self.header(), other.header());
         mine.uid == theirs.uid
             && mine.resource_version == theirs.resource_version
-            // Without a resourceVersion, the content decides.
-            && (!mine.resource_version.is_empty()
-                || mine == theirs && self.has_json_of(other))
+            && (!mine.is_compared_by_content() || mine == theirs && self.has_json_of(other))
     }
 
     /// Returns the parsed header.

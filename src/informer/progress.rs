@@ -7,6 +7,9 @@ pub enum InformerProgress {
     Syncing(Option<String>),
     /// The store is complete and the watch is open.
     Synced,
+    /// The store is complete as of the last list, since the type cannot be watched: it is listed in
+    /// an interval.
+    Polled,
     /// The store is complete but stale: the watch fails. Holds the last error.
     Stale(String),
     /// The server forbids the request. Names the missing permission.

@@ -9,6 +9,7 @@ mod fill;
 mod list;
 #[cfg(test)]
 mod model;
+mod poll;
 mod watch;
 
 use std::{convert::Infallible, ops::RangeInclusive, sync::Arc, time::Duration};
@@ -53,6 +54,8 @@ pub(super) struct Reflector {
     order: VersionOrder,
     /// Position from which the watch resumes; `None` requires a list.
     resume_version: Option<ResumeVersion>,
+    /// True if the server has refused to watch the type: the next watch follows the next list.
+    watch_refused: bool,
     fill: Fill,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
@@ -108,6 +111,7 @@ impl Reflector {
             delays: RequestDelays::default(),
             order,
             resume_version: None,
+            watch_refused: false,
             fill: Fill::default(),
             listing,
             long_lines: (0, String::new()),
@@ -119,6 +123,10 @@ impl Reflector {
     pub(super) async fn run(mut self) -> Infallible {
         loop {
             let (phase, failure) = match &self.resume_version {
+                Some(_) if self.polls() => {
+                    self.poll().await;
+                    continue;
+                }
                 Some(_) => (RequestPhase::Watch, self.watch().await),
                 None if self.streams() => self.stream().await,
                 None => match self.list().await {
@@ -133,7 +141,10 @@ impl Reflector {
     /// Returns whether the next list is a streaming list. First lists are by pages: right after a
     /// type begins to be served, these are answered at once, and a streaming list is not.
     fn streams(&self) -> bool {
-        self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
+        self.informer.is_complete()
+            && !self.polls()
+            && !self.listing.never_stream
+            && !self.listing.pages
     }
 
     /// Reports a failed request, prepares the next one, and waits for its delay.
@@ -170,8 +181,13 @@ impl Reflector {
             }
             NextRequest::ListPages => self.listing.pages = true,
             NextRequest::NeverStream => self.listing.never_stream = true,
+            NextRequest::Poll => self.watch_refused = true,
         }
         self.metrics.restarted(classified.cause);
+        if classified.step == NextRequest::Poll {
+            debug!(error = %failure, "type cannot be watched and is listed in an interval");
+            return;
+        }
         // A server without streaming lists has not failed: a list by pages follows at once.
         if classified.step != NextRequest::NeverStream
             && let Some(interrupted) = self.fill.take_interrupted()
@@ -238,7 +254,11 @@ impl Reflector {
         let error = failure.to_string();
         match (classified.pace, is_complete) {
             (RequestPace::Forbidden, _) => {
-                let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
+                let verbs = match &self.resume_version {
+                    Some(_) => "watch",
+                    None if self.polls() => "list",
+                    None => "list and watch",
+                };
                 let resource = self.informer.key.identity.group_resource();
                 // The message of the server may be withheld, as for Secrets.
                 let scope = match &self.informer.key.namespace {
@@ -266,6 +286,10 @@ impl Reflector {
                 debug!("watch opened")
             }
             InformerProgress::Synced => info!("watch recovered"),
+            InformerProgress::Polled => {
+                let interval = self.options.poll_interval;
+                info!(?interval, "type cannot be watched and is listed in an interval");
+            }
             InformerProgress::Syncing(None) | InformerProgress::Ended(_) => {}
             InformerProgress::Syncing(Some(error)) => warn!(error, "first list failed"),
             InformerProgress::Stale(error) => warn!(error, "watch failed"),
@@ -288,7 +312,8 @@ impl Reflector {
 
     /// Decodes an object; as a metadata entry unless a subscriber needs it whole.
     fn decode(&mut self, json: &str) -> Result<Object, ObjectError> {
-        self.decoder.decode(json, |header| self.informer.keeps(header))
+        self.decoder
+            .decode(json, |header| header.is_compared_by_content() || self.informer.keeps(header))
     }
 
     /// Stores an object that was decoded from `json`.

@@ -287,9 +287,17 @@ impl Harness {
         harness
     }
 
+    /// A harness for a type that can be listed and not watched.
+    pub(super) fn polled(options: InformerOptions) -> Self {
+        let mut harness = Self::with(options);
+        harness.served.version_order = VersionOrder::Opaque;
+        harness.served.polled = true;
+        harness
+    }
+
     pub(super) fn subscribe_to(&self, deliver: Vec<Interest>) -> Subscription {
         let interests = Interests { deliver, whole: Vec::new() };
-        self.set.subscribe_to(&widgets(), self.key.clone(), interests)
+        self.set.subscribe_to(&self.served, self.key.clone(), interests)
     }
 
     pub(super) fn subscribe(&self) -> Subscription {

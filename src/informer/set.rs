@@ -1,6 +1,11 @@
 //! Informer set: at most one informer per key.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use kube::Client;
 use tokio::sync::watch;
@@ -132,6 +137,16 @@ impl InformerSet {
             if informer.key.identity == *identity {
                 // Kept for an informer that is waiting for a response now.
                 informer.served_again.notify_one();
+            }
+        }
+    }
+
+    /// Sets whether the server offers no watch for a type. A watch that is open continues, and the
+    /// next request is that of the other way.
+    pub(crate) fn set_polled(&self, identity: &TypeIdentity, polled: bool) {
+        for informer in self.shared.lock().live.values() {
+            if informer.key.identity == *identity {
+                informer.polled.store(polled, Ordering::Relaxed);
             }
         }
     }

@@ -5,7 +5,14 @@
 
 mod moving_interests;
 
-use std::{borrow::Cow, collections::BTreeMap, future::pending, slice, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    future::pending,
+    slice,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
@@ -46,6 +53,8 @@ pub(super) struct SharedInformer {
     done: watch::Sender<Option<EndReason>>,
     /// Cuts the task's back-off short.
     pub(super) served_again: Notify,
+    /// True while the server offers no watch for the type.
+    pub(super) polled: AtomicBool,
     /// True if a list is needed to make objects whole.
     relist_wanted: watch::Sender<bool>,
     // Reason why objects that subscribers wait for could not be made whole.
@@ -120,6 +129,7 @@ impl SharedInformer {
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
             served_again: Notify::new(),
+            polled: AtomicBool::new(false),
             relist_wanted: watch::Sender::new(false),
             fill_failure: watch::Sender::new(None),
             retained_until: watch::Sender::new(None),
@@ -321,7 +331,9 @@ impl SharedInformer {
                 let state = self.lock();
                 let scanned = self.store.after(cursor.as_ref(), interests, REDUCED);
                 for object in scanned.objects {
-                    if object.is_whole() && !state.retention.keeps(object.header()) {
+                    let is_needed = object.header().is_compared_by_content()
+                        || state.retention.keeps(object.header());
+                    if object.is_whole() && !is_needed {
                         self.store.reduce(&object);
                     }
                 }

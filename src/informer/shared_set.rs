@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
     convert::Infallible,
     panic::AssertUnwindSafe,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use futures::FutureExt;
@@ -88,6 +88,7 @@ impl SharedSet {
             None => {}
         }
         let informer = SharedInformer::new(key.clone(), served.kind.clone(), self.options.linger);
+        informer.polled.store(served.polled, Ordering::Relaxed);
         let informer = Arc::new(informer);
         informers.live.insert(key.clone(), informer.clone());
         self.count(&informer.key.identity);

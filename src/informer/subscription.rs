@@ -1,7 +1,8 @@
 //! Subscription: keeps an informer alive, and delivers its changes to one subscriber.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, mem, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
@@ -41,11 +42,19 @@ pub struct Subscription {
 }
 
 /// Interests of a subscription that are added and removed while it lasts. Cheap to clone; without
-/// effect once the subscription has ended.
+/// effect once the subscription has ended. If an input replaces its subscription, all clones move to
+/// the new one.
 #[derive(Clone, Debug)]
 pub struct MovingInterests {
-    informer: Arc<SharedInformer>,
-    id: SubscriberId,
+    place: Arc<Mutex<InterestPlace>>,
+}
+
+/// Subscribers that have the interests.
+#[derive(Debug)]
+struct InterestPlace {
+    current: (Arc<SharedInformer>, SubscriberId),
+    // Subscriber that the current one is about to replace.
+    replaced: Option<(Arc<SharedInformer>, SubscriberId)>,
 }
 
 impl Subscription {
@@ -146,7 +155,8 @@ impl Subscription {
 
     /// Returns the interests that can be changed while the subscription lasts.
     pub fn moving_interests(&self) -> MovingInterests {
-        MovingInterests { informer: self.informer.clone(), id: self.id }
+        let current = (self.informer.clone(), self.id);
+        MovingInterests { place: Arc::new(Mutex::new(InterestPlace { current, replaced: None })) }
     }
 
     /// Returns the stored objects that concern the subscription now.
@@ -208,19 +218,37 @@ impl MovingInterests {
     /// Objects that exist are not delivered: read them from the store after this call, so that no
     /// change between the two is lost. They are not kept whole by these interests.
     pub fn set(&self, name: (usize, &ObjectKey), interests: Vec<Interest>) {
-        self.informer.set_interests(self.id, name, interests);
-    }
-
-    /// Adds the interests of another subscription, which this one replaces.
-    pub(crate) fn take_over(&self, replaced: &Self) {
-        for ((position, key), interests) in replaced.informer.moving_interests(replaced.id) {
-            self.set((position, &key), interests);
+        let place = self.place.lock();
+        for (informer, id) in place.replaced.iter().chain([&place.current]) {
+            informer.set_interests(*id, name, interests.clone());
         }
     }
 
     /// Removes the interests of one name.
     pub fn remove(&self, name: (usize, &ObjectKey)) {
-        self.informer.set_interests(self.id, name, Vec::new());
+        self.set(name, Vec::new());
+    }
+
+    /// Moves to a subscription that replaces the current one. Until [`MovingInterests::end_move`]
+    /// both have the interests, so that whichever store is read shows the changes of an object that
+    /// is named meanwhile.
+    pub(crate) fn move_to(&self, replacement: &Subscription) {
+        let (informer, id) = (&replacement.informer, replacement.id);
+        // Locked throughout, so that no interest is set between the copy and the move.
+        let mut place = self.place.lock();
+        let (current, of) = &place.current;
+        for ((position, key), interests) in current.moving_interests(*of) {
+            informer.set_interests(id, (position, &key), interests);
+        }
+        let replaced = mem::replace(&mut place.current, (Arc::clone(informer), id));
+        place.replaced = Some(replaced);
+    }
+
+    /// Leaves the replaced subscription, whose changes are delivered.
+    pub(crate) fn end_move(&self) {
+        let replaced = self.place.lock().replaced.take();
+        // Not under the lock: it may be the last owner of an informer.
+        drop(replaced);
     }
 }
 

@@ -60,7 +60,7 @@ reasons! {
     DiscoveryNotStarted = "DiscoveryNotStarted",
     /// The discovery of the type's cluster has ended: its runnable was removed from the manager.
     DiscoveryEnded = "DiscoveryEnded",
-    /// The server offers no list and watch for the type.
+    /// The server offers no list for the type.
     NotWatchable = "NotWatchable",
     /// The type lacks the required subresource.
     SubresourceMissing = "SubresourceMissing",

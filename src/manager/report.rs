@@ -12,6 +12,9 @@ pub enum WatchState {
     Syncing,
     /// The cache is complete and current.
     Synced,
+    /// The cache is complete as of the last list, since the type cannot be watched: it is listed in
+    /// an interval.
+    Polled,
     /// The cache is behind.
     Stale,
     /// The server refuses the list or the watch.
@@ -21,12 +24,18 @@ pub enum WatchState {
 }
 
 impl WatchState {
+    /// Returns whether the cache is complete, and as current as the type allows.
+    pub(crate) fn is_synced(self) -> bool {
+        matches!(self, Self::Synced | Self::Polled)
+    }
+
     /// Returns the state as one word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Waiting => "Waiting",
             Self::Syncing => "Syncing",
             Self::Synced => "Synced",
+            Self::Polled => "Polled",
             Self::Stale => "Stale",
             Self::Forbidden => "Forbidden",
             Self::ConversionFailed => "ConversionFailed",

@@ -151,7 +151,7 @@ pub(super) fn of_type(
         vec![UnmetRequirement { reason, message, type_ref: Some(type_ref.clone()) }]
     };
     match &status.state {
-        TypeState::Served | TypeState::Terminating => match &status.served {
+        TypeState::Served | TypeState::Polled | TypeState::Terminating => match &status.served {
             Some(served) => match subresource.filter(|required| !required.is_met(served)) {
                 None => Verdict::Met(vec![Basis::from(&**served)]),
                 Some(required) => Verdict::Unmet(unmet(
@@ -171,7 +171,7 @@ pub(super) fn of_type(
         }
         TypeState::NotWatchable => Verdict::Unmet(unmet(
             Reason::NotWatchable,
-            format!("{type_ref} cannot be watched: the server offers no list and watch for it"),
+            format!("{type_ref} cannot be read: the server offers no list for it"),
         )),
         TypeState::Unknown(_) => Verdict::Unknown(unmet(
             Reason::TypeUnknown,
@@ -423,7 +423,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_type_that_cannot_be_watched_has_a_reason_of_its_own() {
+    fn a_type_that_cannot_be_listed_has_a_reason_of_its_own() {
         let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
         let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
         let status =
@@ -432,7 +432,7 @@ pub(super) mod tests {
         let Verdict::Unmet(unmet) = of_type(&reviews, None, &status) else { panic!("not unmet") };
 
         assert_eq!(unmet[0].reason, "NotWatchable");
-        assert!(unmet[0].message.contains("no list and watch"), "{}", unmet[0].message);
+        assert!(unmet[0].message.contains("offers no list"), "{}", unmet[0].message);
     }
 
     #[test]

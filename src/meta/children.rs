@@ -488,6 +488,7 @@ pub(crate) mod fixtures {
             list_kind: format!("{kind}List").into(),
             subresources: Subresources { status: true, scale: false },
             version_order: VersionOrder::Comparable,
+            polled: false,
         })
     }
 

@@ -395,12 +395,13 @@ impl SharedCredentials {
                             self.read(object, Err(EndpointError::Unreadable(object.clone(), why)));
                         }
                         // An object that has not changed meanwhile is not delivered again.
-                        InformerProgress::Synced if is_forbidden => {
+                        InformerProgress::Synced | InformerProgress::Polled if is_forbidden => {
                             is_forbidden = false;
                             self.read(object, content_of(object, store.get(&key).as_ref()));
                         }
                         InformerProgress::Syncing(_)
                         | InformerProgress::Synced
+                        | InformerProgress::Polled
                         | InformerProgress::Stale(_)
                         | InformerProgress::ConversionFailed(_)
                         | InformerProgress::Ended(_) => {}

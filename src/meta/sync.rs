@@ -380,14 +380,16 @@ impl ParentReconciler {
     }
 }
 
-/// Versions of a parent, its children and its related objects. A resourceVersion that is missing
-/// never changes.
+/// Versions of a parent, its children and its related objects. A resourceVersion that a parent or a
+/// child lacks never changes.
 fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
-    let of =
-        |object: &Object| SeenVersion::new(&object.header().uid, &object.header().resource_version);
+    let header = parent.header();
+    let parent = SeenVersion::new(&header.uid, &header.resource_version);
     let lasting = children.iter().filter(|child| !child.terminating);
-    let related = related.iter().flat_map(|group| &group.objects).map(of);
-    lasting.map(|child| child.seen).chain(related).chain([of(parent)]).collect()
+    let related = related.iter().flat_map(|group| {
+        group.objects.iter().map(|object| SeenVersion::of(object, &group.served.identity))
+    });
+    lasting.map(|child| child.seen).chain(related).chain([parent]).collect()
 }
 
 #[cfg(test)]

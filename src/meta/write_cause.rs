@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use foldhash::quality::RandomState;
 
 use super::digest::digest;
+use crate::{informer::Object, kind::TypeIdentity};
 
 /// Cause of the writes of one sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,23 @@ impl SeenVersion {
     /// Object with this uid in this version.
     pub(crate) fn new(uid: &str, version: &str) -> Self {
         Self { uid: digest(uid), version: digest((uid, version)) }
+    }
+
+    /// Cached object of a type in its version. Without a uid, type and key stand for it; without a
+    /// resourceVersion, as of many types that cannot be watched, the content does.
+    pub(crate) fn of(object: &Object, identity: &TypeIdentity) -> Self {
+        let header = object.header();
+        let seen = Self::new(&header.uid, &header.resource_version);
+        let TypeIdentity { group, plural, .. } = identity;
+        let uid = match header.uid.is_empty() {
+            true => digest((group, plural, object.key())),
+            false => seen.uid,
+        };
+        let version = match header.resource_version.is_empty() {
+            true => digest((uid, object.stored_json())),
+            false => seen.version,
+        };
+        Self { uid, version }
     }
 
     /// Returns whether both are versions of one object.
@@ -100,6 +118,7 @@ fn sum(versions: impl Iterator<Item = u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{kind::Scope, meta::children::fixtures::served};
 
     fn seen(objects: &[(&str, &str)]) -> Vec<SeenVersion> {
         objects.iter().map(|(uid, version)| SeenVersion::new(uid, version)).collect()
@@ -121,6 +140,31 @@ mod tests {
         assert_eq!(state.begin(seen(&[("p", "3")])), WriteCause::OwnWrites);
         state.end();
         assert_eq!(state.begin(seen(&[("p", "3")])), WriteCause::OwnWrites, "nothing changed");
+    }
+
+    #[test]
+    fn changed_object_without_uid_and_version_is_work() {
+        let usages = served("metrics.test", "usages", "Usage", Scope::Namespaced);
+        let parent = || SeenVersion::new("p", "1");
+        let usage = |name: &str, cpu: u64| {
+            let json = serde_json::json!({
+                "metadata": { "name": name, "namespace": "ns" }, "cpu": cpu,
+            });
+            let object = Object::from_json(json.to_string(), &usages).unwrap();
+            SeenVersion::of(&object, &usages.identity)
+        };
+        let mut state = SyncState::default();
+        state.begin(vec![parent(), usage("a", 1), usage("b", 1)]);
+        state.end();
+
+        let same = vec![usage("b", 1), parent(), usage("a", 1)];
+        assert_eq!(state.begin(same), WriteCause::OwnWrites);
+        state.end();
+        let changed = vec![usage("b", 2), parent(), usage("a", 1)];
+        assert_eq!(state.begin(changed), WriteCause::ExternalChange);
+        state.end();
+        let fewer = vec![parent(), usage("b", 2)];
+        assert_eq!(state.begin(fewer), WriteCause::ExternalChange);
     }
 
     #[test]

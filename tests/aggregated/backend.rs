@@ -31,11 +31,15 @@ pub(crate) enum Discovery {
     Aggregated,
     /// Discovery from before aggregated discovery.
     Legacy,
+    /// Aggregated discovery of a resource that can be listed and not watched. Its object has neither
+    /// uid nor resourceVersion.
+    ListOnly,
 }
 
 pub(crate) struct Backend {
     pub(crate) address: SocketAddr,
     health: watch::Sender<Health>,
+    size: watch::Sender<i64>,
     _tasks: JoinSet<()>,
 }
 
@@ -61,9 +65,16 @@ impl Backend {
         let address = listener.local_addr().unwrap();
         let health = watch::Sender::new(Health::Well);
         let mut tasks = JoinSet::new();
-        let (healths, group) = (health.clone(), group.to_owned());
-        tasks.spawn(accept(listener, TlsAcceptor::from(Arc::new(tls)), healths, group, discovery));
-        Self { address, health, _tasks: tasks }
+        let size = watch::Sender::new(0);
+        let served = ServedGroup { group: group.into(), discovery, size: size.subscribe() };
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        tasks.spawn(accept(listener, acceptor, health.clone(), served));
+        Self { address, health, size, _tasks: tasks }
+    }
+
+    /// Sets the content of an object that can be listed and not watched.
+    pub(crate) fn set_size(&self, size: i64) {
+        self.size.send_replace(size);
     }
 
     pub(crate) fn set_health(&self, health: Health) {
@@ -71,17 +82,24 @@ impl Backend {
     }
 }
 
+/// Group of the backend, and the content of its object.
+#[derive(Clone)]
+struct ServedGroup {
+    group: Arc<str>,
+    discovery: Discovery,
+    size: watch::Receiver<i64>,
+}
+
 async fn accept(
     listener: TcpListener,
     acceptor: TlsAcceptor,
     health: watch::Sender<Health>,
-    group: String,
-    discovery: Discovery,
+    served: ServedGroup,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let (tcp, _) = listener.accept().await.unwrap();
-        let (acceptor, group) = (acceptor.clone(), group.clone());
+        let (acceptor, served) = (acceptor.clone(), served.clone());
         let (mut breaks, health) = (health.subscribe(), health.subscribe());
         breaks.mark_unchanged();
         connections.spawn(async move {
@@ -89,7 +107,7 @@ async fn accept(
             let Ok(tls) = acceptor.accept(tcp).await else { return };
             let service = service_fn(move |request: Request<Incoming>| {
                 let well = *health.borrow() == Health::Well;
-                let answer = if well { answer(&request, &group, discovery) } else { refuse() };
+                let answer = if well { answer(&request, &served) } else { refuse() };
                 async move { Ok::<_, Infallible>(answer) }
             });
             let connection = http1::Builder::new().serve_connection(TokioIo::new(tls), service);
@@ -103,21 +121,25 @@ async fn accept(
     }
 }
 
-fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> BackendResponse {
+fn answer(request: &Request<Incoming>, served: &ServedGroup) -> BackendResponse {
+    let ServedGroup { group, discovery, size } = served;
     let version = format!("{group}/v1");
+    let is_list_only = *discovery == Discovery::ListOnly;
     let resources = "/gauges";
     let path = request.uri().path();
     let query = request.uri().query().unwrap_or_default();
     let accept = request.headers().get(header::ACCEPT).and_then(|it| it.to_str().ok());
     let aggregated = accept.is_some_and(|it| it.contains("g=apidiscovery.k8s.io;v=v2;"));
-    if path == "/apis" && aggregated && discovery == Discovery::Aggregated {
+    if path == "/apis" && aggregated && *discovery != Discovery::Legacy {
+        let verbs: &[&str] =
+            if is_list_only { &["get", "list"] } else { &["get", "list", "watch"] };
         let body = json!({
             "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
             "metadata": {}, "items": [{ "metadata": { "name": group }, "versions": [{
                 "version": "v1", "freshness": "Current", "resources": [{
                     "resource": "gauges", "singularResource": "gauge", "scope": "Namespaced",
                     "responseKind": { "group": group, "version": "v1", "kind": "Gauge" },
-                    "verbs": ["get", "list", "watch"],
+                    "verbs": verbs,
                 }],
             }] }],
         });
@@ -138,6 +160,11 @@ fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> Bac
                 "kind": "Gauge", "verbs": ["get", "list", "watch"] }] })
     } else if path.ends_with(resources) && query.contains("sendInitialEvents") {
         return refuse();
+    } else if path.ends_with(resources) && query.contains("watch=true") && is_list_only {
+        return Response::builder()
+            .status(StatusCode::METHOD_NOT_ALLOWED)
+            .body(Full::default().boxed())
+            .unwrap();
     } else if path.ends_with(resources) && query.contains("watch=true") {
         // The object never changes.
         let silence = stream::pending::<Result<Frame<Bytes>, Infallible>>();
@@ -145,6 +172,13 @@ fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> Bac
             .header(header::CONTENT_TYPE, "application/json")
             .body(BodyExt::boxed(StreamBody::new(silence)))
             .unwrap();
+    } else if path.ends_with(resources) && is_list_only {
+        json!({ "kind": "GaugeList", "apiVersion": version, "metadata": {}, "items": [{
+            "metadata": {
+                "name": "pressure", "namespace": "default", "labels": { "of": "boiler" },
+            },
+            "spec": { "size": *size.borrow() },
+        }] })
     } else if path.ends_with(resources) {
         json!({ "kind": "GaugeList", "apiVersion": version,
             "metadata": { "resourceVersion": "7" }, "items": [{ "metadata": {

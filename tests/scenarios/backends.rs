@@ -9,11 +9,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::api::ListParams;
 use pilotlight::{
     discovery::TypeState,
+    informer::InformerOptions,
     kind::TypeRef,
-    manager::{ControllerState, RunnableStatus},
+    manager::{ControllerState, RunnableStatus, WatchState},
     testing::{Action, CrdBuilder, Reply, Rule, RuleId, Verb},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time;
 
 use super::{
@@ -24,7 +25,8 @@ use super::{
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
     support::{
-        Act, ControllerVariant, Embedded, RecordingReconciler, Server, about, type_of, until,
+        Act, ControllerVariant, Embedded, HarnessOptions, RecordingReconciler, Server, about,
+        type_of, until,
     },
     unknown::assert_undisturbed,
 };
@@ -40,6 +42,10 @@ scenarios! {
         "its type is Unknown, its controller continues with the cache and is stale, a new \
          controller waits for TypeUnknown; types of CRDs are neither listed nor watched again on \
          the recovery";
+    31 a_type_without_watch_is_listed_in_an_interval both:
+        "its type and the watch of its controller are Polled; an object without uid and \
+         resourceVersion is reconciled once its content has changed, within the interval, and a \
+         list that finds no change causes no reconcile";
 }
 
 /// URL of a closed port.
@@ -208,15 +214,16 @@ enum Service {
 
 impl Service {
     /// Serves one object of type `gauges` in this group.
-    async fn starts(testbed: &Testbed, group: &str) -> Self {
+    async fn starts(testbed: &Testbed, group: &str, discovery: Discovery) -> Self {
         let Some(script) = testbed.server.script() else {
             let certificate = testbed.plane().serving_certificate().unwrap();
-            let backend = Backend::start(certificate, group, Discovery::Aggregated).await;
+            let backend = Backend::start(certificate, group, discovery).await;
             install(testbed, group, &backend).await;
             return Self::Real(backend);
         };
         let name = format!("v1.{group}");
         script.back_api_service(&name, &[CrdBuilder::new(group, "Gauge")]);
+        script.set_list_only(&format!("gauges.{group}"), discovery == Discovery::ListOnly);
         script.set_available(&name, true);
         let api_service = json!({
             "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
@@ -228,12 +235,16 @@ impl Service {
             },
         });
         script.apply(api_service).unwrap();
-        let gauge = json!({
-            "apiVersion": format!("{group}/v1"), "kind": "Gauge",
-            "metadata": { "name": "pressure", "namespace": "default" },
-        });
-        script.apply(gauge).unwrap();
+        script.apply(gauge(group, 0)).unwrap();
         Self::Simulated
+    }
+
+    /// Changes the object.
+    fn set_size(&self, testbed: &Testbed, group: &str, size: i64) {
+        match self {
+            Self::Real(backend) => backend.set_size(size),
+            Self::Simulated => drop(testbed.server.script().unwrap().apply(gauge(group, size))),
+        }
     }
 
     fn set_health(&self, testbed: &Testbed, group: &str, health: Health) {
@@ -247,6 +258,42 @@ impl Service {
     }
 }
 
+fn gauge(group: &str, size: i64) -> Value {
+    json!({
+        "apiVersion": format!("{group}/v1"), "kind": "Gauge",
+        "metadata": { "name": "pressure", "namespace": "default" },
+        "spec": { "size": size },
+    })
+}
+
+async fn a_type_without_watch_is_listed_in_an_interval(server: Server<'static>) {
+    let interval = Duration::from_secs(2);
+    let informers = InformerOptions { poll_interval: interval, ..InformerOptions::default() };
+    let options = HarnessOptions { informers, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "faults-polled", options).await;
+    let group = format!("usages.{}", testbed.scope.group);
+    let service = Service::starts(&testbed, &group, Discovery::ListOnly).await;
+    let gauges = TypeRef::resource(&group, "v1", "gauges");
+    let recorder = RecordingReconciler::new(gauges.clone());
+    Embedded.add(&testbed, "gauges", &recorder).await;
+
+    let running = testbed.running("gauges", 1).await;
+    assert_eq!(running.report.watches[0].state, WatchState::Polled);
+    testbed.type_state(&gauges, "is polled", |it| *it == TypeState::Polled).await;
+    recorder.until("the object", |seen| seen.size == Some(0)).await;
+    time::sleep(interval * 3).await;
+    assert_eq!(recorder.all().len(), 1, "no list has found a change");
+
+    for size in 1..=2 {
+        service.set_size(&testbed, &group, size);
+        recorder.until("the change", |seen| seen.size == Some(size)).await;
+    }
+    time::sleep(interval * 3).await;
+    assert_eq!(recorder.all().len(), 3);
+    assert_unmoved(&testbed, "gauges", &running);
+    testbed.finish().await;
+}
+
 async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-aggregated").await;
     let widgets = testbed.widgets();
@@ -255,7 +302,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
     let running = testbed.running("widgets", 1).await;
     watched_again(&testbed, &widgets, 0).await;
     let group = format!("gauges.{}", testbed.scope.group);
-    let service = Service::starts(&testbed, &group).await;
+    let service = Service::starts(&testbed, &group, Discovery::Aggregated).await;
     let gauges = TypeRef::resource(&group, "v1", "gauges");
     let recorder = RecordingReconciler::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));

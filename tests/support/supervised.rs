@@ -81,7 +81,7 @@ impl<'plane> Supervised<'plane> {
         Self::with(plane, name, HarnessOptions::default()).await
     }
 
-    /// Starts with these options, except for those of the informers.
+    /// Starts with these options, except for the linger time of the informers.
     pub(crate) async fn with(
         plane: &'plane ControlPlane,
         name: &str,
@@ -98,10 +98,7 @@ impl<'plane> Supervised<'plane> {
         supervisors: &[&str],
     ) -> Self {
         let options = HarnessOptions {
-            informers: InformerOptions {
-                linger: Duration::from_secs(2),
-                ..InformerOptions::default()
-            },
+            informers: InformerOptions { linger: Duration::from_secs(2), ..options.informers },
             restart_backoff: RestartBackoff::default(),
             ..options
         };

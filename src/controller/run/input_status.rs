@@ -297,7 +297,7 @@ impl InputStatuses {
                     format!("its input has {} of {}", identity.plural, identity.api_version());
                 ListerError::Unavailable { type_ref, why }
             }
-            Some(input) if input.state == WatchState::Synced && input.error.is_none() => {
+            Some(input) if input.state.is_synced() && input.error.is_none() => {
                 ListerError::Unavailable { type_ref, why: "its epoch is over".to_owned() }
             }
             Some(input) => ListerError::Unavailable { type_ref, why: input.explanation() },
@@ -469,13 +469,14 @@ impl Attached {
         }
     }
 
-    /// Returns the type as served now. Of the same type only the subresources and the version order
-    /// may change; a different type is ignored.
+    /// Returns the type as served now. Of the same type only the subresources, the version order and
+    /// the way of reading may change; a different type is ignored.
     pub(in crate::controller) fn current(&self) -> Arc<ServedType> {
         let now = self.status.as_ref().and_then(|status| status.borrow().served.clone());
         let is_same = |now: &Arc<ServedType>| {
-            let ServedType { subresources, version_order, .. } = *self.served;
-            ServedType { subresources, version_order, ..ServedType::clone(now) } == *self.served
+            let ServedType { subresources, version_order, polled, .. } = *self.served;
+            ServedType { subresources, version_order, polled, ..ServedType::clone(now) }
+                == *self.served
         };
         now.filter(is_same).unwrap_or_else(|| Arc::clone(&self.served))
     }
@@ -511,7 +512,7 @@ impl InputStatus {
 
     pub(in crate::controller) fn set(&mut self, state: WatchState, error: Option<String>) {
         self.state = state;
-        self.synced |= state == WatchState::Synced;
+        self.synced |= state.is_synced();
         self.error = error;
         self.interrupted = None;
     }
@@ -572,7 +573,7 @@ impl InputStatus {
 
     /// Returns whether the input has synced once and is not synced now.
     fn stale(&self) -> bool {
-        self.synced && self.state != WatchState::Synced
+        self.synced && !self.state.is_synced()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
         Condition, ConditionalRunnable, Readiness, RunnableWithCondition, Subresource,
         UnmetRequirement, Verdict, all_of, always, not, subresource_served, type_served,
     },
-    testing::{Action, Reply, Rule, simulated::AccessRule},
+    testing::{Action, Reply, Rule, Verb, simulated::AccessRule},
 };
 
 pub(super) async fn add_condition(harness: &Harness, condition: impl ConditionalRunnable) {
@@ -64,6 +64,31 @@ async fn controller_lives_with_its_permission_and_another_one_lives_on() {
 
     let plain = harness.manager.status_of("plain").unwrap();
     assert_eq!((plain.state, plain.epoch), (ControllerState::Running, 1));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn single_denial_of_a_granted_permission_stops_no_controller() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    let permission = Permission::new(&harness.cluster, "create", "example.com", "parts");
+    add_condition(&harness, permission.clone()).await;
+    harness.add(builder().for_type(widgets()).when(permission)).await;
+    harness.state(ControllerState::Running).await;
+
+    // An API server that has not read its roles yet.
+    let denial = Action::edit(|review| review["status"]["allowed"] = false.into());
+    let denial = Rule::new(denial).verb(Verb::Create);
+    let denial = denial.resource("authorization.k8s.io", "selfsubjectaccessreviews");
+    harness.server.fault(denial.clone().times(1));
+    sleep(Duration::from_secs(600)).await;
+    let status = harness.status();
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{status:?}");
+
+    harness.server.fault(denial.times(2));
+    let waiting = harness.state(ControllerState::Waiting).await;
+    assert_eq!(waiting.reason, "Forbidden");
+    assert_eq!(harness.state(ControllerState::Running).await.epoch, 2);
     harness.shutdown().await;
 }
 

@@ -41,6 +41,7 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
         informers: InformerOptions {
             linger: given,
             request_deadline: given,
+            poll_interval: given,
             ..InformerOptions::default()
         },
         ..ClusterOptions::default()

@@ -288,7 +288,9 @@ impl Reconciler for NamesParts {
             self.0.lock().unwrap().push(request.to_string());
             return Ok(Outcome::Done);
         }
-        let moving = context.moving_interests(&parts()).ok_or("parts have no interests")?;
+        let moving = context.moving_interests(&parts());
+        let moving = moving.or_else(|| context.moving_interests(&parts().any_version()));
+        let moving = moving.ok_or("parts have no interests")?;
         if context.moving_interests(&widgets()).is_some() {
             return Err("widgets are not claimed".into());
         }
@@ -387,5 +389,82 @@ async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
     change_all();
     assert_eq!(harness.log().await, [""; 0]);
     assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn named_object_that_is_created_while_its_version_changes_is_delivered() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(widget("a", "later"));
+    harness.server.apply(widget("b", "kept"));
+    harness.server.apply(object("Part", "kept", "x"));
+    let delivered = Handler::delta(|delta, queue| {
+        queue.add(Request::namespaced("delivered", &*delta.key.name));
+    });
+    let described = builder().for_type(widgets()).conditional();
+    let described = described.claims_type(parts().any_version(), delivered);
+    let reconciler = NamesParts(Arc::clone(&harness.log));
+    let controller = described.build(&harness.cluster, reconciler).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    harness.log().await;
+
+    // Only the list of the other version shows the changes.
+    harness.server.withhold("parts");
+    harness.server.apply(object("Part", "later", "x"));
+    harness.server.apply(object("Part", "foreign", "x"));
+    harness.server.install(crd("Part"), &["v2"]);
+
+    assert_eq!(harness.log().await, ["delivered/later"]);
+    assert_eq!(harness.status().epoch, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_named_while_its_version_changes_is_delivered() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(object("Part", "one", "x"));
+    harness.server.apply(widget("a", "a"));
+    let (named, log) = (Arc::new(tokio::sync::Notify::new()), Arc::clone(&harness.log));
+    let waits = Arc::clone(&named);
+    let reconcile = move |request: Request, context: Context| {
+        let (waits, log) = (Arc::clone(&waits), Arc::clone(&log));
+        async move {
+            log.lock().unwrap().push(request.to_string());
+            if request.key.namespace.as_deref() == Some("delivered") {
+                return Ok(Outcome::Done);
+            }
+            let type_ref = parts().any_version();
+            let moving = context.moving_interests(&type_ref).ok_or("parts have no interests")?;
+            waits.notified().await;
+            let one = ObjectKey::namespaced("ns", "one");
+            moving.set((0, &request.key), vec![Interest::Named(one)]);
+            Ok(Outcome::Done)
+        }
+    };
+    let delivered = Handler::delta(|delta, queue| {
+        queue.add(Request::namespaced("delivered", &*delta.key.name));
+    });
+    let described = builder().for_type(widgets()).conditional().max_concurrent_reconciles(2);
+    let described = described.claims_type(parts().any_version(), delivered);
+    let controller = described.build(&harness.cluster, reconcile).unwrap();
+    controller.add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    assert_eq!(harness.log().await, ["ns/a"]);
+
+    harness.server.install(crd("Part"), &["v2"]);
+    assert_eq!(harness.log().await, [""; 0]);
+    named.notify_one();
+    run_until_idle().await;
+    let mut changed = object("Part", "one", "y");
+    changed["apiVersion"] = "example.com/v2".into();
+    harness.server.apply(changed);
+
+    assert_eq!(harness.log().await, ["delivered/one"], "by the handle of before");
+    assert_eq!(harness.status().epoch, 1);
     harness.shutdown().await;
 }

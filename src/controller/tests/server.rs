@@ -116,6 +116,11 @@ impl Server {
         self.simulated.remove(&format!("{GROUP}/v1"), kind, NAMESPACE, name).unwrap();
     }
 
+    /// Deletes an object of an APIService of these tests.
+    pub(super) fn remove_gear(&self, name: &str) {
+        self.simulated.remove("metrics.test/v1", "Gear", NAMESPACE, name).unwrap();
+    }
+
     /// Deletes every object of a kind.
     pub(super) fn delete_all(&self, kind: &str) {
         for object in self.simulated.list(&format!("{GROUP}/v1"), kind).unwrap() {
@@ -189,6 +194,11 @@ impl Server {
     /// Sets whether the service of an APIService answers.
     pub(super) fn set_available(&self, name: &str, available: bool) {
         self.simulated.set_available(name, available);
+    }
+
+    /// Sets whether a type can be listed and not watched.
+    pub(super) fn set_list_only(&self, resource: &str, list_only: bool) {
+        self.simulated.set_list_only(resource, list_only);
     }
 
     /// Deletes an APIService.

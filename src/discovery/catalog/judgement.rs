@@ -13,7 +13,7 @@ use super::{
         Origin, TypeState,
         api_service::{AGGREGATOR, Backend},
         crd::{Crd, KindNames},
-        response::ServedResource,
+        response::{ReadVerbs, ServedResource},
         schedule::PendingDiscovery,
         state::TypeJudgement,
     },
@@ -209,6 +209,7 @@ impl Catalog {
             TypeState::Absent
             | TypeState::Installing(_)
             | TypeState::NotWatchable
+            | TypeState::Polled
             | TypeState::Served
             | TypeState::Terminating => {
                 if is_unconfirmed {
@@ -232,7 +233,7 @@ impl Catalog {
             TypeName::Resource(plural) => *resource.plural == **plural,
             TypeName::Kind(kind) => *resource.kind == **kind,
         };
-        let listed = resources.iter().filter(is_meant).max_by_key(|resource| resource.watchable);
+        let listed = resources.iter().filter(is_meant).max_by_key(|resource| resource.reads);
         let missing = || document.missing.iter().map(|it| &it.resource).find(is_meant);
         let Some(resource) = listed.or_else(missing) else {
             // A CRD may add a type to a built-in group.
@@ -242,7 +243,7 @@ impl Catalog {
                 TypeJudgement::unknown()
             };
         };
-        if !resource.watchable {
+        if resource.reads == ReadVerbs::None {
             return TypeJudgement::not_watchable();
         }
         let crd = find(&self.crds, group, &resource.plural).filter(|crd| {
@@ -265,9 +266,14 @@ impl Catalog {
             list_kind: names.unwrap_or_else(|| KindNames::by_convention(&resource.kind)).list_kind,
             subresources: resource.subresources,
             version_order: self.version_order(group, version, document, crd),
+            polled: resource.reads == ReadVerbs::List,
         };
         let terminating = crd.is_some_and(|crd| crd.terminating);
-        let state = if terminating { TypeState::Terminating } else { TypeState::Served };
+        let state = match (terminating, resource.reads) {
+            (true, _) => TypeState::Terminating,
+            (false, ReadVerbs::ListAndWatch) => TypeState::Served,
+            (false, ReadVerbs::List | ReadVerbs::None) => TypeState::Polled,
+        };
         let judgement = TypeJudgement { state, served: Some(Arc::new(served)) };
         if listed.is_some() { judgement } else { judgement.unconfirmed() }
     }
@@ -389,6 +395,7 @@ fn informative(judgement: &TypeJudgement) -> u8 {
         TypeState::Unknown(_) => 1,
         TypeState::Installing(_)
         | TypeState::NotWatchable
+        | TypeState::Polled
         | TypeState::Served
         | TypeState::Terminating => 2,
     }

@@ -16,7 +16,7 @@ use super::{
     super::{
         api_service::Backend,
         crd::{Crd, CrdReadiness},
-        response::ServedResource,
+        response::{ReadVerbs, ServedResource},
     },
     Catalog, ChangedTypes, ListState,
     by_group::find,
@@ -103,7 +103,7 @@ impl Catalog {
                     plural: crd.plural.clone(),
                     kind: crd.names().kind.clone(),
                     scope: crd.scope,
-                    watchable: true,
+                    reads: ReadVerbs::ListAndWatch,
                     subresources: version.subresources,
                 };
                 document.missing.push(Missing { resource, since: None });
@@ -179,7 +179,7 @@ impl Catalog {
                     && document.known().any(|resource| {
                         resource.plural == crd.plural
                             && resource.scope == crd.scope
-                            && resource.watchable
+                            && resource.reads != ReadVerbs::None
                     })
             })
     }

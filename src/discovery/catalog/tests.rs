@@ -14,6 +14,7 @@ use super::{
     super::{
         InstallingReason, Origin, TypeState,
         crd::{CrdVersion, KindNames},
+        response::ReadVerbs,
         state::TypeJudgement,
         watch::WatchedType,
     },
@@ -105,7 +106,7 @@ fn resource(plural: &str, kind: &str) -> ServedResource {
         plural: plural.into(),
         kind: kind.into(),
         scope: Scope::Namespaced,
-        watchable: true,
+        reads: ReadVerbs::ListAndWatch,
         subresources: Default::default(),
     }
 }

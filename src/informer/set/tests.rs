@@ -504,3 +504,36 @@ async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
     run_until_idle().await;
     assert!(store.is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn interests_of_every_clone_move_to_the_replacement() {
+    let mut harness = Harness::new();
+    let named = |name: &str| vec![Interest::Named(ObjectKey::cluster(name))];
+    let (key, other) = (ObjectKey::cluster("parent"), ObjectKey::cluster("other"));
+    let mut replaced = harness.subscribe_to(Vec::new());
+    harness.script.list().await.page(10, "", &[widget("a", 1), widget("b", 2)]);
+    let watch = harness.script.watch(10).await.open();
+    let moving = replaced.moving_interests();
+    moving.set((0, &key), named("a"));
+    moving.set((0, &other), named("b"));
+    let mut replacement = harness.subscribe_to(Vec::new());
+    let early = moving.clone();
+
+    moving.move_to(&replacement);
+    early.set((0, &key), named("b"));
+    early.remove((0, &other));
+    watch.event("MODIFIED", &widget("b", 11));
+    assert_eq!(change(&mut replaced).await, ("b".into(), 2, 11));
+    assert_eq!(change(&mut replacement).await, ("b".into(), 2, 11));
+
+    moving.end_move();
+    drop(replaced);
+    early.set((0, &key), named("a"));
+    watch.event("MODIFIED", &widget("b", 12));
+    watch.event("MODIFIED", &widget("a", 13));
+    assert_eq!(change(&mut replacement).await, ("a".into(), 1, 13));
+    moving.remove((0, &key));
+    watch.event("MODIFIED", &widget("a", 14));
+    run_until_idle().await;
+    assert!(replacement.next().now_or_never().is_none(), "no interest is left");
+}

@@ -100,6 +100,7 @@ fn served(uid: char) -> ServedType {
         list_kind: "WidgetList".into(),
         subresources: Subresources::default(),
         version_order: VersionOrder::Comparable,
+        polled: false,
     }
 }
 

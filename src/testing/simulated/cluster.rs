@@ -42,6 +42,8 @@ pub(super) struct SimulatedCluster {
     pub(super) built_in: BTreeMap<(String, String, String), Arc<SimulatedResource>>,
     pub(super) custom: BTreeMap<Storage, Custom>,
     pub(super) aggregated: BTreeMap<String, Aggregated>,
+    /// Collections that can be listed and not watched, of objects without uid and resourceVersion.
+    pub(super) list_only: BTreeSet<Storage>,
     pub(super) owners: Owners,
     pub(super) rules: Vec<AccessRule>,
     /// Warnings for the current request.
@@ -66,6 +68,7 @@ impl SimulatedCluster {
             built_in: built_in.collect(),
             custom: BTreeMap::new(),
             aggregated: BTreeMap::new(),
+            list_only: BTreeSet::new(),
             owners: Owners::default(),
             rules: Vec::new(),
             warnings: Vec::new(),

@@ -220,6 +220,9 @@ impl SimulatedCluster {
         if resource.group == REVIEWS {
             return vec!["create"];
         }
+        if self.list_only.contains(&resource.storage) {
+            return vec!["get", "list"];
+        }
         let custom = self.custom.get(&resource.storage);
         let terminating = custom.is_some_and(|it| it.terminating);
         let reads_and_deletes = |verb: &&str| !matches!(*verb, "create" | "patch" | "update");

@@ -6,6 +6,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
 use super::{
+    access::SCRIPT,
     call::{Call, CallResult, HttpReply},
     cluster::SimulatedCluster,
     delete::list_of,
@@ -70,6 +71,9 @@ impl SimulatedCluster {
         match call.info.verb {
             Verb::Get => self.get(resource, call),
             Verb::List => self.list(resource, call),
+            Verb::Watch if self.list_only.contains(&resource.storage) => {
+                Err(Refusal::not_supported(resource, "watch"))
+            }
             Verb::Watch => self.watch(resource, call),
             Verb::Create => self.create(resource, call),
             Verb::Update => self.update(resource, call),
@@ -124,11 +128,20 @@ impl SimulatedCluster {
             return later(call, version, current);
         }
         let live = self.live(resource, &Self::key_of(resource, call))?;
-        let shown = match call.info.subresource.as_str() {
+        let mut shown = match call.info.subresource.as_str() {
             "scale" => scale::scale_of(resource, &live)?,
             _ => render(resource, &live, shape),
         };
+        if self.hides_identity(resource, call) {
+            without_identity(&mut shown);
+        }
         Ok(CallResult::Done(HttpReply::json(200, &shown)))
+    }
+
+    /// Returns whether the objects of a type are shown without uid and resourceVersion; the script
+    /// needs both.
+    fn hides_identity(&self, resource: &SimulatedResource, call: &Call) -> bool {
+        self.list_only.contains(&resource.storage) && call.user != SCRIPT
     }
 
     pub(super) fn filter(
@@ -167,7 +180,8 @@ impl SimulatedCluster {
         if version > current {
             return later(call, version, current);
         }
-        let limit = call.number("limit")?.filter(|limit| *limit > 0);
+        let is_list_only = self.hides_identity(resource, call);
+        let limit = call.number("limit")?.filter(|limit| *limit > 0 && !is_list_only);
         let paged = limit.is_some() && requested != "0";
         // A page at a given version is exact by default.
         let exact =
@@ -213,10 +227,12 @@ impl SimulatedCluster {
             last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
         let remaining =
             (rest > 0 && filter.labels.is_empty() && filter.fields.is_empty()).then_some(rest);
-        Ok(CallResult::Done(HttpReply::json(
-            200,
-            &list_of(&filter, items, at, continue_token, remaining),
-        )))
+        let mut list = list_of(&filter, items, at, continue_token, remaining);
+        if is_list_only {
+            list["metadata"] = json!({});
+            list["items"].as_array_mut().into_iter().flatten().for_each(without_identity);
+        }
+        Ok(CallResult::Done(HttpReply::json(200, &list)))
     }
 
     /// Decodes a continue token: its version and the last key of the previous page.
@@ -288,6 +304,13 @@ impl SimulatedCluster {
             }
         }
         Ok(CallResult::Watch(id))
+    }
+}
+
+/// Removes what an object of a type that can only be listed lacks.
+fn without_identity(object: &mut Value) {
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|field, _| !matches!(field.as_str(), "uid" | "resourceVersion"));
     }
 }
 

@@ -361,6 +361,17 @@ impl SimulatedServer {
         self.shared.act(|cluster, _| cluster.set_available(name, available));
     }
 
+    /// Sets whether a type (`plural.group`) can be listed and not watched, like
+    /// `pods.metrics.k8s.io`: discovery offers `get` and `list`, a watch is answered with 405, a
+    /// list has no pages, and objects have neither uid nor resourceVersion. Open watches continue.
+    /// Discovery describes a type of a CRD in the same way, while its CRD says otherwise.
+    pub fn set_list_only(&self, resource: &str, list_only: bool) {
+        self.shared.act(|cluster, _| match list_only {
+            true => drop(cluster.list_only.insert(resource.into())),
+            false => drop(cluster.list_only.remove(resource)),
+        });
+    }
+
     // --- observation
 
     /// Returns the resource version of the last change.

@@ -17,7 +17,8 @@ use crate::{
         run::input_status::{Attached, InputStatus},
     },
     informer::{
-        Delta, EndReason, IndexPanic, InformerProgress, Linger, Object, Store, Subscription,
+        Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Object, Store,
+        Subscription,
     },
     manager::WatchState,
 };
@@ -49,7 +50,6 @@ impl<'a> KindRun<'a> {
         attached: Attached,
         synced: oneshot::Sender<()>,
     ) -> Option<EndReason> {
-        let store = attached.store.clone();
         let mut progress = subscription.progress();
         let mut fill_failure = subscription.fill_failure();
         // A list for other subscribers may have failed already.
@@ -78,7 +78,7 @@ impl<'a> KindRun<'a> {
                 () = stop.cancelled() => return None,
                 () = &mut outdated, if attached.is_none() => return None,
                 () = &mut complete, if attached.is_some() => {
-                    self.replace(attached.take(), &store).await;
+                    self.replace(attached.take(), subscription).await;
                     // In place of an earlier failure: other namespaces may not be listed yet.
                     self.report_again(&progress);
                 }
@@ -155,6 +155,7 @@ impl<'a> KindRun<'a> {
             InformerProgress::ConversionFailed(error) => (WatchState::ConversionFailed, error),
             InformerProgress::Syncing(None)
             | InformerProgress::Synced
+            | InformerProgress::Polled
             | InformerProgress::Ended(_) => return,
         };
         if let Err(panic) = handler.call(state, error) {
@@ -162,14 +163,18 @@ impl<'a> KindRun<'a> {
         }
     }
 
-    /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
+    /// Reports the progress of the watch. Reports `Synced`, or `Polled`, only when all requests are in
+    /// the queue.
     fn report(&self, progress: &InformerProgress, drained: bool) {
         let before = self.context.statuses.change(self.context.input, |input| {
             let before = input.state;
             match progress {
                 InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
                 InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
-                InformerProgress::Synced => input.set(WatchState::Syncing, None),
+                InformerProgress::Polled if drained => input.set(WatchState::Polled, None),
+                InformerProgress::Synced | InformerProgress::Polled => {
+                    input.set(WatchState::Syncing, None);
+                }
                 InformerProgress::Stale(error) => {
                     if drained {
                         input.set(WatchState::Synced, None);
@@ -197,17 +202,21 @@ impl<'a> KindRun<'a> {
     }
 
     /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
-    /// held one had. The initial changes that follow are creations only.
-    async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+    /// held one had. The initial changes that follow are creations only; objects that the reconciler
+    /// names have none.
+    async fn replace(&mut self, mut attached: Option<Attached>, subscription: &Subscription) {
         let (statuses, input) = (&self.context.statuses, self.context.input);
-        let held =
-            statuses.change(input, |input| input.held.as_ref().map(Subscription::moving_interests));
-        // Before a reconcile can set its own.
-        if let (Some(moving), Some(held)) =
-            (attached.as_ref().and_then(|attached| attached.moving.as_ref()), held)
-        {
-            moving.take_over(&held);
-        }
+        let moving = statuses.change(input, |input| {
+            let held = input.attached.as_ref().filter(|_| input.held.is_some());
+            held.and_then(|held| held.moving.clone())
+        });
+        // Reconciles that began before keep their clones.
+        let moving = moving.zip(attached.as_mut().and_then(|it| it.moving.as_mut()));
+        let moving = moving.map(|(moving, new)| {
+            moving.move_to(subscription);
+            new.clone_from(&moving);
+            moving
+        });
         let held = statuses.change(input, |input| {
             input.attached = attached;
             input.held.take()
@@ -216,13 +225,19 @@ impl<'a> KindRun<'a> {
             // Without a list of another namespace nothing was delivered yet.
             let was_delivered = self.context.statuses.is_listed(self.context.input);
             let changes = if was_delivered { last_changes(&held) } else { Vec::new() };
-            for change in changes {
-                if let Some(change) = replaced(change, store) {
-                    self.deliver(&change);
-                }
+            let is_scanned = !subscription.interests().deliver.is_empty();
+            let created = match was_delivered && !is_scanned {
+                true => created(&changes, subscription),
+                false => Vec::new(),
+            };
+            let store = subscription.store();
+            let replaced = changes.into_iter().filter_map(|change| replaced(change, &store));
+            for change in replaced.chain(created) {
+                self.deliver(&change);
             }
             held.release(Linger::None).await;
         }
+        moving.iter().for_each(MovingInterests::end_move);
     }
 
     /// Delivers the changes that are pending when the deliveries end, of a subscription that is to
@@ -321,6 +336,27 @@ fn replaced(change: Delta, store: &Store) -> Option<Delta> {
     let new = change.new.or_else(|| store.get(&change.key));
     let is_same = new.as_ref().is_some_and(|new| new.is_same_version(&old));
     (!is_same).then_some(Delta { key: change.key, old: Some(old), new, initial: false })
+}
+
+/// Returns the objects that concern a replacement and were not delivered before: created since, or
+/// by a pending change.
+fn created(changes: &[Delta], replacement: &Subscription) -> Vec<Delta> {
+    let of = |is_new: bool| {
+        let changes = changes.iter().filter(move |change| change.old.is_none() == is_new);
+        changes.map(|change| &change.key).collect::<HashSet<_>>()
+    };
+    let (known, pending) = (of(false), of(true));
+    let objects = replacement.concerned().into_iter();
+    let created =
+        objects.filter(|object| !known.contains(object.key()) || pending.contains(object.key()));
+    created
+        .map(|object| Delta {
+            old: None,
+            new: Some(object.clone()),
+            key: object.key().clone(),
+            initial: true,
+        })
+        .collect()
 }
 
 fn gone(object: &Object) -> Delta {

@@ -245,12 +245,32 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
 }
 
 #[test]
-fn a_type_that_cannot_be_watched_says_so() {
+fn a_type_that_cannot_be_listed_says_so() {
     let mut catalog = Catalog::complete();
-    let review = ServedResource { watchable: false, ..resource("reviews", "Review") };
+    let review = ServedResource { reads: ReadVerbs::None, ..resource("reviews", "Review") };
 
     catalog.discover(response(&[("apps", "v1", Some(&[review])), metrics()]));
 
     let reviews = TypeRef::kind("apps", "v1", "Review");
     assert_eq!(catalog.status(&reviews), TypeJudgement::not_watchable());
+}
+
+#[test]
+fn a_type_that_can_be_listed_and_not_watched_is_polled() {
+    let mut catalog = Catalog::complete();
+    let usage = ServedResource { reads: ReadVerbs::List, ..resource("usages", "Usage") };
+
+    catalog.discover(response(&[("apps", "v1", Some(std::slice::from_ref(&usage))), metrics()]));
+
+    let usages = TypeRef::kind("apps", "v1", "Usage");
+    let TypeJudgement { state, served } = catalog.status(&usages);
+    assert_eq!(state, TypeState::Polled);
+    assert!(served.clone().is_some_and(|served| served.polled));
+
+    let watched = ServedResource { reads: ReadVerbs::ListAndWatch, ..usage };
+    catalog.discover(response(&[("apps", "v1", Some(&[watched])), metrics()]));
+
+    let TypeJudgement { state, served: now } = catalog.status(&usages);
+    assert_eq!(state, TypeState::Served);
+    assert_eq!(now.map(|now| now.identity.clone()), served.map(|it| it.identity.clone()));
 }
