@@ -6,6 +6,7 @@
 //! the request named one.
 
 mod body;
+mod client_identity;
 mod connections;
 mod connector;
 mod etag;

@@ -365,7 +365,7 @@ impl DeclarationReconciler {
         let report = move |message: String| {
             tracing::warn!(name, message, "the credentials of a hook are stale");
             if let Some(changes) = changes.upgrade() {
-                changes.note_event(&name, "HookCredentialsStale", message);
+                changes.note_event(&name, (Severity::Warning, "HookCredentialsStale", message));
             }
         };
         (!rule.is_empty()).then(|| self.credentials.endpoint(runnable, rule.clone(), report))

@@ -1,5 +1,6 @@
 //! Tests of single calls.
 
+mod certificates;
 mod proxy;
 mod redirects;
 
