@@ -10,6 +10,9 @@ pub(in crate::meta) use super::client_identity::identity;
 use super::trusted_leaf::TrustedLeaf;
 use crate::meta::HookError;
 
+/// Protocols that a hook may choose, the preferred one first. As in Go.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
 /// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A
 /// hook without TLS gets no roots, and so works on a system that has no root certificates. Hooks
 /// share each configuration with its cache of sessions, which takes 14 KiB.
@@ -61,10 +64,12 @@ pub(in crate::meta) fn configuration(
             }
         }
     };
-    Ok(match identity {
+    let mut configuration = match identity {
         Some(identity) => builder.with_client_cert_resolver(identity),
         None => builder.with_no_client_auth(),
-    })
+    };
+    configuration.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+    Ok(configuration)
 }
 
 #[cfg(test)]
@@ -81,6 +86,14 @@ mod tests {
         let mut hello = Vec::new();
         connection.write_tls(&mut hello).unwrap();
         hello
+    }
+
+    #[test]
+    fn hook_is_offered_http_2_before_1_1() {
+        let hello = hello();
+
+        let protocols = b"\x02h2\x08http/1.1";
+        assert!(hello.windows(protocols.len()).any(|bytes| bytes == protocols), "{hello:x?}");
     }
 
     #[test]
